@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli import main as cli
-from megatron_ft.cli.launch_line import LaunchLine, Meaning, find_launch_lines
+from megatron_ft.cli.check_launch import LaunchLine, Meaning, find_launch_lines
 
 SBATCH = r"""#!/bin/bash
 #SBATCH --nodes=4

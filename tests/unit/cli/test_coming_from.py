@@ -11,7 +11,7 @@ import shlex
 import pytest
 
 from megatron_ft.cli import main as cli
-from megatron_ft.cli.launch_line import Meaning, find_launch_lines
+from megatron_ft.cli.check_launch import Meaning, find_launch_lines
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import add_torchrun_options
 from tests.support.launching import ROOT
