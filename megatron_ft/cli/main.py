@@ -13,11 +13,10 @@ from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.config.options import with_hint
 
 __all__ = ["main"]
-
-_MISTAKE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except ConfigError as error:
         print(f"megatron-ft: error: {error}", file=sys.stderr)
-        return _MISTAKE
+        return MISTAKE_CODE
     return code
 
 

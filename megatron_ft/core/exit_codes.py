@@ -1,7 +1,9 @@
-"""Exit codes of ``ft_launcher`` that a scheduler decides by."""
+"""Exit codes of ``ft_launcher`` that a scheduler decides by; the first is that of every command of ours."""
 
 from __future__ import annotations
 
+MISTAKE_CODE = 2
+"""The command line or the configuration is wrong."""
 NO_PROGRESS_CODE = 93
 """Another start would fail like the last ones. The user may choose another code: --ft-no-restart-exit-code."""
 TRY_AGAIN_CODE = 94

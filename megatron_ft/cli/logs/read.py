@@ -94,7 +94,7 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
             logs = list(pool.map(_read_file, paths))
     else:
         logs = [_read_file(path) for path in paths]
-    return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
+    return _as_opened(logs)
 
 
 def read_newest(directory: str | Path) -> list[EventLogFile]:
@@ -103,9 +103,13 @@ def read_newest(directory: str | Path) -> list[EventLogFile]:
     Raises:
         OSError: the directory itself can't be read.
     """
-    logs = []
-    for path in _paths(directory):
-        logs.append(_read_file(path) if path.name.startswith("launcher") else _read_tail(path))
+    return _as_opened(
+        _read_file(path) if path.name.startswith("launcher") else _read_tail(path) for path in _paths(directory)
+    )
+
+
+def _as_opened(logs: Iterable[EventLogFile | None]) -> list[EventLogFile]:
+    """Those that could be read, in the order in which they were opened."""
     return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
 
 

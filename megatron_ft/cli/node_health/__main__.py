@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import Refused
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.node_health import CHECKS, disk_problems, gpu_problems, net_problems, parse_checks
 from megatron_ft.ipc.linux import node_facts, nvml
 
 __all__ = ["add_arguments", "check", "main"]
 
-_UNFIT, _MISTAKE = 1, 2
+_UNFIT = 1
 _BOUND_S = 20.0
 DESCRIPTION = """\
 Whether this node is ready for ranks: GPUs that are visible and need no reset, and no Xid in the kernel's log (gpu),
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         checks = parse_checks(args.checks)
     except Refused as refused:
         print(f"{args.checks!r}: must be names of checks ({', '.join(CHECKS)}){refused}", file=sys.stderr)
-        return _MISTAKE
+        return MISTAKE_CODE
     problems = check(_planned(checks, args.directory, args.ranks), args.bound)
     if problems:
         print("; ".join(problems))

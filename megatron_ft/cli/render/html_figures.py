@@ -5,6 +5,7 @@ Plotly reads tags and entities in its texts: whatever comes from a log goes thro
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -133,17 +134,11 @@ def _add_failures(figure: Any, analysis: Analysis) -> None:
         text=[str(each.number) for each in found],
         textfont={"color": theme.FAULT, "size": 12, "weight": "bold"},
         marker={"size": 22, "color": theme.BACKGROUND, "line": {"color": theme.FAULT, "width": 3}},
-        hovertext=["<br>".join(_wrapped(escape(f"cycle {each.cycle}: {each.text}"))) for each in found],
+        hovertext=["<br>".join(textwrap.wrap(escape(f"cycle {each.cycle}: {each.text}")[:1000], 90)) for each in found],
         hoverinfo="text",
         customdata=[each.number for each in found],
         cliponaxis=False,
     )
-
-
-def _wrapped(text: str, width: int = 90) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text[:1000], width)
 
 
 def _timeline_layout(timeline: Timeline) -> dict[str, Any]:

@@ -17,13 +17,12 @@ import numpy.typing as npt
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.render.theme import title
 
-__all__ = ["MOST_SPANS", "trace_events", "write_trace"]
+__all__ = ["MOST_SPANS", "write_trace"]
 
 MOST_SPANS = 500_000
 _CYCLES_PID = 1_000_000_000
 _SECTIONS, _MARKS = 0, 1
 _NEAR_THE_END = 50  # spans before the end of a rank that are kept in any case
-_AT_ONCE = 10_000  # events to one write
 
 
 def write_trace(timeline: Timeline, path: str, *, most_spans: int = MOST_SPANS) -> str:
@@ -42,18 +41,15 @@ def write_trace(timeline: Timeline, path: str, *, most_spans: int = MOST_SPANS) 
     about = {"run": timeline.summary.run_id, "title": title(timeline), "left out": note.strip() or "nothing"}
     with open(path, "w") as file:
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about) + ',"traceEvents":[\n')
-        waiting: list[str] = []
         separator = ""
-        for event in trace_events(timeline, thinning):
-            waiting.append(event)
-            if len(waiting) == _AT_ONCE:
-                file.write(separator + ",\n".join(waiting))
-                separator, waiting = ",\n", []
-        file.write((separator if waiting else "") + ",\n".join(waiting) + "\n]}\n")
+        for event in _events(timeline, thinning):
+            file.write(separator + event)
+            separator = ",\n"
+        file.write("\n]}\n")
     return note
 
 
-def trace_events(timeline: Timeline, thinning: tuple[int, int] = (1, 0)) -> Iterator[str]:
+def _events(timeline: Timeline, thinning: tuple[int, int]) -> Iterator[str]:
     """All events, each as JSON; of the sections one of so many, and so many at the end of each rank and cycle."""
     yield from map(json.dumps, _names(timeline))
     yield from map(json.dumps, _cycles(timeline))

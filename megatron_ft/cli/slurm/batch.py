@@ -64,7 +64,7 @@ class Batch:
         self._asked: list[signal.Signals] = []
         self._requests = SecondRequest()
         self._is_to_pass_on = False
-        self._told_bad: dict[str, str] = {}
+        self._reported_bad: dict[str, str] = {}
 
     def run(self) -> int:
         """Until the job ends or is requeued; the exit code."""
@@ -84,7 +84,7 @@ class Batch:
                 asked = self._asked[0].name if self._asked else ""
                 after = After(lives=lives.lives, before=before, code=code, asked=asked, nodes=nodes, steps=steps)
                 follows = decide(after, self._plan.limits)
-                self._tell_bad_nodes(lives)
+                self._report_bad_nodes(lives)
                 if follows.action is Action.SRUN:
                     say(f"{follows.why}; starting another step in this allocation")
                     continue
@@ -95,7 +95,7 @@ class Batch:
                     self._end_array()
                 return follows.code
 
-    def tell_commands(self) -> None:
+    def print_commands(self) -> None:
         """Print what would be run."""
         plan = self._plan
         words = commands.srun(
@@ -206,11 +206,11 @@ class Batch:
         here = [] if job is None else [name for name in expand_hosts(job.hosts, _MOST_NODES) if name in bad]
         return here[: max(0, nodes - self._plan.limits.nodes)]
 
-    def _tell_bad_nodes(self, lives: Lives) -> None:
-        """Each once, and again if it is for another reason."""
+    def _report_bad_nodes(self, lives: Lives) -> None:
+        """Report each bad node once, and again if the reason is another."""
         for node, reason in lives.bad_nodes().items():
-            if self._told_bad.get(node) != reason:
-                self._told_bad[node] = reason
+            if self._reported_bad.get(node) != reason:
+                self._reported_bad[node] = reason
                 say(advice("slurm", node, reason))
 
     # -- files and commands -----------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     batch = Batch(plan(args, os.environ), os.environ)
     if args.dry_run:
-        batch.tell_commands()
+        batch.print_commands()
         return 0
     return batch.run()
 

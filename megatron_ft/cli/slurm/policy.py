@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job.lives import Ending, Life
 
 __all__ = ["Action", "After", "Limits", "Next", "decide"]
 
-MISTAKE_CODE = 2
 _AT_ONCE = 3
 """So many steps of one allocation may be lost in a row before the job is to have other nodes."""
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from megatron_ft.cli.slurm.policy import MISTAKE_CODE
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.core.exit_codes import MISTAKE_CODE, TRY_AGAIN_CODE
 from megatron_ft.launcher.arguments import parse
 from tests.support.kubernetes_schemas import MANIFESTS, documents, mistakes
 

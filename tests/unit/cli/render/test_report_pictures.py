@@ -138,13 +138,6 @@ def test_a_trace_that_would_be_too_long_is_thinned_and_says_so(hung: Path) -> No
         assert ends[-1] - ends[-3] < 1.2e6
 
 
-def test_a_trace_is_written_piece_by_piece(hung: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = trace_of(hung)
-    for at_once in (1, 7, len(whole["traceEvents"])):
-        monkeypatch.setattr(trace, "_AT_ONCE", at_once)
-        assert trace_of(hung)[0] == whole
-
-
 def test_the_terminal(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", str(hung)]) == 0
     out = capsys.readouterr().out
