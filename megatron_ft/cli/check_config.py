@@ -18,8 +18,6 @@ from megatron_ft.ipc.config.torchrun import (
     term_timeout,
 )
 
-__all__ = ["add_command", "rows"]
-
 _COLUMNS = ("name", "value", "from")
 
 

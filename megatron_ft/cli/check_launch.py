@@ -23,8 +23,6 @@ from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.core.errors import ConfigError, nearest
 
-__all__ = ["Flag", "LaunchLine", "Meaning", "add_commands", "find_launch_lines"]
-
 _FIRST_BYTES = 4096
 _MAX_BYTES = 2**20
 _PROGRAMS = ("torchrun", "ft_launcher")

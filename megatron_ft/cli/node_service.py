@@ -14,8 +14,6 @@ from typing import Any
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.node_service import METHOD, REQUEST, judge, socket_of
 
-__all__ = ["main"]
-
 
 def main(argv: list[str]) -> int:
     """The exit code."""

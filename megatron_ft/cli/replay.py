@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.replay import Replayed, Rule
     from megatron_ft.cli.analysis.timeline import Timeline
 
-__all__ = ["add_command", "suggestion"]
-
 _NOTHING_FOUND = 1
 _OUT = "out_of_section"
 _OPTIONS = {

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
     from megatron_ft.cli.logs.runs import RunLogs
 
-__all__ = ["add_command", "summary_document"]
-
 _NOTHING_FOUND = 1
 _DESCRIPTION = """\
 Say what happened in each run whose event logs are in a directory: its cycles and why they ended, how soon that was

@@ -11,8 +11,6 @@ from megatron_ft.cli.analysis.intervals import Interval, intervals_of, timeouts_
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.logs.runs import RunLogs
 
-__all__ = ["Analysis", "analyze"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Analysis:

@@ -16,16 +16,6 @@ from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.core.records.shared import RankHung
 
-__all__ = [
-    "CycleSummary",
-    "InjectedFault",
-    "RestartPhases",
-    "RunSummary",
-    "summarize",
-    "summarize_run",
-]
-
-
 _R = TypeVar("_R", bound=Record)
 
 

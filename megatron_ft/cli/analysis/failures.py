@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.times import earliest
 
-__all__ = ["Failure", "Window", "failures_of", "windows_of"]
-
 _LEAST_NS = 2_000_000_000
 _MOST_NS = 600_000_000_000
 

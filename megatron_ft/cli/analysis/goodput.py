@@ -9,8 +9,6 @@ import numpy as np
 from megatron_ft.cli.analysis.cycles import CycleSummary
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 
-__all__ = ["DEFINITION", "Goodput", "goodput_of"]
-
 DEFINITION = (
     "Goodput is the time in iterations that counted, those not done again in a later cycle, over the wall time from "
     "the beginning of the first iteration of the run to the end of its last. An iteration lasts until the next one "

@@ -14,17 +14,6 @@ from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.records.monitor import Timeouts
 
-__all__ = [
-    "HEARTBEATS",
-    "OUT_OF_SECTION",
-    "Interval",
-    "durations_s",
-    "ended",
-    "intervals_of",
-    "judged",
-    "timeouts_in_force",
-]
-
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
 _LIMIT_S = 1e7  # what is longer isn't meant as a limit

@@ -15,19 +15,6 @@ import numpy.typing as npt
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
 
-__all__ = [
-    "ABSENT",
-    "FIRST_SECTION",
-    "HUNG",
-    "MOST_SECTIONS",
-    "OUTSIDE",
-    "SILENT",
-    "Grid",
-    "edges_ns",
-    "rasterize",
-    "state_names",
-]
-
 ABSENT, HUNG, SILENT, OUTSIDE, FIRST_SECTION = range(5)
 _SPECIAL = ("no process", "hung", "nothing recorded", "out of section")
 MOST_SECTIONS = 250

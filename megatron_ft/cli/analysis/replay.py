@@ -19,8 +19,6 @@ from megatron_ft.core.timeouts import timeouts as core
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, Known, after_update, estimate
 from megatron_ft.core.timeouts.tail import Tail
 
-__all__ = ["BudgetRule", "Hung", "ReferenceRule", "Replayed", "Rule", "WouldEnd", "replay", "sections_of"]
-
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 SAVE = "checkpointing"
 _LEAST = 16

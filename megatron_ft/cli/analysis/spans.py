@@ -17,8 +17,6 @@ import numpy.typing as npt
 from megatron_ft.cli.logs.progress import Int64s, ProgressEvents
 from megatron_ft.core.board.layout import EVENT_END, EVENT_HEARTBEAT, EVENT_ITERATION, EVENT_START
 
-__all__ = ["RankSpans", "Spans", "spans_of"]
-
 _T = TypeVar("_T", bound=np.generic)
 
 

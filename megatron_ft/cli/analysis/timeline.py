@@ -23,8 +23,6 @@ from megatron_ft.core.records.monitor import Attached, RankGone
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.core.records.shared import RankHung
 
-__all__ = ["CycleLife", "EvidenceFile", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
-
 _Who = tuple[int, int]  # rank and cycle
 
 

@@ -19,8 +19,6 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.records.all_kinds import RECORDS
 from megatron_ft.core.records.monitor import Progress
 
-__all__ = ["Int64s", "ProgressCollector", "ProgressEvents", "join", "parse_progress"]
-
 _KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
 _AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records
 _PRECISION_NS = 1000  # the same event may stand a microsecond later in a record that begins elsewhere

@@ -18,8 +18,6 @@ from megatron_ft.core.codec import LATEST_NS
 from megatron_ft.core.records.all_kinds import RECORDS, Record
 from megatron_ft.core.records.shared import LogOpened
 
-__all__ = ["Entry", "EventLogFile", "parse_log", "read_directory", "read_newest"]
-
 _MUCH = 50_000_000  # bytes: fewer are read before other processes have started
 _TAIL = 65536  # bytes at the end of a file: more than one batch of progress records
 _EV = re.compile(r'"ev" *: *"(\w*)("?)')

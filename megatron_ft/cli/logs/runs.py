@@ -14,8 +14,6 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.records.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
 
-__all__ = ["Clock", "RunLogs", "Timed", "runs_in", "split_runs"]
-
 _MOST_PROCESSES = 8
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set while a run goes on, but not by much
 _QUIET_NS = 86_400_000_000_000

@@ -18,8 +18,6 @@ from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.node_health import CHECKS, disk_problems, gpu_problems, net_problems, parse_checks
 from megatron_ft.ipc.linux import node_facts, nvml
 
-__all__ = ["add_arguments", "check", "main"]
-
 _UNFIT = 1
 _BOUND_S = 20.0
 DESCRIPTION = """\

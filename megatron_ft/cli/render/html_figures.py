@@ -23,8 +23,6 @@ from megatron_ft.cli.render.report_tables import interval_row
 from megatron_ft.cli.render.terminal import took
 from megatron_ft.core.config.config import ConfigValues
 
-__all__ = ["COARSE", "distributions_figure", "timeline_figure"]
-
 COARSE = "coarse"
 """``meta`` of the trace that the page hides when one looks more closely."""
 

@@ -27,8 +27,6 @@ from megatron_ft.cli.render.report_tables import (
 )
 from megatron_ft.ipc.files.atomic_write import write_whole
 
-__all__ = ["MOST_BYTES", "MOST_BYTES_IN_ALL", "EvidenceText", "page", "read_evidence", "write_page"]
-
 MOST_BYTES = 64 * 1024
 MOST_BYTES_IN_ALL = 2 * 1024 * 1024
 """Of evidence, in the page."""

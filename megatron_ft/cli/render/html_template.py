@@ -5,8 +5,6 @@ The Content-Security-Policy keeps the page from making requests, when and wherev
 
 from __future__ import annotations
 
-__all__ = ["PAGE"]
-
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>

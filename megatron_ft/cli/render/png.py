@@ -19,8 +19,6 @@ from megatron_ft.cli.render.terminal import plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_png", "unit_of"]
-
 _COLUMNS = 2400
 _DPI = 150
 _WIDTH_IN = 16.0

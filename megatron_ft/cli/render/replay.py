@@ -15,8 +15,6 @@ from megatron_ft.cli.render.terminal import plain, terminal, took
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_replay", "lines_of", "print_replay"]
-
 _COLUMNS = ("section", "timeout at the end", "judged", "too early to judge", "would have been ended", "too long")
 _SHOWN = 8
 _COLORS = ("#c1121f", "#4e79a7", "#59a14f")

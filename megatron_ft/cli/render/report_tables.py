@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.goodput import Goodput
     from megatron_ft.cli.analysis.intervals import Interval
 
-__all__ = [
-    "CYCLE_COLUMNS",
-    "INTERVAL_COLUMNS",
-    "cycle_row",
-    "goodput_line",
-    "interval_notes",
-    "interval_row",
-    "phases_row",
-    "print_analysis",
-    "print_run",
-]
-
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
 _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much

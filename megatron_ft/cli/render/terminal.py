@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["add_rows", "check_extra", "columns", "plain", "terminal", "took"]
-
 _LEAST_WIDTH = 160
 
 

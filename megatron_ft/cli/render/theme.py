@@ -10,8 +10,6 @@ from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.wording import counted
 
-__all__ = ["BACKGROUND", "FAULT", "colors", "hung_lines", "title"]
-
 BACKGROUND, FAULT = "#ffffff", "#c1121f"
 _SPECIAL = (BACKGROUND, FAULT, "#bfbfbf", "#ececec")  # in the order of the states of raster.py
 # Tableau's colours without the red and the grey, which mean something here; the first sections get the calmest.

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.render.theme import title
 
-__all__ = ["MOST_SPANS", "write_trace"]
-
 MOST_SPANS = 500_000
 _CYCLES_PID = 1_000_000_000
 _SECTIONS, _MARKS = 0, 1

@@ -26,8 +26,6 @@ from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.signals import Asked, SecondRequest
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
-__all__ = ["Batch", "Plan"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _COMMAND_S = 60.0
 _MOST_NODES = 100_000

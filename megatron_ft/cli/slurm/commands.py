@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from megatron_ft.core.job.batch_script import REQUEUES
 
-__all__ = ["Job", "allocation", "avoid", "end_array", "on_each_node", "srun", "srun_environment", "stop_steps"]
-
 _TELLS = "FT_BAD_NODES_TOLD_BY"
 _DEFEATS = ("SLURM_KILL_BAD_EXIT", "SLURM_WAIT")
 

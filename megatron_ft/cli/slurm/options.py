@@ -14,8 +14,6 @@ from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import counted
 
-__all__ = ["add_command", "plan"]
-
 _DESCRIPTION = """\
 The body of a batch script: it runs ft_launcher on each node by srun, forwards Slurm's signals, and when the step
 has ended it reads result.json and starts it again in the same allocation, requeues the job, or ends it."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job.lives import Ending, Life
 
-__all__ = ["Action", "After", "Limits", "Next", "decide"]
-
 _AT_ONCE = 3
 """So many steps of one allocation may be lost in a row before the job is to have other nodes."""
 

@@ -20,8 +20,6 @@ from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs
 
-__all__ = ["print_job"]
-
 _LONG_S = 120.0
 _WITHIN = "megatron_ft"
 """Where logs are in what was given as --log-dir, which is torchrun's."""

@@ -10,8 +10,6 @@ from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.ipc.jobs import RunningJob, find_jobs, order
 
-__all__ = ["add_commands", "choose"]
-
 _NOTHING_DONE = 1
 _HELP = {
     "pause": "suspend hang detection on this node until `resume`",

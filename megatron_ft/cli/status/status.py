@@ -24,8 +24,6 @@ from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-__all__ = ["add_command", "job_object"]
-
 _NOTHING_SEEN = 1
 _INTERRUPTED = 130
 _REDRAW_S = 0.5

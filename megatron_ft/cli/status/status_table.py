@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["COLUMNS", "duration", "job_frame"]
-
 COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 31, "state": 17}
 """With the width that each has where there is room, so that nothing jumps from one drawing to the next."""
 _ROOM_FOR_ALL = 120
