@@ -18,8 +18,6 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 
-__all__ = ["DESCRIPTION", "add_arguments", "coordinate", "main"]
-
 _EXIT_MISTAKE = 2
 _EXIT_INTERRUPTED = 130
 DESCRIPTION = """\

@@ -24,8 +24,6 @@ from megatron_ft.ipc.net.secret import CoordinatorHandshake, SecretError
 from megatron_ft.ipc.net.tcp import Peer
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 
-__all__ = ["Service", "frame", "prepare_process"]
-
 _BEAT = encode(Beat())
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""

@@ -15,8 +15,6 @@ from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
 
-__all__ = ["ANSWER_S", "JobWatch", "RunningJob", "connect_to", "find_jobs", "order"]
-
 _LAUNCHER_SOCKET = "launcher.sock"
 _ORDER_S = 5.0
 ANSWER_S = 2.0

@@ -18,8 +18,6 @@ from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_l
 if TYPE_CHECKING:
     import subprocess  # at run time only where a monitor is started: it reads this file, too
 
-__all__ = ["AttachedRank", "MonitorOptions", "MonitorSettings", "parse", "spawn"]
-
 
 class AttachedRank(NamedTuple):
     """The rank of a monitor, as one that takes its place gets it; the descriptors stay the caller's."""

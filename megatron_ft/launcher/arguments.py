@@ -33,8 +33,6 @@ from megatron_ft.launcher.scheduler.defaults import take
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["parse", "torch_launch_config"]
-
 # What torchrun does for --run-path, as a command of its own: then such ranks have a process group of their own,
 # end with the launcher and are ended like all others.
 _RUN_PATH = (

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from megatron_ft.core.job import batch_script
 from megatron_ft.launcher.outcome import ResultFile
 
-__all__ = ["stand_in"]
-
 _COMMAND_S = 60.0
 _SILENT_S = 5.0
 _LOOK_S = 10.0

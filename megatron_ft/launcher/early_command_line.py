@@ -17,8 +17,6 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.run_ahead import Ahead, without_ranks
 from megatron_ft.launcher.base.environment import rank_environment
 
-__all__ = ["parse_early", "shares_output"]
-
 _FLAGS = {
     "help",
     *(each.name for each in TORCHRUN_OPTIONS.values() if each.is_flag),

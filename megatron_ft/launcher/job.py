@@ -34,8 +34,6 @@ from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["report_unforeseen", "run", "say_start", "sayer_for_all"]
-
 _Say = Callable[[str], None]
 
 _POD_BACK_S = 600.0

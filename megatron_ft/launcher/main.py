@@ -23,8 +23,6 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 if TYPE_CHECKING:
     from megatron_ft.launcher.base.command_line import CommandLine
 
-__all__ = ["main"]
-
 _EXIT_FAILED, _EXIT_MISTAKE = 1, 2
 
 

@@ -35,8 +35,6 @@ from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 
-__all__ = ["Node"]
-
 
 class Node:
     """Puts the parts of this node's launcher together: each user is handed what it needs, and none is handed this."""

@@ -29,8 +29,6 @@ from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 
-__all__ = ["End", "ResultFile", "end_of", "launcher_failed", "read_lives", "tell_kubernetes", "utc"]
-
 _FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _READ_S = 2.0
 _TELLERS = 8

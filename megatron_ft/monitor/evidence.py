@@ -50,8 +50,6 @@ from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, sen
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
 
-__all__ = ["Probe", "collect"]
-
 _STACK_S = 1.0
 _ANSWER_S = 0.8
 """On a starved machine, too, a thread that gets the GIL at all gets it within some milliseconds."""

@@ -10,8 +10,6 @@ import sys
 from megatron_ft.core.diagnosis.stacks import ThreadStack, parse_py_spy
 from megatron_ft.ipc.files.file_thread import FileThread
 
-__all__ = ["dump"]
-
 _KILLED_S = 0.1
 _runs = FileThread()
 

@@ -18,8 +18,6 @@ from megatron_ft.monitor.evidence import Probe
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
-__all__ = ["Suspicion"]
-
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
 """If the launcher doesn't answer for so long, the rank is terminated, as with a configured timeout."""
 _ASK_S = 0.7

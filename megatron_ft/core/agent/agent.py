@@ -25,8 +25,6 @@ from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Ver
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.times import Pauses, earliest
 
-__all__ = ["Agent"]
-
 
 class Agent:
     """The machine of one launcher. ``pauses`` are times in which hang detection is suspended."""

@@ -22,8 +22,6 @@ from megatron_ft.core.job.messages import Hang
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.times import Pauses
 
-__all__ = ["NodeCollectiveWatch"]
-
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
 _ANSWER_NS = 15_000_000_000

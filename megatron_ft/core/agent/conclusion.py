@@ -20,8 +20,6 @@ from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 
-__all__ = ["Ended", "Known", "Leaving", "asked_at_last", "conclude", "finish", "report", "stopped"]
-
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the others have received why this node leaves."""
 _EXCLUDED_S = 30.0

@@ -7,8 +7,6 @@ from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave, LeftOut,
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
-__all__ = ["CoordinatorOrders"]
-
 
 class CoordinatorOrders:
     """What counts of that for this launcher now."""

@@ -18,8 +18,6 @@ from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.times import Pauses, earliest
 
-__all__ = ["Cycle", "Downtime"]
-
 
 class Cycle:
     """``number`` is the cycle's at the coordinator; ``met`` is None before the nodes have met."""

@@ -20,8 +20,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.times import Pauses, earliest
 
-__all__ = ["Deadlines"]
-
 _PAUSED_NS = 200_000_000
 
 

@@ -15,22 +15,6 @@ from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.shared import RankHung
 
-__all__ = [
-    "abandoned",
-    "cycle_ended",
-    "cycle_started",
-    "finding",
-    "late_rank",
-    "more_time",
-    "no_collective",
-    "node_health",
-    "rank_exited",
-    "request",
-    "stuck",
-    "training_again",
-    "would_have_ended",
-]
-
 
 def node_health(event: HealthChecked) -> Write:
     """The health command has ended."""

@@ -20,8 +20,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
-__all__ = ["LAST_NOTES_NS", "NodeHangDiagnosis", "complete_notes", "tell_notes"]
-
 LAST_NOTES_NS = 150_000_000
 """So long before the bound is over the notes that have come are sent: they need time to arrive."""
 _PART_CHARS = 80_000

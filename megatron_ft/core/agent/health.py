@@ -7,8 +7,6 @@ from megatron_ft.core.agent.edge import HealthChecked, Say, Tell
 from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.job.messages import Aside
 
-__all__ = ["HealthGate", "is_told", "retry_delay_s"]
-
 _FIRST_S = 2.0
 _LONGEST_S = 60.0
 

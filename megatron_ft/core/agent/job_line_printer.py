@@ -15,8 +15,6 @@ from megatron_ft.core.job.edge import Begin, EndRanks, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Speak
 from megatron_ft.core.job.restart_policy import NodeState
 
-__all__ = ["JobLinePrinter"]
-
 
 class JobLinePrinter:
     """One per launcher. ``says_all``: it prints all lines (``--ft-say all``).

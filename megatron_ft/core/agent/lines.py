@@ -12,30 +12,6 @@ from megatron_ft.core.wording import counted, when
 
 _SHOWN = 200
 
-__all__ = [
-    "abandoned",
-    "asked_to_stop",
-    "collectives_go_on",
-    "cycle_ended",
-    "cycle_started",
-    "failed_here",
-    "finished_late",
-    "fit_again",
-    "job_went_on",
-    "killing_at_once",
-    "more_time",
-    "most_time_is_over",
-    "no_collective",
-    "members_changed",
-    "observed",
-    "run_finished",
-    "shut_down_between",
-    "stopped",
-    "taken_for_lost",
-    "training_again",
-    "unfit",
-]
-
 
 def cycle_started(cycle: int, world_size: int, local_ranks: Sequence[int], nodes: int) -> str:
     """``local_ranks`` are this node's global ranks."""

@@ -8,18 +8,6 @@ from dataclasses import dataclass
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 
-__all__ = [
-    "Attached",
-    "Detached",
-    "EvidenceCollected",
-    "FoundHung",
-    "FromMonitor",
-    "ProgressChecked",
-    "Signalled",
-    "Suspected",
-    "Trains",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Attached:

@@ -11,8 +11,6 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.job.restart_policy import Outcome
 
-__all__ = ["RankShutdown"]
-
 _MONITOR_ENDS_S = 6.0
 """A monitor that may end its rank signals it at once, and kills it after a grace of 5 s."""
 

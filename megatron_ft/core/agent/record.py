@@ -24,8 +24,6 @@ from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_si
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Reached
 
-__all__ = ["CycleRecord"]
-
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 

@@ -18,8 +18,6 @@ from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.timeouts.early import CHECK_S
 
-__all__ = ["MOST", "Suspicion"]
-
 MOST = 4.0
 """So many times its learned timeout a rank may take at most, even if others make progress."""
 _MORE = 1.25

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from megatron_ft.core.agent.edge import Effect, Readings
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 
-__all__ = ["LATE_NS", "AgentPhase", "Options", "Turn"]
-
 LATE_NS = 500_000_000
 """A timer that fires so much later than it was due shows that the whole node was stopped, and the ranks with it."""
 

@@ -9,8 +9,6 @@ import yaml
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FaultPlan, parse_plan
 
-__all__ = ["read_fault_plan"]
-
 
 def read_fault_plan(path: str | os.PathLike[str]) -> FaultPlan:
     """The plan in the file.

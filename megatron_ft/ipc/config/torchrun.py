@@ -11,15 +11,6 @@ from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import ResolvedOptions
 
-__all__ = [
-    "DEFAULT_SIGNALS",
-    "add_torchrun_options",
-    "check_forwarded",
-    "parse_signals",
-    "say_what_they_mean",
-    "term_timeout",
-]
-
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 

@@ -9,8 +9,6 @@ import socket
 
 from megatron_ft.core.diagnosis.evidence import Evidence, evidence_text
 
-__all__ = ["DIRECTORY", "LIBRARIES", "write_evidence"]
-
 DIRECTORY = "evidence"
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 """Their frames are shown last, because they rarely are the cause: Python's, and ours."""

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["FileThread"]
-
 _MOST_BYTES = 8 << 20
 
 T = TypeVar("T")

@@ -6,8 +6,6 @@ import os
 
 from megatron_ft.core.job.lives import Lives
 
-__all__ = ["lives_path", "read_lives_file"]
-
 
 def lives_path(log_dir: str) -> str:
     """Where the file is."""

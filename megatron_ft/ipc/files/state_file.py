@@ -12,8 +12,6 @@ from typing import Any
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.files.atomic_write import write_whole
 
-__all__ = ["BrokenStateFile", "read_state", "set_aside", "write_state"]
-
 _MAX_CHARACTERS = 1 << 20
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
 """How a writer's temporary file is called (``atomic_write``); a killed writer leaves one."""

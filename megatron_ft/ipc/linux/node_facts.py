@@ -9,8 +9,6 @@ from pathlib import Path
 
 from megatron_ft.core.node_health import Port
 
-__all__ = ["interfaces_up", "kernel_log", "ports", "try_directory"]
-
 _KERNEL_LOG = "/dev/kmsg"
 _LONGEST_RECORD = 8192
 

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.node_health import Gpu
 
-__all__ = ["gpus", "holdings", "load"]
-
 T = TypeVar("T")
 _LIBRARY = "libnvidia-ml.so.1"
 _TOO_SMALL = 7  # NVML_ERROR_INSUFFICIENT_SIZE

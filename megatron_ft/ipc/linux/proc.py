@@ -13,17 +13,6 @@ import os
 from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
 from megatron_ft.ipc.linux.processes import children, is_masked, read_stat, signal_masks
 
-__all__ = [
-    "blocking_threads",
-    "handles",
-    "lost_processes",
-    "main_thread_ns",
-    "process_facts",
-    "run_delays_ns",
-    "transferred_bytes",
-    "waiting_channels",
-]
-
 _MAX_THREADS = 256
 _MAX_PROCESSES = 256
 _MAX_TEXT = 4096

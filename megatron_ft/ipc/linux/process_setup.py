@@ -14,18 +14,6 @@ import resource
 import signal
 import sys
 
-__all__ = [
-    "become_subreaper",
-    "die_with_parent",
-    "go_on_without_parent",
-    "isolated_command",
-    "raise_file_limit",
-    "restore_file_limit",
-    "restore_file_limit_of",
-    "set_name",
-    "soft_limit_before",
-]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 _PR_SET_CHILD_SUBREAPER = 36

@@ -6,8 +6,6 @@ import contextlib
 import ctypes
 import os
 
-__all__ = ["ask_again_soon"]
-
 _OPTIONS = "timeout:1 attempts:5"
 _STATE_BYTES = 4096  # more than a struct __res_state has anywhere
 

@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
 
-__all__ = ["LauncherHandshake", "CoordinatorHandshake", "SecretError", "read_secret"]
-
 _LEAST_BYTES = 16
 
 

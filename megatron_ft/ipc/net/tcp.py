@@ -13,8 +13,6 @@ from typing import Any
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import Decoder, Message, decode
 
-__all__ = ["Peer", "Target", "begin", "listen", "look_up", "parse_address"]
-
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}

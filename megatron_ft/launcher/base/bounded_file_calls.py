@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from megatron_ft.ipc.files.file_thread import FileThread
 
-__all__ = ["are_copied", "call", "copying_ends"]
-
 _READ_S = 0.2
 _COPY_S = 0.5
 """torch copies what there is every 0.1 s."""

@@ -16,8 +16,6 @@ from megatron_ft.core.node_service import socket_of
 from megatron_ft.ipc.config.options import ResolvedOptions
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
-__all__ = ["CommandLine", "doubts_about_node_service", "node_health_command", "rendezvous_settings"]
-
 _HEALTH_TIMEOUT_S = 60.0
 _SERVICE_SHARE = 0.8
 """Of the time that the checks have together, the node health service's share: a slow service is reported as such."""

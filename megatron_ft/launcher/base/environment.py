@@ -8,8 +8,6 @@ from collections.abc import Mapping
 import megatron_ft
 from megatron_ft.core.run_ahead import REFERENCE_NAMES_VARIABLE
 
-__all__ = ["STARTUP", "rank_environment", "with_startup", "without_secret"]
-
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "run_ahead", "startup")
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 

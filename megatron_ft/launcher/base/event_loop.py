@@ -12,8 +12,6 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TypeVar
 
-__all__ = ["THREAD_PREFIX", "Priority", "Reactor", "Timer"]
-
 THREAD_PREFIX = "ft_launcher_"
 """Of the names of threads that may wait inside torch for longer than the launcher lives."""
 

@@ -17,35 +17,6 @@ from megatron_ft.ipc.linux.processes import ProcessStat
 _PREFIX = "[ft_launcher] "
 OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
 
-__all__ = [
-    "OBSERVING_ONLY",
-    "cannot_be_shared",
-    "cannot_start",
-    "did_not_end",
-    "exit_code",
-    "file_changed",
-    "fork_server_replaced",
-    "forked_at",
-    "forwarded",
-    "fresh_interpreters",
-    "in_one_line",
-    "launcher_failed",
-    "left_something",
-    "monitor_replaced",
-    "no_more_fork_servers",
-    "paused",
-    "preload_left_out",
-    "put",
-    "rendezvous_failed",
-    "resumed",
-    "run_dir_lost",
-    "run_dir_removed",
-    "say",
-    "sayer",
-    "stuck",
-    "user_mistake",
-]
-
 
 def put(text: str) -> None:
     """Write these lines as they are."""

@@ -13,8 +13,6 @@ import time
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.base.run_directory import is_open_to_others
 
-__all__ = ["TORCH_LOGS", "doubt_about", "make_log_directory", "remove_if_empty"]
-
 TORCH_LOGS = "ranks"
 """Under the log directory: torch's error files, where the user gave no --log-dir."""
 

@@ -14,8 +14,6 @@ from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 
-__all__ = ["OrphanWatch"]
-
 STEP_DAEMON = "slurmstepd"
 """Between a step's tasks and Slurm, on each node."""
 _MOST_ANCESTORS = 32

@@ -21,15 +21,6 @@ from typing import Protocol
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.base import lines
 
-__all__ = [
-    "RunDirectory",
-    "claim",
-    "is_open_to_others",
-    "make_run_directory",
-    "remove_leftovers",
-    "remove_run_directory",
-]
-
 _PREFIX = "megatron_ft-"
 _OWNER = "owner"
 """The file in a run directory that is locked as long as its launcher lives."""

@@ -22,8 +22,6 @@ from megatron_ft.core.signals import Asked, SecondRequest
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.event_loop import Reactor
 
-__all__ = ["SignalWatch", "StopRequests"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
-__all__ = ["Coordination"]
-
 OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.DiagnoseHang | edge.Relayed | edge.Reviewed
 
 

@@ -17,8 +17,6 @@ from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
 
-__all__ = ["CoordinatorProcess"]
-
 _QUICK_S = 10.0
 _MOST_QUICK = 5
 """So many that have ended within that time, one after the other, and it isn't tried again."""

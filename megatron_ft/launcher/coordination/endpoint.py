@@ -14,8 +14,6 @@ from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import VersionError, encode
 
-__all__ = ["is_loopback", "listen_anywhere", "take_endpoint"]
-
 _ANSWER_S = 15.0
 """A coordinator may just be starting, on a machine that has much to do; one whose job has ended stays for 5 s."""
 _CERTAIN_S = 1.0

@@ -30,8 +30,6 @@ from megatron_ft.launcher.coordination.sockets import Announcer, Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.processes.process_tree import Children
 
-__all__ = ["AlreadyFinishedError", "Launcher", "Past", "joined"]
-
 
 class AlreadyFinishedError(FaultToleranceError):
     """The job had finished before this launcher came; the text says so."""

@@ -24,8 +24,6 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback
 from megatron_ft.launcher.scheduler import environment
 
-__all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place", "nvlink_domain"]
-
 _PORT = 29500
 _C10D_PORT = 29400
 """torch's own for ``--rdzv-backend c10d``."""

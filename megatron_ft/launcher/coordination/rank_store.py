@@ -17,8 +17,6 @@ from megatron_ft.core.wording import printable
 from megatron_ft.ipc.net.tcp import format_address, parse_address
 from megatron_ft.launcher.coordination.endpoint import is_loopback
 
-__all__ = ["RankStore", "RankStoreError", "own_host"]
-
 _HERE = "127.0.0.1"
 _CONNECT_S = 30.0
 _FILES = 16

@@ -22,8 +22,6 @@ from megatron_ft.core.job.decisions import Held
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 
-__all__ = ["BACKEND", "Begun", "CoordinatedRendezvous", "register"]
-
 BACKEND = "megatron_ft"
 
 

@@ -21,8 +21,6 @@ from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener
 
-__all__ = ["Announcer", "Sockets"]
-
 _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 """``Challenge``: from one that has a secret, where this launcher has none."""
 

@@ -32,8 +32,6 @@ from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
 from megatron_ft.launcher.coordination.rank_store import RankStore
 from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous
 
-__all__ = ["OtherRounds", "Roll", "StaticRounds", "TorchRounds", "in_rounds", "let_rounds_name_the_store"]
-
 _KEY = "megatron_ft/round"
 _PREFIX = "megatron_ft/static"
 _INTERVAL_S = 0.05

@@ -12,8 +12,6 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job.messages import FromMember, ToMember
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 
-__all__ = ["InProcess", "Listener", "Transport"]
-
 
 class Listener(Protocol):
     """Is called with what happens to the connection: from the launcher's loop, never from inside `Transport`."""

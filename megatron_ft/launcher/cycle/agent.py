@@ -41,8 +41,6 @@ from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
-__all__ = ["FaultTolerantAgent", "JobOverError", "LauncherServices"]
-
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the coordinator has received that this launcher fails."""
 

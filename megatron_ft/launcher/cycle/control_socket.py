@@ -17,8 +17,6 @@ from megatron_ft.core.wording import printable
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 
-__all__ = ["ControlSocket"]
-
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128
 _MAX_DESCRIPTION = 500

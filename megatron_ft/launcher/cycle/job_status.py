@@ -14,8 +14,6 @@ from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
 
-__all__ = ["JobStatus"]
-
 _LONGEST_TEXT = 2000
 
 

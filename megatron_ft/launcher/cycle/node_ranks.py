@@ -28,8 +28,6 @@ from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
-__all__ = ["NodeRanks"]
-
 T = TypeVar("T")
 
 

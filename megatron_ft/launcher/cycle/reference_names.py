@@ -17,8 +17,6 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.scheduler import environment
 from megatron_ft.launcher.spawn.rank_logs import cycle_file
 
-__all__ = ["CycleInfo", "checkpointed", "cycle_info", "infra_rank", "variables"]
-
 
 def variables(cycle: int, now_s: float, infra_rank: int | None) -> dict[str, str]:
     """What Megatron-LM reads: of this cycle, by the wall clock, and the number that the scheduler gave this node."""

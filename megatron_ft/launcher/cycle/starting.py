@@ -29,8 +29,6 @@ from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
-__all__ = ["RankStarter", "RankVariables", "meet", "shared_environment"]
-
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
 
 

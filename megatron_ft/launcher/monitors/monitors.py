@@ -22,8 +22,6 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 
-__all__ = ["Monitors", "event_of"]
-
 _CHECK_S = 1.0
 _STOP_WAIT_S = 2.0
 

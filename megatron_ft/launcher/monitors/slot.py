@@ -43,8 +43,6 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 
-__all__ = ["MonitorSlot"]
-
 _ATTACHED_FDS = 5
 """The board, and what a monitor that comes in this one's place would need to go on with the rank."""
 _OVERDUE_NS = 5_000_000_000

@@ -18,8 +18,6 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.launcher.base import bounded_file_calls
 
-__all__ = ["CrashEvidence", "read_last_words"]
-
 _LAST_LINES = 40
 _MAX_BYTES = 16_384
 

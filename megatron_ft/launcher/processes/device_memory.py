@@ -21,8 +21,6 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import nvml
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor
 
-__all__ = ["DeviceMemory"]
-
 _TELL_AFTER_S = 1.0
 _DRIVER_S = 5.0
 """A driver that takes so much longer for an answer isn't asked again."""

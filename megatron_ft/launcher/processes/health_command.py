@@ -21,8 +21,6 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import find_setpriv
 
-__all__ = ["Checked", "HealthCheck", "command_of", "last_line"]
-
 _SHELL = "/bin/sh"
 _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0

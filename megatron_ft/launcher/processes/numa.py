@@ -7,8 +7,6 @@ import shutil
 
 from megatron_ft.core.errors import ConfigError, show
 
-__all__ = ["VARIABLE", "check", "prefix", "variable"]
-
 VARIABLE = "NVRX_GPUS_PER_NUMA"
 
 

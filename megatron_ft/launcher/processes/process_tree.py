@@ -12,20 +12,6 @@ from megatron_ft.ipc.linux import processes
 from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, kill_if_still, read_stat
 from megatron_ft.launcher.base.event_loop import Reactor
 
-__all__ = [
-    "Children",
-    "Orphans",
-    "children",
-    "end_strays",
-    "exit_code_unreaped",
-    "is_stopped",
-    "kill_left",
-    "left_behind",
-    "reap",
-    "replace_if_stopped",
-    "tidies_up",
-]
-
 _STOPPED_FOR_S = 0.1
 _STRAYS_S = 1.0
 """One that is stuck in the kernel isn't waited for any longer."""

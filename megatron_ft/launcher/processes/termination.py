@@ -15,8 +15,6 @@ from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
 
-__all__ = ["Termination"]
-
 _KILL_WAIT_S = 10.0
 """How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
 _LEFTOVER_GRACE_S = 1.0

@@ -20,8 +20,6 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.processes import process_tree
 
-__all__ = ["FreshInterpreterSpawner", "RankSpec", "Ranks", "Spawner", "Worker", "find_setpriv"]
-
 
 @dataclass
 class Worker:

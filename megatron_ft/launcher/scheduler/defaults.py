@@ -10,8 +10,6 @@ from torch.distributed import run as torchrun
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
-__all__ = ["take"]
-
 _PLACES = {"rdzv_endpoint", "master_addr", "master_port"}
 _NAMES = {Scheduler.SLURM: "Slurm", Scheduler.KUBERNETES: "Kubernetes"}
 

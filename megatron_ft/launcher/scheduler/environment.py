@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
 
-__all__ = ["Scheduler", "SchedulerEnvironment", "detect", "hosts", "own_names", "rank"]
-
 _FIRST_PORT = 20000
 _PORTS = 9000
 """Below those that Linux gives to outgoing connections."""

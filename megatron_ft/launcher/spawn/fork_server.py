@@ -34,8 +34,6 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import with_startup
 from megatron_ft.launcher.processes import process_tree
 
-__all__ = ["ServerError", "ServerProcess", "why_fresh"]
-
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
 _LONGEST_END_S = 5.0

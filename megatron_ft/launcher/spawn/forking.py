@@ -19,8 +19,6 @@ from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 
-__all__ = ["ForkingSpawner"]
-
 _MOST_DEATHS = 5
 """Servers that may die before none is started any more."""
 

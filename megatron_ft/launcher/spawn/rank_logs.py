@@ -14,8 +14,6 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from megatron_ft.launcher.base import bounded_file_calls
 
-__all__ = ["CopiedStream", "CycleLogs", "cycle_file", "taken_from"]
-
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MAKE_S = 5.0

@@ -25,16 +25,6 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.coordination import torch_rounds
 
-__all__ = [
-    "agent_made_by",
-    "missing_essentials",
-    "rendezvous_backends",
-    "say_nothing_of_death_signals",
-    "shut_down_agent",
-    "warn_of_no_lost_connections",
-    "workers_started_by",
-]
-
 # names that torch doesn't export are looked up in these, unknown to the type checker
 local_elastic_agent: Any = _local_elastic_agent
 launcher_api: Any = _launcher_api

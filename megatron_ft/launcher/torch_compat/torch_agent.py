@@ -16,8 +16,6 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
-__all__ = ["TorchAgent"]
-
 
 class TorchAgent(LocalElasticAgent, abc.ABC):
     """The agent of one node. Its rank numbering, environment and log files are torch's."""

@@ -14,8 +14,6 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 
-__all__ = ["WorkerContext"]
-
 
 class WorkerContext(PContext):
     """torch's idea of a group of ranks, with our way to start, see and end them.

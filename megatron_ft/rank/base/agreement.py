@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["RankInfo", "from_rank_0", "has_process_group", "rank", "world_size"]
-
 
 @dataclass
 class RankInfo:

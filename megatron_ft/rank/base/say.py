@@ -7,8 +7,6 @@ from typing import TextIO
 
 from megatron_ft.rank.base import agreement
 
-__all__ = ["forget", "once", "print_rank_0", "warn"]
-
 _said: set[str] = set()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["note_iterations", "note_user_code", "reports_iterations", "user_code_began_ns"]
-
 _began_ns = 0
 _reports_iterations = False
 

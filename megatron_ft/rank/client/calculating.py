@@ -21,8 +21,6 @@ from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.recorder import Recorder
 
-__all__ = ["Enforced", "Knowledge", "max_over_ranks", "seconds", "section_timeouts"]
-
 
 class Enforced(NamedTuple):
     """The timeouts that the monitor enforces; seconds, by section and OUT_OF_SECTION."""

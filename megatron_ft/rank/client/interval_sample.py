@@ -9,8 +9,6 @@ from __future__ import annotations
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.tail import Tail, bucket_of, length_of
 
-__all__ = ["IntervalSample"]
-
 _ENOUGH = 512
 _KEPT_SHARE = 4
 _TOO_FEW = 200

@@ -6,8 +6,6 @@ from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.rank.base.agreement import RankInfo
 
-__all__ = ["RankLog"]
-
 
 class RankLog:
     """Written while this rank is monitored; without a directory nothing is."""

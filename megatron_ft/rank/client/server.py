@@ -12,8 +12,6 @@ from typing import Any
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.ipc import monitor_process, wire
 
-__all__ = ["MonitorHandle", "RankMonitorServer"]
-
 
 class MonitorHandle:
     """The monitor process, with the methods of ``multiprocessing.Process`` that callers use."""

@@ -17,8 +17,6 @@ from typing import Any
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.rank.base.replacing import Replacements
 
-__all__ = ["begin", "end", "is_wanted"]
-
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 _imports = Replacements()
 

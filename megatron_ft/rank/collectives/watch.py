@@ -26,8 +26,6 @@ from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 
-__all__ = ["begin", "end"]
-
 _EVERY_S = 1.0
 
 _current: CollectiveWatch | None = None

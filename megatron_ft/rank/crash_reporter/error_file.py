@@ -9,8 +9,6 @@ import time
 import traceback
 from types import TracebackType
 
-__all__ = ["type_and_message", "write_error_file"]
-
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives
 
-__all__ = ["Counts", "collectives", "counts", "digest"]
-
 Counts = dict[str, tuple[int, int]]
 """By process group how many collectives were entered, and how many completed."""
 

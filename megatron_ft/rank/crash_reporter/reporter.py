@@ -39,8 +39,6 @@ from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
 
-__all__ = ["CrashReporter", "main_places", "main_stack", "megatron_ft_crash_reporter"]
-
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
 _MAX_ANSWER_BYTES = 150_000

@@ -15,8 +15,6 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import DEFAULT_SLOWER_BY_S
 from megatron_ft.rank.base import agreement
 
-__all__ = ["InjectedFault", "Slowness", "announce", "inject"]
-
 _SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP, "sigterm": signal.SIGTERM}
 _MUTEX_BYTES = 128  # more than a pthread_mutex_t has anywhere; zeros are an unlocked one on Linux
 

@@ -14,8 +14,6 @@ from megatron_ft.rank.faults.acts import Slowness, announce, inject
 from megatron_ft.rank.hooks.learning import log_event
 from megatron_ft.rank.hooks.mistakes import end_job
 
-__all__ = ["FaultInjector"]
-
 
 class FaultInjector:
     """Carries out the faults that a plan has for this process; call ``on_iteration`` in each iteration."""

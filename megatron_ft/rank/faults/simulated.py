@@ -27,18 +27,6 @@ from megatron_ft.rank.hooks.learning import current_iteration, log_event
 from megatron_ft.rank.hooks.loop_state import FaultToleranceSettings
 from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes
 
-__all__ = [
-    "SimulatedFault",
-    "choose",
-    "common_seed",
-    "is_described",
-    "maybe_start",
-    "on_step",
-    "plan_fault",
-    "start",
-    "take_description",
-]
-
 _DELAY_SPREAD = 0.2
 _VARIABLE = "FT_SIM_FAULT_DESC"
 

@@ -9,8 +9,6 @@ from typing import Any
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.rank.base import agreement, say
 
-__all__ = ["FINISHED_FLAG", "tell_if_finished", "write_flag"]
-
 FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 

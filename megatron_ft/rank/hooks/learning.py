@@ -25,21 +25,6 @@ from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_as
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 
-__all__ = [
-    "Loaded",
-    "current_iteration",
-    "current_layout",
-    "decide_to_learn",
-    "describe_update",
-    "is_time_to_learn",
-    "load",
-    "log_event",
-    "log_learned",
-    "prepare",
-    "save",
-    "state_of",
-]
-
 _NOTHING_IS_CONFIGURED = (
     "no timeout is configured: they are learned from this run, and until then no rank is terminated as hung "
     "(with learn_timeouts: off none is learned)"

@@ -5,17 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "CheckpointConfig",
-    "FaultToleranceSettings",
-    "FaultToleranceState",
-    "GlobalState",
-    "LoopConfig",
-    "TrainState",
-    "TrainingConfig",
-    "configured_warmup",
-]
-
 
 @dataclass(kw_only=True)
 class CheckpointConfig:

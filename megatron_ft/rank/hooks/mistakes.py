@@ -16,8 +16,6 @@ from megatron_ft.core.errors import ConfigError, RankMonitorClientError
 from megatron_ft.rank.base.say import print_rank_0
 from megatron_ft.rank.client.client import RankMonitorClient
 
-__all__ = ["EXIT_CODE", "ask_for_no_restart", "end_job", "no_restart_for_mistakes", "why_unusable"]
-
 EXIT_CODE = 2
 """How a rank ends whose user has to change something first."""
 _PASSING = {

@@ -8,8 +8,6 @@ from typing import Any
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.rank.base import say
 
-__all__ = ["call", "end_section", "start_section"]
-
 
 def start_section(client: Any, section: str) -> None:
     """Open a section. If an exception that the loop survived left it open, close it and open it again."""

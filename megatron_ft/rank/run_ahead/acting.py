@@ -11,8 +11,6 @@ import sysconfig
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["callers", "in_import", "is_for_users_import", "is_own", "is_users", "module_of", "place"]
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PYTHON = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _ROOTS = tuple(

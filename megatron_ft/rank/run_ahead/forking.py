@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from json import dumps, loads
 from typing import Any
 
-__all__ = ["ask_fork", "collapse_memory", "fork_orphans", "fork_point"]
-
 # as they are before anything stands in for them
 _exit, _fork = os._exit, os.fork
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from megatron_ft.rank.base.replacing import Replacements
 
-__all__ = ["Randomness"]
-
 _TORCH = (
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
     *("normal", "bernoulli", "multinomial", "poisson", "seed", "initial_seed", "get_rng_state"),

@@ -11,8 +11,6 @@ from types import ModuleType
 
 from megatron_ft.rank.run_ahead.acting import is_own
 
-__all__ = ["ReadFiles"]
-
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
 _IN_MEMORY = "/dev/shm/"  # where some keep their checkpoints
 _Facts = tuple[int, ...] | None

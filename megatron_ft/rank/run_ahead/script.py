@@ -49,8 +49,6 @@ from megatron_ft.rank.run_ahead.forking import collapse_memory, fork_orphans
 from megatron_ft.rank.run_ahead.sharing import descriptors, identity, take_over, why_not_shared
 from megatron_ft.rank.run_ahead.watching import Watch
 
-__all__ = ["begin", "stop"]
-
 _IDLE_MS: float = 1000.0
 _PATIENCE_S = 3600.0
 _DONE = object()

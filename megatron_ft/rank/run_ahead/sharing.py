@@ -14,8 +14,6 @@ from typing import Any
 from megatron_ft.ipc.linux.processes import thread_count
 from megatron_ft.rank.run_ahead.forking import ask_fork
 
-__all__ = ["descriptors", "identity", "take_over", "why_not_shared"]
-
 _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 

@@ -19,8 +19,6 @@ from megatron_ft.rank.run_ahead.forking import ask_fork
 from megatron_ft.rank.run_ahead.randomness import Randomness
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
 
-__all__ = ["Watch", "watch_environ"]
-
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _STANDARD_INPUT = (0, "/dev/stdin", "/proc/self/fd/0", "/dev/fd/0", "/dev/tty")
 _MOST_FILES = 20_000
