@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 from megatron_ft.rank.base import agreement, say, user_code
@@ -350,7 +351,7 @@ def _give_up(client: Any, problem: str) -> NoReturn:
     tolerant.call(client.send_workload_control_request, request)
     tolerant.call(client.shutdown_workload_monitoring)
     say.print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
-    raise SystemExit(mistakes.EXIT_CODE)
+    raise SystemExit(MISTAKE_CODE)
 
 
 def _active_client(global_state: Any) -> Any:

@@ -15,10 +15,10 @@ from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 
-_EXIT_MISTAKE = 2
 _EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Coordinate one job until it ends: the launchers of all its nodes connect here, are told who trains in which place, and
@@ -61,7 +61,7 @@ def coordinate(options: argparse.Namespace) -> int:
         return 0
     except (OSError, FaultToleranceError) as error:
         _say(f"{options.listen}: {error}")
-        return _EXIT_MISTAKE
+        return MISTAKE_CODE
     os.environ.pop("FT_SECRET", None)
     if owner is not None:  # terminals and schedulers signal whole groups: its end is that of the job
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import bounded_file_calls, lines
@@ -23,7 +24,7 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 if TYPE_CHECKING:
     from megatron_ft.launcher.base.command_line import CommandLine
 
-_EXIT_FAILED, _EXIT_MISTAKE = 1, 2
+_EXIT_FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _run(argv, server)
         except ConfigError as error:
             lines.put(lines.user_mistake(str(error)))
-            code = _EXIT_MISTAKE
+            code = MISTAKE_CODE
             _tell_kubernetes(str(error), code)
             if server is not None and not server.is_gone:  # the job may have begun, and ended it
                 server.end(set)
@@ -94,7 +95,7 @@ def _tell_kubernetes(why: str, code: int) -> None:
     from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
-        ending = Ending.MISTAKE if code == _EXIT_MISTAKE else Ending.FAILED
+        ending = Ending.MISTAKE if code == MISTAKE_CODE else Ending.FAILED
         outcome.tell_kubernetes(outcome.End(code, ending, why))
 
 

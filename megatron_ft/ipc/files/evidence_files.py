@@ -46,7 +46,7 @@ def _write(folder: int, name: str, text: str) -> None:
     temporary = f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        with open(fd, "w", errors="replace") as file:
+        with open(fd, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:  # whatever ended it, an interrupt included, the temporary file has to go

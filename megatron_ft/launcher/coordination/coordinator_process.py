@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base import lines
@@ -21,7 +22,6 @@ _QUICK_S = 10.0
 _MOST_QUICK = 5
 """So many that have ended within that time, one after the other, and it isn't tried again."""
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0)
-_EXIT_MISTAKE = 2
 
 
 class CoordinatorProcess:
@@ -158,7 +158,7 @@ class CoordinatorProcess:
             self._quick = 0
             self._start_on_first_connection()  # the job is over, for all who were there
         else:
-            self._ended(f"ended ({lines.exit_code(code)})", tries_again=code != _EXIT_MISTAKE)
+            self._ended(f"ended ({lines.exit_code(code)})", tries_again=code != MISTAKE_CODE)
 
     def _ended(self, how: str, *, tries_again: bool = True) -> None:
         lived_s = time.monotonic() - self._started_s

@@ -13,11 +13,10 @@ from typing import NoReturn
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.rank.base.say import print_rank_0
 from megatron_ft.rank.client.client import RankMonitorClient
 
-EXIT_CODE = 2
-"""How a rank ends whose user has to change something first."""
 _PASSING = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -56,7 +55,7 @@ def end_job(problem: str) -> NoReturn:
     """
     print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
     ask_for_no_restart(problem)
-    raise SystemExit(EXIT_CODE)
+    raise SystemExit(MISTAKE_CODE)
 
 
 def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:

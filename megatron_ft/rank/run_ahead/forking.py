@@ -89,7 +89,7 @@ def collapse_memory() -> Iterator[None]:
     """
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:
         regions = [(int(low, 16), int(high, 16)) for low, high in _PRIVATE.findall(file.read())]
     refused = 0
     for low, high in regions:

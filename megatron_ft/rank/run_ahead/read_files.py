@@ -39,7 +39,7 @@ class ReadFiles:
 
     def note_unseen(self) -> None:
         """Add the reads that weren't seen: files that C code has mapped or open, and modules from before the watch."""
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
             paths = {words[5] for line in maps if len(words := line.rstrip("\n").split(maxsplit=5)) == 6}
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the one that listed them

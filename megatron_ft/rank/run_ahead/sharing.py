@@ -65,7 +65,7 @@ def _why_open(own: set[int], given: set[Identity]) -> str | None:
 
 
 def _why_memory() -> str | None:
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:
         found = _SHARED_MEMORY.search(file.read())
     return None if found is None else f"the script has shared memory ({found[1] or 'anonymous'})"
 

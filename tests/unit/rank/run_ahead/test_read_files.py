@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
+import os
 import tempfile
 from pathlib import Path
 
@@ -44,8 +46,8 @@ def test_a_link_to_nowhere_is_told_when_it_leads_elsewhere(tmp_path: Path) -> No
 def test_what_is_open_or_mapped_at_the_point_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # what this process writes its output to may grow meanwhile
     monkeypatch.setattr(read_files, "is_own", lambda file: file.startswith(str(tmp_path)))
-    for is_mapped in (True, False):
-        path, looked = tmp_path / f"weights-{is_mapped}", ReadFiles()
+    for is_mapped, name in itertools.product((True, False), ("weights", os.fsdecode(b"not utf-8: \xe9"))):
+        path, looked = tmp_path / f"{name}-{is_mapped}", ReadFiles()
         path.write_text("weights")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
             if is_mapped:
