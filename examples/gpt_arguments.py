@@ -7,10 +7,11 @@ import os
 from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.rank.faults.injection import FaultInjector
-from megatron_ft.rank.hooks.mistakes import EXIT_CODE, ask_for_no_restart
+from megatron_ft.rank.hooks.mistakes import ask_for_no_restart
 
 
 class _Parser(argparse.ArgumentParser):
@@ -20,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
         ask_for_no_restart(message)
         if os.environ.get("RANK", "0") == "0":
             super().error(message)
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(MISTAKE_CODE)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
