@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.core.timeouts.learned import choose_update
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated

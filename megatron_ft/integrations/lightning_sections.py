@@ -11,8 +11,8 @@ from typing import Any
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError, show
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.core.timeouts.learned import choose_update
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_packages import names_of_classes

@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Any
 
-from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict
+from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts, state_from_dict
 from megatron_ft.rank.client import client
 from megatron_ft.rank.faults import simulated
 

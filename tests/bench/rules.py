@@ -24,8 +24,8 @@ from megatron_ft.core.timeouts.budget_rule import (
     estimate,
 )
 from megatron_ft.core.timeouts.early import CHECK_S
+from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.tail import Tail, bucket_of
-from megatron_ft.core.timeouts.timeouts import calculate_timeout
 from tests.bench.figures import Row
 from tests.bench.recorded import recorded
 from tests.bench.traces import TRACES, Floats, Trace, make, slow_first

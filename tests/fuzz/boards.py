@@ -20,7 +20,7 @@ from megatron_ft.core.codec import fields, pack
 from megatron_ft.core.diagnosis.evidence import board_facts, with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.status.job_facts import RankReading
-from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor import watched_rank
 from megatron_ft.monitor.reports import next_batch

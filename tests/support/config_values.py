@@ -6,7 +6,7 @@ import signal
 
 from hypothesis import strategies as st
 
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.core.times import MAX_SECONDS
 
 _seconds = st.floats(min_value=0, max_value=MAX_SECONDS, exclude_min=True)

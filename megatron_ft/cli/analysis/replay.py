@@ -15,8 +15,8 @@ import numpy as np
 from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, ended, judged
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
-from megatron_ft.core.timeouts import timeouts as core
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, Known, after_update, estimate
+from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.tail import Tail
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -64,7 +64,7 @@ class ReferenceRule(_LearnedRule):
     def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
         """See ``Rule``."""
         super().learn(took_s, first_s)
-        self.timeout_s = self.first_s = core.calculate_timeout(
+        self.timeout_s = self.first_s = calculate_timeout(
             longest=self._longest_s,
             safety_factor=self._factor,
             current=self.timeout_s,

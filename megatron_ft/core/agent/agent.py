@@ -12,10 +12,10 @@ from signal import Signals
 from megatron_ft.core.agent import edge, event_records, lines
 from megatron_ft.core.agent.conclusion import Ended, Known, Leaving, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
-from megatron_ft.core.agent.cycle import Cycle, Downtime
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
+from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
@@ -31,7 +31,7 @@ class Agent:
 
     def __init__(self, options: Options, pauses: Pauses) -> None:
         self.phase = AgentPhase.JOINING
-        self.started: Cycle | None = None
+        self.started: NodeCycle | None = None
         """The last cycle whose ranks were started."""
         self.ended: Ended | None = None
         """How the last cycle ended; None while ranks run."""
@@ -44,7 +44,7 @@ class Agent:
         self._orders = CoordinatorOrders()
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
-        self.cycle = Cycle(options, -1, None, now_ns=0)
+        self.cycle = NodeCycle(options, -1, None, now_ns=0)
         """The cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
@@ -117,7 +117,7 @@ class Agent:
     def _hear_of_ranks(self, event: edge.Event) -> None:
         match event:
             case edge.RanksMet():
-                self.cycle = Cycle(self._options, self.cycle.number, event, now_ns=self._turn.now_ns)
+                self.cycle = NodeCycle(self._options, self.cycle.number, event, now_ns=self._turn.now_ns)
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
@@ -206,7 +206,7 @@ class Agent:
         decision = self._orders.take().decision
         self.phase = AgentPhase.STARTING
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
-        self.cycle = Cycle(self._options, decision.cycle, None, now_ns=self._turn.now_ns)
+        self.cycle = NodeCycle(self._options, decision.cycle, None, now_ns=self._turn.now_ns)
         self._do(edge.StartRanks(self.restarts_left))
 
     def _ranks_started(self) -> None:

@@ -15,8 +15,8 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     CauseKind,
     HangVerdict,
     RankView,
+    cause_on_this_node,
     find_cause,
-    find_culprit,
     hang_of_one,
 )
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
@@ -116,7 +116,7 @@ class CycleRecord:
             self._start_grace(verdict.local_rank, now_s, seen)
             verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
             self.overdue[verdict.local_rank] = verdict
-            self._verdicts.append(find_culprit(verdict, self._views(seen)))
+            self._verdicts.append(cause_on_this_node(verdict, self._views(seen)))
 
     def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""

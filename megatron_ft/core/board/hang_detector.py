@@ -9,9 +9,9 @@ Rules
 * A verdict is read twice, a moment apart, before it counts.
 * Time in which the whole node was stopped isn't the rank's. The monitor can't see such time, but it notices
   two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
-  been stopped at any moment since the last check, so all of that gap is taken off every interval. Of one that only
-  lateness shows, the lateness itself is taken off in full; of the sleep before it, where a stop is only possible, an
-  interval gets no more than :func:`_most_doubt` in all, so that a node that is merely busy hides no hang.
+  been stopped at any moment since the last check. After SIGCONT the whole gap since that check is taken off every
+  interval. After a late wake-up, the lateness is taken off, and of the sleep before it at most :func:`_most_doubt` of
+  each interval: a stop in that time is possible, not certain, and a node that is merely busy must hide no hang.
 """
 
 from __future__ import annotations
@@ -257,5 +257,5 @@ def _stood_still(state: MonitorState, interval: Interval) -> int:
 
 
 def _most_doubt(timeout_ns: int) -> int:
-    """A quarter of the timeout, and as a short one is checked more often, ten seconds of it, or all."""
+    """A quarter of the timeout, but at least 10 s, and never more than the timeout itself."""
     return min(timeout_ns, max(_DOUBT_NS, timeout_ns // _DOUBT_SHARE))

@@ -24,7 +24,7 @@ from megatron_ft.core.config.kinds import (
 )
 from megatron_ft.core.config.option import option, table_of
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 
 MAX_SECTIONS = 64
 MAX_SECTION_NAME_BYTES = 63

@@ -93,7 +93,8 @@ class LauncherOptions:
     term_timeout: float = option(
         1800.0,
         DURATION_OR_ZERO,
-        "Time from SIGTERM to SIGKILL for the ranks when the launcher is asked to stop.",
+        "Time from SIGTERM to SIGKILL for the ranks when the launcher is asked to stop. If not given, torchrun's "
+        "--shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT, where one of these is set.",
         names=("term-timeout",),
     )
     workers_stop_timeout: float = option(

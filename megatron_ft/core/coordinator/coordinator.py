@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from megatron_ft.core.coordinator.admission import Admission
 from megatron_ft.core.coordinator.consensus import Consensus
-from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
@@ -44,7 +44,7 @@ class Coordinator:
         self._clock = OwnClock(now_s)
         self._sweep_s = 0.0
         self._alarms: list[float] = []
-        self._cycle: Cycle | None = None
+        self._cycle: JobCycle | None = None
         self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
         self._is_owned = owned
@@ -214,7 +214,7 @@ class Coordinator:
         if cycle is not None and cycle.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
             cycle.follow_decision(decision)
             return
-        cycle = self._cycle = Cycle(rules, decision)
+        cycle = self._cycle = JobCycle(rules, decision)
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
             if (member := known.get(place)) is None or member.link is None:
@@ -314,7 +314,7 @@ class Coordinator:
     def _missing_s(self) -> float:
         """How long nodes are waited for that aren't connected."""
         limit_s, paused_s = lost_s(len(self._nodes)), self._clock.now_s - self._clock.paused_s
-        # who called while this process was paused found it silent, and may not be trying this address yet
+        # a launcher that called while this process was paused got no answer, and tries this address again later
         return limit_s + (LONGEST_SKIP_S if paused_s < limit_s + LONGEST_SKIP_S else 0.0)
 
     def _took_over(self) -> None:
@@ -388,7 +388,7 @@ class Coordinator:
         self._out += self._notices.tell(rules, self._cycle, self._consensus.proposal, now_s=now_s)
         self._alarms += [at_s for at_s in (self._next_cycle.alarm_s, self._notices.alarm_s) if at_s is not None]
 
-    def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
+    def _end_for(self, nodes: list[Node], cycle: JobCycle) -> None:
         running = [node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None]
         for node in running:
             node.enter(m.NodePhase.BUSY)

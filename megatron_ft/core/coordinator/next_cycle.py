@@ -1,21 +1,18 @@
-"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure.
-
-Bad nodes, by this life of the job and the earlier ones, are the last to get places in the next cycle.
-"""
+"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus
-from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, usable
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
 from megatron_ft.core.times import earliest
@@ -29,46 +26,6 @@ _LAST_CALL_S = 1.0
 def _shrink_s(nodes: int) -> float:
     """Seconds after the last loss: several nodes may be lost together, and thousands can start a cycle in that time."""
     return 0.2 + nodes / 5000
-
-
-class BadNodeTracker:
-    """Which nodes are bad. A coordinator that takes over only knows what launchers report, and what happens then."""
-
-    def __init__(self) -> None:
-        self._faults: tuple[Fault, ...] = ()
-        self._told: set[str] = set()
-        """Names of nodes whose return was reported."""
-
-    def record_verdict(self, cycle: Cycle) -> None:
-        """That cycle has ended, and the verdict is known."""
-        fault = None if cycle.verdict is None else fault_of(cycle.verdict)
-        if fault is not None:
-            advanced = cycle.advance.last > cycle.decision.advance.last
-            more = replace(fault, advanced=advanced)
-            self._faults = (*self._faults, more)
-            self._told.discard(fault.node)
-
-    def bad_among(self, nodes: Collection[Node]) -> frozenset[str]:
-        """The bad ones among these nodes, as instances."""
-        names = bad_nodes(self._faults)
-        return frozenset(node.instance for node in nodes if node.bad or node.name in names)
-
-    def blamed_instance(self, cycle: Cycle | None) -> str:
-        """The instance of the launcher whose node ended that cycle; empty if no node did."""
-        verdict = None if cycle is None else cycle.verdict
-        if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
-            return ""
-        seat = cycle.seats[verdict.node]
-        others = [each for each in cycle.seats if each.name == verdict.name]
-        return (seat if seat.name == verdict.name or not others else others[0]).instance
-
-    def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
-        """Names of nodes that were lost or bad before and are ready again; each is returned once."""
-        lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
-        here = {node.name for node in nodes if node.bad or node.name in lost} - self._told
-        self._told |= here
-        self._faults = back_again(self._faults, here)
-        return tuple(sorted(here))
 
 
 def last_call_s(rules: Rules, *, is_first: bool) -> float:
@@ -174,7 +131,9 @@ class NextCycle:
         for place, member in ({} if proposal is None else proposal.members).items():
             self._slots[place] = Slot.of(member)
 
-    def propose_due(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
+    def propose_due(
+        self, rules: Rules, cycle: JobCycle | None, *, arrivals: int, has_absent: bool, now_s: float
+    ) -> None:
         """Propose what is due. ``has_absent``: a connection has just ended, and its launcher may come back."""
         self.alarm_s = None
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
@@ -185,7 +144,7 @@ class NextCycle:
         if self._consensus.proposal is None and cycle is not None:
             self._shrink(cycle, has_absent, now_s)
 
-    def _gather(self, rules: Rules, cycle: Cycle | None, arrivals: int, now_s: float) -> None:
+    def _gather(self, rules: Rules, cycle: JobCycle | None, arrivals: int, now_s: float) -> None:
         """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
         ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
         awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
@@ -217,7 +176,7 @@ class NextCycle:
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
 
-    def _too_few_for_ever(self, rules: Rules, cycle: Cycle | None, now_s: float) -> str:
+    def _too_few_for_ever(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> str:
         """Why too few nodes are left, where lost launchers aren't started again; empty if enough are left."""
         if not rules.launchers:
             return ""
@@ -235,7 +194,7 @@ class NextCycle:
         self.alarm_s = earliest(self.alarm_s, *back_s)
         return ""
 
-    def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
+    def _begin(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> None:
         bad, named = self.bad_nodes.bad_among(ready), self.bad_nodes.blamed_instance(cycle)
         if rules.segment:
             chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
@@ -254,7 +213,7 @@ class NextCycle:
             back=self.bad_nodes.take_returned(ready),
         )
 
-    def _end_job(self, cycle: Cycle | None, code: int, text: str) -> None:
+    def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:
         decision = self._consensus.decision
         self._consensus.propose(
             Kind.END,
@@ -268,7 +227,7 @@ class NextCycle:
             text=text,
         )
 
-    def _shrink(self, cycle: Cycle, has_absent: bool, now_s: float) -> None:
+    def _shrink(self, cycle: JobCycle, has_absent: bool, now_s: float) -> None:
         """Take the vote from lost nodes, as long as the others are still enough to decide that."""
         decision = cycle.decision
         if self.lost_s is None:
@@ -292,7 +251,7 @@ class NextCycle:
             )
 
 
-def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
+def seated(cycle: JobCycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
     """Nodes that take part in the last cycle, follow and aren't lost, by place."""
     if cycle is None:
         return {}
@@ -301,7 +260,7 @@ def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
     }
 
 
-def nodes_left(cycle: Cycle | None, nodes: Mapping[str, Node], arrivals: int) -> int:
+def nodes_left(cycle: JobCycle | None, nodes: Mapping[str, Node], arrivals: int) -> int:
     """How many nodes could take part in another cycle, as far as is known; ``arrivals``: launchers that ever came."""
     here = sum(node.phase is not NodePhase.EXCLUDED for node in nodes.values())
     if cycle is None:
@@ -312,7 +271,7 @@ def nodes_left(cycle: Cycle | None, nodes: Mapping[str, Node], arrivals: int) ->
     return here - leaving + cycle.awaited + late
 
 
-def _is_coming(node: Node, cycle: Cycle) -> bool:
+def _is_coming(node: Node, cycle: JobCycle) -> bool:
     """Whether a node of the cycle has connected, and hasn't followed yet."""
     return node.link is not None and not node.follows and cycle.is_seated(node)
 

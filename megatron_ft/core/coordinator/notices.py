@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import is_awaited, last_call_s
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import usable
@@ -53,11 +53,11 @@ class Notices:
         self._spares: set[str] = set()
         """Launchers (instances) that were already reported as on standby."""
         self._spares_s = 0.0
-        self._cycle: Cycle | None = None
+        self._cycle: JobCycle | None = None
         self._speaker: int | None = None
         """The connection of the launcher that was last asked to print the lines of the job."""
 
-    def tell(self, rules: Rules, cycle: Cycle | None, proposal: Proposal | None, *, now_s: float) -> list[Send]:
+    def tell(self, rules: Rules, cycle: JobCycle | None, proposal: Proposal | None, *, now_s: float) -> list[Send]:
         """The lines that are due. Without an open ``proposal`` a round can only be waiting for nodes."""
         self.alarm_s = None
         if cycle is not self._cycle:
@@ -85,7 +85,7 @@ class Notices:
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
-    def _changes(self, rules: Rules, cycle: Cycle, now_s: float) -> Iterable[Send]:
+    def _changes(self, rules: Rules, cycle: JobCycle, now_s: float) -> Iterable[Send]:
         """A line on nodes that have failed, where the others go on; nodes that have finished are noted for later."""
         bad = []
         for place in cycle.take_changes():
@@ -105,7 +105,7 @@ class Notices:
         )
         yield from self._to_those_concerned(cycle, bad, text)
 
-    def _waiting_to_end(self, cycle: Cycle, now_s: float) -> Iterable[Send]:
+    def _waiting_to_end(self, cycle: JobCycle, now_s: float) -> Iterable[Send]:
         """A line to nodes that have finished, and have to wait for others that haven't."""
         due = [place for place, at_s in self._finished.items() if now_s >= at_s]
         for place in due:
@@ -118,7 +118,7 @@ class Notices:
         for at_s in self._finished.values():
             self._wake(at_s)
 
-    def _standby(self, cycle: Cycle, now_s: float) -> Iterable[Send]:
+    def _standby(self, cycle: JobCycle, now_s: float) -> Iterable[Send]:
         """A line on nodes on standby: one for each, until it takes part in a cycle."""
         if now_s < self._spares_s:
             self._wake(self._spares_s)
@@ -141,7 +141,7 @@ class Notices:
 
     # -- nodes meet -------------------------------------------------------------------------------------------
 
-    def _losses(self, rules: Rules, cycle: Cycle) -> Iterable[Send]:
+    def _losses(self, rules: Rules, cycle: JobCycle) -> Iterable[Send]:
         """A line on nodes lost since the cycle ended, other than the one that ended it."""
         gone = cycle.take_losses()
         if not gone:
@@ -157,7 +157,7 @@ class Notices:
         text = lines.lost_between(told=lines.joined(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes)
         yield from self._to_those_concerned(cycle, [], text)
 
-    def _waiting_to_begin(self, rules: Rules, cycle: Cycle | None, now_s: float) -> Iterable[Send]:
+    def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Iterable[Send]:
         """A round takes long: tell each waiting node which are missing, after 3 s, 30 s, 300 s (up to 0.5 s later)."""
         if now_s < self._waits_s:
             self._wake(self._waits_s)
@@ -176,7 +176,7 @@ class Notices:
             self._waits_s = min(now_s + _TOGETHER_S, min(next_s for _, next_s in self._waits.values()))
             self._wake(self._waits_s)
 
-    def _for_whom(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> str:
+    def _for_whom(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> str:
         nodes = self._nodes.values()
         missing = [node.name for node in nodes if is_awaited(node)]
         lost: list[str] = []
@@ -206,7 +206,7 @@ class Notices:
 
     # -- which launchers get a line ---------------------------------------------------------------------------
 
-    def _to_those_concerned(self, cycle: Cycle, places: Iterable[int], text: str) -> Iterable[Send]:
+    def _to_those_concerned(self, cycle: JobCycle, places: Iterable[int], text: str) -> Iterable[Send]:
         seated = cycle.links(self._nodes.values())
         if not seated:
             return
@@ -217,7 +217,7 @@ class Notices:
             links = list(dict.fromkeys([speaker, *(seated[place] for place in places if place in seated)]))
         yield from _by_one(links, speaker, text)
 
-    def _who_speaks(self, cycle: Cycle) -> Iterable[Send]:
+    def _who_speaks(self, cycle: JobCycle) -> Iterable[Send]:
         """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to.
 
         If all nodes were lost to this coordinator, it is the first one that has come back.
@@ -230,7 +230,7 @@ class Notices:
             self._speaker = node.link
             yield Send([node.link], Speak())
 
-    def _who_says_why(self, cycle: Cycle | None) -> Iterable[Send]:
+    def _who_says_why(self, cycle: JobCycle | None) -> Iterable[Send]:
         """The job is about to end: one that is connected is to say so, also where none has had a place yet."""
         here = [node for node in self._nodes.values() if node.follows and node.phase is not NodePhase.EXCLUDED]
         node = min(here, key=lambda each: (cycle is None or not cycle.is_seated(each), _order(each)), default=None)

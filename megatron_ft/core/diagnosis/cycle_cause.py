@@ -158,9 +158,10 @@ def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
     return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
 
 
-def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
-    """The rank that hangs, where the one found first may only wait for it in a collective.
+def cause_on_this_node(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
+    """The rank of this node that hangs, where the one found first may only wait for it in a collective.
 
+    Used until, or where, the snapshots of all ranks aren't there for `root_cause`, which knows who waits for whom.
     A rank that was stopped by a signal is the one; so is one that is an iteration behind and has been where it
     is for most of that time. If neither applies, it is the one that was found.
     """

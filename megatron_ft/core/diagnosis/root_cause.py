@@ -23,8 +23,8 @@ Waits = Mapping[int, frozenset[int]]
 _MOST = 0.5
 """A cause has been where it is for at least this share of the time that the overdue rank has."""
 _ALIKE, _ALIKE_S = 0.1, 0.25
-"""Found hung by its own monitor within this share of the overdue rank's time, or these seconds, a rank is stuck as long
-as that one: ranks reach the same line some milliseconds apart, and steps and pauses differ by more."""
+"""A rank counts as stuck for as long as the overdue one if at most this share of that one's time is left until its own
+timeout, or these seconds: ranks reach the same line some milliseconds apart, while steps and pauses differ by more."""
 _SHOWN = 4
 _MOST_CANDIDATES = 64
 _MOST_SPANS = 32
@@ -215,7 +215,7 @@ def _explains(rank: int, alike: Mapping[frozenset[int], set[int]]) -> bool:
 def _narrowed(roots: Sequence[RankSnapshot], elapsed_s: float) -> tuple[set[int], bool]:
     """Of several ranks that others wait for: those that haven't moved for long; of these, those an iteration behind.
 
-    One that has moved a moment ago is no cause for certain, though it be the only one.
+    The result is uncertain if all have moved a moment ago, even if there is only one.
     """
     still = [note for note in roots if note.gone or note.found_hung or _is_still(note, elapsed_s)]
     if not still:

@@ -163,7 +163,7 @@ class Reached(NamedTuple):
     trained: bool = True
     """A rank was through a section or an iteration, or may have been; False: all failed in their start."""
     start: str = ""
-    """How the start failed, the same words for the same mistake; empty where another one may well get further."""
+    """How the start failed, the same words for the same mistake; empty if another start may well get further."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The rule `budget` for learned timeouts: a budget of false kills instead of a factor. Pure; see `docs/timeouts.md`.
 
-The timeout is what one interval in ``1 / budget`` is expected to pass, by the tail of all that was seen, with room for
-what wasn't; never above what the reference's rule has given on average, but above what was seen more than once.
+The timeout is the length that one interval in ``1 / budget`` is expected to exceed, estimated from the tail of all
+intervals seen, with room for longer ones. It stays below what the reference's rule has given on average, unless
+intervals of that length were seen more than once: then it is above those.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import NamedTuple
 
 from megatron_ft.core.timeouts import early
 from megatron_ft.core.timeouts.early import Early
+from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, length_of
-from megatron_ft.core.timeouts.timeouts import calculate_timeout
 
 DEFAULT_BUDGET = 1e-6
 FIRST_INTERVALS = 4
@@ -59,7 +60,7 @@ class Estimate(NamedTuple):
     budget_s: float
     """One interval in ``1 / budget`` exceeds this."""
     ceiling_s: float
-    """More only above what was seen more than once."""
+    """The most that ``timeout_s`` may be, unless longer intervals were seen more than once."""
     first_s: float
     """The timeout of the first intervals of a cycle."""
     suspect_s: float | None = None

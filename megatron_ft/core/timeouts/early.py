@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.tail import Tail
-from megatron_ft.core.timeouts.timeouts import calculate_timeout
 
 CHECK_S = 1.9
 """From a suspicion until the rank is terminated, at most: a starved rank answers late."""

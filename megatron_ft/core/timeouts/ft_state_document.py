@@ -14,9 +14,9 @@ from typing import Any
 from megatron_ft.core.errors import ConfigError, show
 from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.early import Early
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, state_from_dict
 from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout
 from megatron_ft.core.timeouts.tail import BUCKETS, Tail
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_from_dict
 from megatron_ft.core.times import MAX_SECONDS
 
 SCHEMA = "megatron_ft.ft_state"

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.timeouts.budget_rule import Known
-from megatron_ft.core.timeouts.over_all_ranks import Calculation
-from megatron_ft.core.timeouts.timeouts import (
+from megatron_ft.core.timeouts.in_force import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
     SectionTimeouts,
     state_from_dict,
     state_to_dict,
 )
+from megatron_ft.core.timeouts.over_all_ranks import Calculation
 from megatron_ft.core.wording import counted
 
 SECTIONS_FIELD = "rank_section_timeouts"

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatron_ft.core.timeouts.budget_rule import DEFAULT_BUDGET, Known, after_update, estimate
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.tail import BUCKETS, Tail
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts, calculate_timeout
 
 NO_OBSERVATION = -1.0
 """Stands for "nothing was observed" in a maximum over ranks; every real interval is greater."""

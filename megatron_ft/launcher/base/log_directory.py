@@ -51,8 +51,9 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
 
 
 def doubt_about(log_dir: str) -> str | None:
-    """Other users who may remove or replace what is written there, for a warning; None if only root may, and the
-    directory's group where that may write: users that share a project have it so.
+    """A warning if users other than root may remove or replace what is written there, else None.
+
+    A group that may write is no reason for one: users who share a project set it up so.
     """
     with contextlib.suppress(OSError):
         owners = {os.lstat(log_dir).st_uid, os.stat(log_dir).st_uid} - {0, os.geteuid()}

@@ -99,11 +99,11 @@ class RunDirectory:
 
 
 def make_run_directory() -> str:
-    """A private directory of an unpredictable name, short enough for sockets.
+    """Make a private directory of an unpredictable name, short enough for sockets; remove those of dead launchers.
 
-    It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
-    another user could rename it, and put something else there, is the last that is taken. Those that launchers of this
-    user have left in these places are removed.
+    It isn't in XDG_RUNTIME_DIR, which is removed when the user logs out, while the job goes on. Parent directories in
+    which another user could rename it, and put something else in its place, are tried last. Directories that this
+    user's dead launchers have left there are removed first.
 
     Raises:
         ConfigError: no place can be written.

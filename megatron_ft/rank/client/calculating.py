@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.timeouts.budget_rule import Known, after_kill
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.over_all_ranks import (
     BUDGET,
@@ -17,7 +18,6 @@ from megatron_ft.core.timeouts.over_all_ranks import (
     Sight,
     calculate_sections,
 )
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.recorder import Recorder
 

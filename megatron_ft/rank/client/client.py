@@ -13,6 +13,13 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.core.timeouts.in_force import (
+    OUT_OF_SECTION,
+    HeartbeatTimeouts,
+    SectionTimeouts,
+    state_from_dict,
+    state_to_dict,
+)
 from megatron_ft.core.timeouts.over_all_ranks import (
     REFERENCE,
     NotReady,
@@ -20,13 +27,6 @@ from megatron_ft.core.timeouts.over_all_ranks import (
     calculate_heartbeats,
 )
 from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, from_text
-from megatron_ft.core.timeouts.timeouts import (
-    OUT_OF_SECTION,
-    HeartbeatTimeouts,
-    SectionTimeouts,
-    state_from_dict,
-    state_to_dict,
-)
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.agreement import RankInfo

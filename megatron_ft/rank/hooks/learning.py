@@ -18,9 +18,9 @@ from megatron_ft.core.records import rank as records
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.ft_state_document import parse, to_document
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, state_to_dict
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
 from megatron_ft.core.timeouts.over_all_ranks import Calculation
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_to_dict
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient

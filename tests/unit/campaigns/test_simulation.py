@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.coordinator import consensus, coordinator, cycle, next_cycle
+from megatron_ft.core.coordinator import consensus, coordinator, job_cycle, next_cycle
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import NextCycle
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
@@ -95,19 +95,19 @@ def _forgets_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = Cycle.restarts_used.fget
+    used = JobCycle.restarts_used.fget
     assert used is not None
-    monkeypatch.setattr(Cycle, "restarts_used", property(lambda self: 2 * used(self) + 1))
+    monkeypatch.setattr(JobCycle, "restarts_used", property(lambda self: 2 * used(self) + 1))
 
 
 def _charges_for_membership(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = (Outcome.FAILED, Outcome.MEMBERSHIP)
     used = property(lambda self: self.decision.restarts + (self.outcome in ended))
-    monkeypatch.setattr(Cycle, "restarts_used", used)
+    monkeypatch.setattr(JobCycle, "restarts_used", used)
 
 
 def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cycle, "restarts_used", property(lambda self: self.decision.restarts))
+    monkeypatch.setattr(JobCycle, "restarts_used", property(lambda self: self.decision.restarts))
 
 
 def _leaves_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,29 +130,29 @@ def _shuffles_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
         verdict = verdict_on(*arguments, **more)
         return verdict if verdict.node is None else replace(verdict, node=max(0, verdict.node - 1) or 1)
 
-    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
 
 def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
         return replace(verdict_on(*arguments, **more), node=None, text=lines.UNKNOWN_FAILURE)
 
-    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
 
 def _waits_for_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cycle, "_CAUSE_S", 0.0)
+    monkeypatch.setattr(job_cycle, "_CAUSE_S", 0.0)
 
 
 def _calls_all_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
         return replace(verdict_on(*arguments, **more), kind=CauseKind.MEMBERSHIP)
 
-    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
 
 def _misses_silence_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +203,11 @@ def _ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _starts_before_all_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_cycle, "is_awaited", lambda _node: False)
-    monkeypatch.setattr(Cycle, "awaited", 0)
+    monkeypatch.setattr(JobCycle, "awaited", 0)
 
 
 def _misses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cycle, "lose", lambda *_: None)
+    monkeypatch.setattr(JobCycle, "lose", lambda *_: None)
 
 
 def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def _drops_a_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cycle, "judge", lambda *_, **__: None)
+    monkeypatch.setattr(JobCycle, "judge", lambda *_, **__: None)
 
 
 def _tells_all_but_one_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +236,11 @@ def _tells_all_but_one_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
         verdict = verdict_on(*arguments, **more)
         return replace(verdict, action=Action.GIVE_UP) if verdict.action is Action.RESTART else verdict
 
-    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
 
 def _takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:

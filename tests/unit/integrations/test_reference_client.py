@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.integrations import reference_client as reference
 from megatron_ft.integrations.reference_client import RankMonitorClient
 from megatron_ft.rank.client import client as ours

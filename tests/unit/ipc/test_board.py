@@ -19,7 +19,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.config.config import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.rank.base import say, user_code
 from megatron_ft.rank.client import recorder as recorder_module

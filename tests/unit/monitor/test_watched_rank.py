@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Action
 from megatron_ft.core.board.intervals import HangKind, running_intervals
-from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder

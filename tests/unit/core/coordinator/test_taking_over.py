@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job import edge
@@ -96,8 +96,8 @@ def test_what_launchers_hear_that_come_after_the_end_of_a_cycle_is_worked_out_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[m.End] = []
-    end = Cycle.end
-    monkeypatch.setattr(Cycle, "end", lambda cycle, **more: made.append(end(cycle, **more)) or made[-1])
+    end = JobCycle.end
+    monkeypatch.setattr(JobCycle, "end", lambda cycle, **more: made.append(end(cycle, **more)) or made[-1])
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
     has_ended = hello(0, rules, ended=Outcome.FAILED)
     _, sent = taken_over([has_ended, *(hello(place, rules) for place in range(1, 5))])
@@ -110,7 +110,7 @@ def test_of_thousands_of_nodes_that_detect_the_same_hang_only_the_first_is_asked
         raise AssertionError("all nodes were looked at once more")
         yield
 
-    cycle, nodes = Cycle(RULES, decision(size=2)), []
+    cycle, nodes = JobCycle(RULES, decision(size=2)), []
     for place in (0, 1):
         node = Node.of(m.Hello("job", RULES, f"i{place}", 1, f"h{place}"), place)
         node.place, node.link = place, 10 + place

@@ -12,9 +12,9 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     CauseKind,
     HangVerdict,
     RankView,
+    cause_on_this_node,
     describe_hang,
     find_cause,
-    find_culprit,
 )
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, is_by_us, is_secondary_failure
 
@@ -170,35 +170,35 @@ def test_among_verdicts_of_the_same_moment_the_stopped_rank_is_the_cause_then_th
 
 
 def test_culprit_is_the_rank_that_was_found_if_nothing_speaks_against_it() -> None:
-    assert find_culprit(hang(1), []) == hang(1)
-    assert find_culprit(hang(1), [view(0), view(1), view(2, iteration=None), view(3, iteration=41)]) == hang(1)
+    assert cause_on_this_node(hang(1), []) == hang(1)
+    assert cause_on_this_node(hang(1), [view(0), view(1), view(2, iteration=None), view(3, iteration=41)]) == hang(1)
 
 
 def test_culprit_is_the_stopped_rank() -> None:
-    found = find_culprit(hang(1), [view(0, stopped=True, since_ns=2100 * MS), view(1)])
+    found = cause_on_this_node(hang(1), [view(0, stopped=True, since_ns=2100 * MS), view(1)])
     assert (found.rank, found.section, found.stopped) == (0, "step", True)
     assert found.elapsed_s == pytest.approx(2.9)
     stopped_itself = hang(1, stopped=True)
-    assert find_culprit(stopped_itself, [view(0, stopped=True)]) == stopped_itself
+    assert cause_on_this_node(stopped_itself, [view(0, stopped=True)]) == stopped_itself
 
 
 def test_culprit_is_the_rank_an_iteration_behind_that_has_been_there_for_long() -> None:
     late = view(2, iteration=39, section="checkpointing", since_ns=1900 * MS, timeout_s=None)
-    found = find_culprit(hang(1), [view(0), late])
+    found = cause_on_this_node(hang(1), [view(0), late])
     assert (found.rank, found.section, found.iteration, found.timeout_s) == (2, "checkpointing", 39, 3.0)
     young = dataclasses.replace(late, since_ns=4900 * MS)
-    assert find_culprit(hang(1), [view(0), young]) == hang(1)
-    assert find_culprit(hang(1), [dataclasses.replace(late, closing=True)]) == hang(1)
-    assert find_culprit(hang(1, iteration=None), [late]) == hang(1, iteration=None)
+    assert cause_on_this_node(hang(1), [view(0), young]) == hang(1)
+    assert cause_on_this_node(hang(1), [dataclasses.replace(late, closing=True)]) == hang(1)
+    assert cause_on_this_node(hang(1, iteration=None), [late]) == hang(1, iteration=None)
 
 
 def test_culprit_out_of_section() -> None:
-    found = find_culprit(hang(1, kind="out_of_section", section=None), [view(0, stopped=True, section=None)])
+    found = cause_on_this_node(hang(1, kind="out_of_section", section=None), [view(0, stopped=True, section=None)])
     assert describe_hang(found) == "rank 0 hung out of section for 3.0 s (timeout 3.0 s, process stopped)"
 
 
 def test_culprit_of_a_missing_heartbeat_keeps_its_time() -> None:
-    found = find_culprit(
+    found = cause_on_this_node(
         hang(1, kind="heartbeat", section=None, elapsed_s=1.1, timeout_s=1.0), [view(0, stopped=True, since_ns=0)]
     )
     assert (found.rank, found.kind, found.elapsed_s, found.timeout_s) == (0, "heartbeat", 1.1, 1.0)

@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.core.agent.lines import cycle_ended
 from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import choose
@@ -360,7 +360,7 @@ HANG = HangVerdict(
 
 
 def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
-    cycle = Cycle(RULES, decision(cycle=2))
+    cycle = JobCycle(RULES, decision(cycle=2))
     asked, moving = m.Suspected(2, 1.0), m.Moving(2, "rank 3 has begun an iteration")
     assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
     assert [cycle.admit(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
@@ -368,7 +368,7 @@ def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
 
 
 def test_who_is_left_out_is_named_only_if_no_missing_node_may_have_ended_the_cycle() -> None:
-    cycle = Cycle(RULES, decision(size=3))
+    cycle = JobCycle(RULES, decision(size=3))
     cycle.missing(0, 0.0)
     cycle.changed(2, m.Report(0, U, "lost a peer", follows=True))
     cycle.changed(1, m.Report(0, X, "asked for it"))
@@ -382,7 +382,7 @@ def test_who_is_left_out_is_named_only_if_no_missing_node_may_have_ended_the_cyc
 
 def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:
     for names, seats in ((("a", "b", "c", "d"), ["a", "b", "c", "d"]), (("a", "b"), [""] * 4), ((), [""] * 4)):
-        cycle = Cycle(RULES, replace(decision(size=4), names=names))
+        cycle = JobCycle(RULES, replace(decision(size=4), names=names))
         assert [seat.name for seat in cycle.seats] == seats
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.ft_state_document import parse, to_document
+from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
 from megatron_ft.core.timeouts.learned import (
     Choice,
     LearnedState,
@@ -21,7 +22,6 @@ from megatron_ft.core.timeouts.learned import (
     from_client,
 )
 from megatron_ft.core.timeouts.over_all_ranks import Calculation
-from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
 
 KNOWN = frozenset({"setup", "step", "checkpointing"})
 CONFIGURED = {

@@ -6,8 +6,8 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, RaisedTimeouts, from_text
-from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.rank.client.calculating import Knowledge
 from tests.support.training import Bench, bench, clean_environment, save_checkpoint, train
 

@@ -8,6 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.timeouts.in_force import (
+    OUT_OF_SECTION,
+    HeartbeatTimeouts,
+    SectionTimeouts,
+    state_from_dict,
+    state_to_dict,
+)
 from megatron_ft.core.timeouts.over_all_ranks import (
     NO_OBSERVATION,
     Calculation,
@@ -15,13 +22,6 @@ from megatron_ft.core.timeouts.over_all_ranks import (
     Rule,
     calculate_heartbeats,
     calculate_sections,
-)
-from megatron_ft.core.timeouts.timeouts import (
-    OUT_OF_SECTION,
-    HeartbeatTimeouts,
-    SectionTimeouts,
-    state_from_dict,
-    state_to_dict,
 )
 
 RULE = Rule(safety_factor=5.0, floor=0.0)

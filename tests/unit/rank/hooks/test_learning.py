@@ -16,7 +16,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import timeout_word
 from megatron_ft.core.config.config import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import learning
 from tests.support.training import (

@@ -1,10 +1,6 @@
-"""Timeouts in force, and how they are calculated from what was observed.
+"""The timeouts in force, and the form in which the learned ones among them are kept.
 
-The rule (the same for heartbeats and sections): per rank the longest observed interval, over ranks the
-maximum, times ``safety_factor``. If the current value was itself calculated, the new one is the mean of the
-two, an exponential moving average with weight 0.5, so that one slow checkpoint doesn't throw the timeout
-about, but never less than what was just observed; a value that came from the configuration is replaced.
-No calculated value is enforced below ``calculated_timeout_floor``. All values are seconds; ``None`` is infinite.
+All values are seconds; ``None`` is infinite. How they are learned: `reference_rule`, `budget_rule`.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import ConfigError
 
-_EMA_WEIGHT = 0.5
 _STATE_KEY = "current_timeouts"
 OUT_OF_SECTION = "out_of_section"
 """The name of the time in no section; a user's section may not have it."""
@@ -82,26 +77,6 @@ class SectionTimeouts:
 
 def _at_least(floor_s: float, timeout: float | None) -> float | None:
     return None if timeout is None else max(timeout, floor_s)
-
-
-def calculate_timeout(
-    *,
-    longest: float,
-    safety_factor: float,
-    current: float | None,
-    current_was_calculated: bool,
-    floor: float = 0.0,
-) -> float:
-    """The new timeout in seconds, from the longest interval over all ranks (seconds).
-
-    ``floor`` is the least value returned: five times a 20 ms step is no timeout, a page fault would kill.
-    """
-    assert longest >= 0.0, longest
-    fresh = safety_factor * longest
-    if current is not None and current_was_calculated:
-        # an interval that was just seen, and was healthy, may come again: with a factor below 2 the mean could be less
-        fresh = max(_EMA_WEIGHT * current + (1.0 - _EMA_WEIGHT) * fresh, longest)
-    return max(fresh, floor)
 
 
 def state_to_dict(

@@ -27,7 +27,7 @@ _GONE = (NodeState.LOST, NodeState.EXCLUDED)
 
 
 @dataclass(slots=True)
-class Cycle:
+class JobCycle:
     """``seats`` by place. Times are seconds of the coordinator's own clock."""
 
     rules: Rules

@@ -19,7 +19,7 @@ from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.times import Pauses, earliest
 
 
-class Cycle:
+class NodeCycle:
     """``number`` is the cycle's at the coordinator; ``met`` is None before the nodes have met."""
 
     def __init__(self, options: Options, number: int, met: edge.RanksMet | None, *, now_ns: int) -> None:
