@@ -16,7 +16,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.search import Search
+from megatron_ft.core.job.search import NO_ANSWER, Search
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
@@ -129,7 +129,7 @@ class Member:
             self._out.append(edge.Transmit(self._leaving))
         return self._take()
 
-    def failed(self, now_s: float, problem: str = "no answer") -> list[edge.MemberEffect]:
+    def failed(self, now_s: float, problem: str = NO_ANSWER) -> list[edge.MemberEffect]:
         """The connection couldn't be opened; ``problem``: why, in words."""
         self._clock.set(now_s)
         self._seek(problem=problem)
@@ -158,7 +158,7 @@ class Member:
         """This launcher has started a coordinator at that address; empty if it is gone."""
         self._owned = address
 
-    def _seek(self, *, at_once: bool = False, problem: str = "no answer") -> None:
+    def _seek(self, *, at_once: bool = False, problem: str = NO_ANSWER) -> None:
         """Try the next address; ``problem``: why not this one."""
         if self._is_open:
             self._out.append(edge.Disconnect())
@@ -197,11 +197,11 @@ class Member:
                 self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
                 self._out.append(edge.EndRanks(end, is_cut_off=True))
-        if not self._has_said_unreached and unled_s >= patience.REPORT_UNREACHED_S and self._is_new:
+        if not self._has_said_unreached and unled_s >= patience.report_unreached_s(self.identity) and self._is_new:
             self._has_said_unreached = True
-            self._out.append(edge.Say(patience.unreached(self.identity, self._search.problem)))
+            self._out.append(edge.Say(patience.unreached(self.identity, self._search.problems)))
         if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
-            gives_up = patience.give_up(self.identity, self.memory, self.standing, self._search.problem)
+            gives_up = patience.give_up(self.identity, self.memory, self.standing, self._search.problems)
             self._leave(gives_up.code, gives_up.text)
 
     @property

@@ -9,8 +9,9 @@ from megatron_ft.core.job.restart_policy import Action
 
 GIVE_UP_S = 60.0
 """Seconds without a coordinator after which a node that was part of the job leaves it."""
-REPORT_UNREACHED_S = 10.0
-"""Seconds after which a launcher that hasn't reached any coordinator yet tells the user why."""
+_REPORT_UNREACHED_S = (10.0, 60.0)
+"""Seconds after which a launcher that hasn't found a coordinator yet tells the user why: of the first two nodes, and of
+the others, which may be thousands with the same thing to tell."""
 
 
 def is_new(memory: Memory, standing: m.Standing) -> bool:
@@ -24,13 +25,18 @@ def patience_s(identity: m.Identity, memory: Memory, standing: m.Standing) -> fl
     return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)
 
 
-def unreached(identity: m.Identity, problem: str) -> str:
-    """While it is waited for. ``problem``: why the last try failed."""
-    return f"coordinator at {identity.endpoints[0]} not reached yet: {problem}; trying for {_join_timeout(identity)}"
+def report_unreached_s(identity: m.Identity) -> float:
+    """After how many seconds without a coordinator to tell the user ``unreached``."""
+    return _REPORT_UNREACHED_S[identity.rank is not None and identity.rank > 1]
 
 
-def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problem: str) -> edge.Leave:
-    """The time is over. ``problem``: why the last try failed."""
+def unreached(identity: m.Identity, problems: str) -> str:
+    """While one is looked for. ``problems``: why it wasn't found at which address."""
+    return f"no coordinator found yet ({problems or 'still connecting'}); trying for {_join_timeout(identity)}"
+
+
+def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems: str) -> edge.Leave:
+    """The time is over. ``problems``: why no coordinator was found at which address."""
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is Kind.END:
         return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
@@ -41,7 +47,7 @@ def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problem:
         return edge.Leave(0, "no coordinator is reachable any more")
     text = "no coordinator reachable that can continue the job: start the job again"
     if is_new(memory, standing):
-        text = f"coordinator at {identity.endpoints[0]} not reached within {_join_timeout(identity)}: {problem}"
+        text = f"no coordinator found within {_join_timeout(identity)} ({problems})"
     return edge.Leave(identity.rules.try_again_code, text)
 
 

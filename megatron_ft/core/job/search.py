@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from megatron_ft.core.wording import listed
+
 _SKIPS_S = (2.0, 4.0, 8.0)
 """How long an address isn't tried after it was silent once, twice, and more often."""
 LONGEST_SKIP_S = _SKIPS_S[-1]
 _KNOWN_S = 10.0
 """An address that was tried so recently isn't tried again because of older news."""
+
+
+NO_ANSWER = "no answer, from it or from a name server"
 
 
 class Search:
@@ -33,8 +38,8 @@ class Search:
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._tried_s: dict[str, float] = {}
         """When each address was tried last."""
-        self.problem = ""
-        """Why the first endpoint was not reached when it was tried last."""
+        self._problems: dict[str, str] = {}
+        """Why no coordinator leads there, of each address when it was tried last."""
         self._told_here: str | None = None
         """Where another coordinator is, as the one at ``address`` has said last; None if it has said nothing yet."""
 
@@ -55,11 +60,15 @@ class Search:
         self._tried_s[self.address], self._told_here = now_s, None
         return self.address
 
-    def tried(self, *, is_answered: bool, problem: str = "no answer") -> None:
+    def tried(self, *, is_answered: bool, problem: str = NO_ANSWER) -> None:
         """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
         self.is_first = self.is_first and not is_answered
-        if self.address == self._endpoints[0]:
-            self.problem = "the coordinator there cannot lead yet" if is_answered else problem
+        self._problems[self.address] = "the coordinator there does not lead" if is_answered else problem
+
+    @property
+    def problems(self) -> str:
+        """Why no coordinator was found, for the user: each address that was tried, and why not that one."""
+        return listed([f"{address}: {problem}" for address, problem in self._problems.items()], joint="; ")
 
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""

@@ -88,10 +88,16 @@ class Sockets:
     # -- connecting -------------------------------------------------------------------------------------------
 
     def _look_up(self, address: str, host: str, port: int) -> None:
-        if address not in self._looking_up:
-            self._looking_up.add(address)
-            look_up = functools.partial(tcp.look_up, host, port)
+        if address in self._looking_up:
+            return
+        look_up = functools.partial(tcp.look_up, host, port)
+        try:
             self._reactor.call_in_thread(look_up, functools.partial(self._looked_up, address))
+        except OSError as error:  # no descriptor is free
+            self._problem = os.strerror(error.errno or errno.EIO)
+            self._say_soon(self._fail)
+        else:
+            self._looking_up.add(address)
 
     def _looked_up(self, address: str, targets: Callable[[], list[tcp.Target]]) -> None:
         self._looking_up.discard(address)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.patience import GIVE_UP_S, REPORT_UNREACHED_S
+from megatron_ft.core.job.patience import GIVE_UP_S
+from megatron_ft.core.job.search import NO_ANSWER
 from tests.support.job_machines import RULES, decision, led, member
 
 
@@ -47,28 +50,54 @@ def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_jo
     assert left.code == RULES.try_again_code
 
 
-def test_a_launcher_that_reaches_no_coordinator_at_the_start_tells_why_soon_and_at_the_end() -> None:
-    machine, lines, left, now_s = member(), [], [], 0.0
+@pytest.mark.parametrize(("place", "after_s"), [(None, 10.0), (1, 10.0), (2, 60.0)])
+def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end(
+    place: int | None, after_s: float
+) -> None:
+    machine, lines, left, now_s = member(rank=place), [], [], 0.0
     while not left:
         effects = machine.tick(now_s)
-        connects = [effect.address for effect in effects if isinstance(effect, edge.Connect)]
-        if connects:
-            effects += machine.failed(now_s, "no route" if connects == ["first:1"] else "Connection refused")
+        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            effects += machine.failed(now_s, "no route" if effect.address == "first:1" else "Connection refused")
         lines += [(now_s, effect.text) for effect in effects if isinstance(effect, edge.Say)]
         left += [effect for effect in effects if isinstance(effect, edge.Leave)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     ((said_s, line),) = lines
     timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
-    assert REPORT_UNREACHED_S <= said_s < REPORT_UNREACHED_S + 1.0
-    assert line == f"coordinator at first:1 not reached yet: no route; trying for {timeout}"
-    assert left == [edge.Leave(RULES.try_again_code, f"coordinator at first:1 not reached within {timeout}: no route")]
+    assert after_s <= said_s < after_s + 1.0
+    problems = "first:1: no route; second:1: Connection refused"
+    assert line == f"no coordinator found yet ({problems}); trying for {timeout}"
+    assert left == [edge.Leave(RULES.try_again_code, f"no coordinator found within {timeout} ({problems})")]
+
+
+def test_a_launcher_that_was_sent_elsewhere_tells_why_it_was_not_led_there() -> None:
+    machine, lines, now_s = member(), [], 0.0
+    while not lines:
+        effects = machine.tick(now_s)
+        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            if effect.address == "first:1":
+                machine.opened(now_s)
+                effects += machine.heard(m.Elsewhere("moved-to:1"), now_s)
+            else:
+                effects += machine.failed(now_s, "Connection refused")
+        lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    assert "first:1: the coordinator there does not lead; moved-to:1: Connection refused" in lines[0]
+
+
+def test_a_connection_that_stays_open_without_an_answer_is_named_too() -> None:
+    machine, lines, now_s = member(), [], 0.0
+    while not lines:  # nothing ever happens on a connection
+        now_s = max(now_s, machine.alarm_s) + 0.001
+        lines = [effect.text for effect in machine.tick(now_s) if isinstance(effect, edge.Say)]
+    assert f"first:1: {NO_ANSWER}; second:1: {NO_ANSWER}" in lines[0]
 
 
 def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:
     machine = led(member())
     machine.tell(m.Ready(), 0.0)
     told, now_s = [], 0.0
-    while now_s < 3 * REPORT_UNREACHED_S:
+    while now_s < 3 * 60.0:
         now_s = max(now_s, machine.alarm_s) + 0.001
         effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
         told += [effect for effect in effects if isinstance(effect, edge.Say | edge.Leave)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import select
 import socket
@@ -209,6 +210,23 @@ def test_what_is_no_coordinator_breaks_the_connection(reactor: Reactor) -> None:
         with listener.accept()[0] as other:
             other.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
             until(reactor, lambda: ear.told == ["opened", "broken"])
+
+
+def test_a_name_is_looked_up_again_after_there_was_no_free_descriptor_for_it(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_free(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with sockets(reactor) as (transport, ear):
+        with monkeypatch.context() as patch:
+            patch.setattr(reactor, "call_in_thread", none_free)
+            connect(transport, ear, "no.such.host.invalid:1")
+            until(reactor, lambda: ear.told == ["failed"])
+            assert ear.problem == "Too many open files"
+        connect(transport, ear, "no.such.host.invalid:1")
+        until(reactor, lambda: ear.told == ["failed", "failed"])
+        assert ear.problem == "the host name cannot be resolved"
 
 
 def test_nobody_there_and_no_address_are_failures(reactor: Reactor) -> None:
