@@ -16,7 +16,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.search import NO_ANSWER, Search
+from megatron_ft.core.job.search import Search
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
@@ -129,7 +129,7 @@ class Member:
             self._out.append(edge.Transmit(self._leaving))
         return self._take()
 
-    def failed(self, now_s: float, problem: str = NO_ANSWER) -> list[edge.MemberEffect]:
+    def failed(self, now_s: float, problem: str = "") -> list[edge.MemberEffect]:
         """The connection couldn't be opened; ``problem``: why, in words."""
         self._clock.set(now_s)
         self._seek(problem=problem)
@@ -145,7 +145,7 @@ class Member:
             self._note_silence(was_led)
         elif was_open and not was_led:
             self._search.broke_off()
-        self._seek(at_once=was_led)
+        self._seek(at_once=was_led, problem="" if silent else "the connection was closed there")
         return self._take()
 
     def _note_silence(self, was_led: bool) -> None:
@@ -158,7 +158,7 @@ class Member:
         """This launcher has started a coordinator at that address; empty if it is gone."""
         self._owned = address
 
-    def _seek(self, *, at_once: bool = False, problem: str = NO_ANSWER) -> None:
+    def _seek(self, *, at_once: bool = False, problem: str = "") -> None:
         """Try the next address; ``problem``: why not this one."""
         if self._is_open:
             self._out.append(edge.Disconnect())
@@ -252,8 +252,12 @@ class Member:
                 self._seek(at_once=self._search.sent_to(address, self._clock.now_s))
             case m.Stay() if self._leaving is not None:
                 self._stay()
-            case m.Dismiss(m.REFUSED) if self.memory.decided or self._search.address != self.identity.endpoints[0]:
-                self._seek()  # another job may have got the port of a lost coordinator, or of one still to come
+            case m.Dismiss(m.REFUSED, text) if (
+                self.memory.decided or self._search.address != self.identity.endpoints[0]
+            ):
+                self._seek(
+                    problem=text
+                )  # another job may have got the port of a lost coordinator, or of one still to come
             case m.Dismiss(code, text):
                 self._leave(code, text)
             case _:

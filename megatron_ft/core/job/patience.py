@@ -10,12 +10,13 @@ from megatron_ft.core.job.restart_policy import Action
 GIVE_UP_S = 60.0
 """Seconds without a coordinator after which a node that was part of the job leaves it."""
 _REPORT_UNREACHED_S = (10.0, 60.0)
-"""Seconds after which a launcher that hasn't found a coordinator yet tells the user why: of the first two nodes, and of
-the others, which may be thousands with the same thing to tell."""
+"""Seconds after which a launcher that no coordinator leads tells the user why: in a job of few nodes or on the first
+two, and on the others, which may be thousands with the same thing to tell."""
+_FEW_NODES = 16
 
 
 def is_new(memory: Memory, standing: m.Standing) -> bool:
-    """Whether this launcher has had no part in the job yet."""
+    """Whether this launcher has had no part in a decision of the job yet."""
     return memory.is_empty and standing.phase is not m.NodePhase.EXCLUDED
 
 
@@ -27,16 +28,17 @@ def patience_s(identity: m.Identity, memory: Memory, standing: m.Standing) -> fl
 
 def report_unreached_s(identity: m.Identity) -> float:
     """After how many seconds without a coordinator to tell the user ``unreached``."""
-    return _REPORT_UNREACHED_S[identity.rank is not None and identity.rank > 1]
+    is_soon = identity.rules.max_nodes <= _FEW_NODES or identity.rank in (0, 1)
+    return _REPORT_UNREACHED_S[not is_soon]
 
 
 def unreached(identity: m.Identity, problems: str) -> str:
-    """While one is looked for. ``problems``: why it wasn't found at which address."""
-    return f"no coordinator found yet ({problems or 'still connecting'}); trying for {_join_timeout(identity)}"
+    """While one is looked for. ``problems``: why it wasn't reached at which address."""
+    return f"no coordinator reached ({problems}); trying for {_join_timeout(identity)}"
 
 
 def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems: str) -> edge.Leave:
-    """The time is over. ``problems``: why no coordinator was found at which address."""
+    """The time is over. ``problems``: why no coordinator was reached at which address."""
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is Kind.END:
         return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
@@ -47,7 +49,7 @@ def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems
         return edge.Leave(0, "no coordinator is reachable any more")
     text = "no coordinator reachable that can continue the job: start the job again"
     if is_new(memory, standing):
-        text = f"no coordinator found within {_join_timeout(identity)} ({problems})"
+        text = f"no coordinator reached for {_join_timeout(identity)} ({problems})"
     return edge.Leave(identity.rules.try_again_code, text)
 
 

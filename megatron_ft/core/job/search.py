@@ -13,6 +13,7 @@ _KNOWN_S = 10.0
 """An address that was tried so recently isn't tried again because of older news."""
 
 
+_MOST_TOLD = 16
 NO_ANSWER = "no answer, from it or from a name server"
 
 
@@ -60,15 +61,19 @@ class Search:
         self._tried_s[self.address], self._told_here = now_s, None
         return self.address
 
-    def tried(self, *, is_answered: bool, problem: str = NO_ANSWER) -> None:
-        """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
+    def tried(self, *, is_answered: bool, problem: str = "") -> None:
+        """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead.
+
+        ``problem``: why, in words, where that is known.
+        """
         self.is_first = self.is_first and not is_answered
-        self._problems[self.address] = "the coordinator there does not lead" if is_answered else problem
+        self._problems[self.address] = problem or ("the coordinator there does not lead" if is_answered else NO_ANSWER)
 
     @property
     def problems(self) -> str:
-        """Why no coordinator was found, for the user: each address that was tried, and why not that one."""
-        return listed([f"{address}: {problem}" for address, problem in self._problems.items()], joint="; ")
+        """Why no coordinator was reached, for the user: the addresses that were tried, and why not each of them."""
+        told = [f"{address}: {problem}" for address, problem in self._problems.items()]
+        return listed(told, most=_MOST_TOLD, joint="; ") or "still connecting"
 
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""

@@ -127,6 +127,10 @@ class Reactor:
         """Run something that blocks in a thread of its own, and return at once.
 
         ``done`` is called from the loop, with a function that returns or raises what the first one did.
+
+        Raises:
+            OSError: no descriptor is free, or it can't be watched.
+            RuntimeError: no thread can be started.
         """
         call = _BlockingCall(function)
 
@@ -136,8 +140,13 @@ class Reactor:
             os.close(call.done_fd)
             done(call.result)
 
-        self.watch(call.done_fd, take)
-        call.thread.start()
+        try:
+            self.watch(call.done_fd, take)
+            call.thread.start()
+        except (OSError, RuntimeError):  # no room in the kernel for one more descriptor to watch, or for a thread
+            self.unwatch(call.done_fd)
+            os.close(call.done_fd)
+            raise
 
     def close(self) -> None:
         """Forget everything."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -58,7 +57,7 @@ class Sockets:
             self._problem = str(error)
             self._say_soon(self._fail)
             return
-        self._problem = "the host name cannot be resolved"
+        self._problem = "the host name has no address"
         try:
             self._targets = tcp.look_up(host, port, is_number=True)
         except OSError:
@@ -93,8 +92,8 @@ class Sockets:
         look_up = functools.partial(tcp.look_up, host, port)
         try:
             self._reactor.call_in_thread(look_up, functools.partial(self._looked_up, address))
-        except OSError as error:  # no descriptor is free
-            self._problem = os.strerror(error.errno or errno.EIO)
+        except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
+            self._problem = str(error)
             self._say_soon(self._fail)
         else:
             self._looking_up.add(address)
@@ -102,8 +101,10 @@ class Sockets:
     def _looked_up(self, address: str, targets: Callable[[], list[tcp.Target]]) -> None:
         self._looking_up.discard(address)
         if address == self._address and self._peer is None and self._soon is None:
-            with contextlib.suppress(OSError):
+            try:
                 self._targets = targets()
+            except OSError as error:
+                self._problem = f"the host name cannot be resolved: {error.strerror or error}"
             self._try_next()
 
     def _try_next(self) -> None:

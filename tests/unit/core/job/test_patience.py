@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,11 +51,12 @@ def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_jo
     assert left.code == RULES.try_again_code
 
 
-@pytest.mark.parametrize(("place", "after_s"), [(None, 10.0), (1, 10.0), (2, 60.0)])
+@pytest.mark.parametrize(("place", "after_s"), [(None, 60.0), (1, 10.0), (2, 60.0)])
 def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end(
     place: int | None, after_s: float
 ) -> None:
     machine, lines, left, now_s = member(rank=place), [], [], 0.0
+    machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=1000))
     while not left:
         effects = machine.tick(now_s)
         for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
@@ -66,8 +68,8 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
     timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
     assert after_s <= said_s < after_s + 1.0
     problems = "first:1: no route; second:1: Connection refused"
-    assert line == f"no coordinator found yet ({problems}); trying for {timeout}"
-    assert left == [edge.Leave(RULES.try_again_code, f"no coordinator found within {timeout} ({problems})")]
+    assert line == f"no coordinator reached ({problems}); trying for {timeout}"
+    assert left == [edge.Leave(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
 
 
 def test_a_launcher_that_was_sent_elsewhere_tells_why_it_was_not_led_there() -> None:
@@ -83,6 +85,20 @@ def test_a_launcher_that_was_sent_elsewhere_tells_why_it_was_not_led_there() -> 
         lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     assert "first:1: the coordinator there does not lead; moved-to:1: Connection refused" in lines[0]
+
+
+def test_a_port_that_closes_connections_and_a_coordinator_that_refuses_are_named() -> None:
+    machine, lines, now_s = member(), [], 0.0
+    while not lines:
+        effects = machine.tick(now_s)
+        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            machine.opened(now_s)
+            refused = m.Dismiss(m.REFUSED, "the coordinator at second:1 has another secret")
+            effects += machine.broken(now_s) if effect.address == "first:1" else machine.heard(refused, now_s)
+        lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    assert f"(first:1: the connection was closed there; second:1: {refused.text})" in lines[0]
+    assert 10.0 <= now_s < 12.0  # at once, as in all jobs of few nodes
 
 
 def test_a_connection_that_stays_open_without_an_answer_is_named_too() -> None:

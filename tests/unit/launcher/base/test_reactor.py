@@ -176,3 +176,19 @@ def test_what_a_thread_returns_or_raises_is_had_from_the_loop(reactor: Reactor) 
     assert reactor.run_until(lambda: len(results) == 2, time.monotonic() + 5)
     assert results[1]() == "value"
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"), [(Reactor, "watch", OSError), (threading.Thread, "start", RuntimeError)]
+)
+def test_what_cannot_be_started_in_a_thread_leaves_no_descriptor(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error("no room")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(error, match="no room"):
+        reactor.call_in_thread(lambda: None, lambda _: None)
+    assert len(os.listdir("/proc/self/fd")) == before
