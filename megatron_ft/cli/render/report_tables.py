@@ -71,7 +71,7 @@ def _table(title: str, columns: Iterable[str], *, left: str = "") -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    table = Table(title=Text(title, style="bold"), title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column == left else "right")
     return table

@@ -24,7 +24,7 @@ def end_section(client: Any, section: str) -> None:
 
 
 def call(method: Callable[..., Any], *args: Any) -> None:
-    """Call a method of a client; an error becomes a warning."""
+    """Call a method of a client; an error of it, or an OSError, becomes a warning."""
     try:
         method(*args)
     except (RankMonitorClientError, OSError) as error:
