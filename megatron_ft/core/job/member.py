@@ -255,9 +255,8 @@ class Member:
             case m.Dismiss(m.REFUSED, text) if (
                 self.memory.decided or self._search.address != self.identity.endpoints[0]
             ):
-                self._seek(
-                    problem=text
-                )  # another job may have got the port of a lost coordinator, or of one still to come
+                # another job may have got the port of a lost coordinator, or of one still to come
+                self._seek(problem=text)
             case m.Dismiss(code, text):
                 self._leave(code, text)
             case _:
