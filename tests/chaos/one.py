@@ -154,7 +154,7 @@ class Run:
 
     def _launch(self) -> Launch:
         number, self._ended_cycles = len(self._launches), 0
-        logs, output = self.directory / f"logs-{number}", self.directory / f"launch-{number}.err"
+        logs, output = self._logs(number), self.directory / f"launch-{number}.err"
         preloaded = {"FT_CHAOS_CLOCK": str(self.directory / "clock"), "LD_PRELOAD": str(self._clock_library)}
         environment = {
             **self.environment(number),
@@ -192,6 +192,9 @@ class Run:
         if code is None:
             self._kill_all()
         return Launch(number=number, code=code, records=launcher_records(logs))
+
+    def _logs(self, launch: int) -> Path:
+        return self.directory / f"logs-{launch}"
 
     def _command(self, logs: Path) -> list[str]:
         preload = {"megatron": [f"--ft-preload={MEGATRON}"], "default": [], "none": ["--ft-preload=none"]}
@@ -233,8 +236,7 @@ class Run:
             case "monitor_killed" | "monitor_stopped":
                 return self._signal(self._monitor(event.rank), event.fault)
             case "server_killed" | "server_stopped":
-                servers = [stat.pid for stat in marked(self.mark) if stat.comm == FORK_SERVER_NAME]
-                return self._signal(servers, event.fault)
+                return self._signal(self._servers(), event.fault)
             case "launcher_killed" | "launcher_term" | "launcher_int":
                 return self._end_launcher(event.fault)
             case "node_suspended":
@@ -264,6 +266,13 @@ class Run:
         numbers = {"killed": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
         self._process.send_signal(numbers[fault.removeprefix("launcher_")])
         return 1
+
+    def _servers(self) -> list[int]:
+        """Process ids of fork servers; a rank has their name, too, until it runs."""
+        records = launcher_records(self._logs(len(self._launches)))
+        started = {r["pid"] for r in records if (r["ev"], r.get("state")) == ("fork_server", "started")}
+        named = [stat.pid for stat in marked(self.mark) if stat.comm == FORK_SERVER_NAME]
+        return [pid for pid in named if pid in started]
 
     def _monitor(self, rank: int) -> list[int]:
         """Its process id; none if there is none and none comes. A launcher replaces monitors after a pause."""
