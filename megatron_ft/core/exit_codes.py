@@ -1,4 +1,4 @@
-"""Exit codes of ``ft_launcher`` that a scheduler decides by; the first is that of every command of ours."""
+"""Exit codes of ``ft_launcher`` that a scheduler decides by; every command of this package exits with 2 on a mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times: the longest duration, when the next thing is due, and the spans in which hang detection is paused. Pure."""
+"""Times: the longest duration, and when the next thing is due. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TypeVar
 
 MAX_SECONDS = 1e9
 """Largest finite duration, in seconds (31 years). Its nanoseconds fit in 64 bits with room to spare."""
-_MOST_PAUSES = 1000
 
 T = TypeVar("T", int, float)
 
@@ -14,38 +13,3 @@ T = TypeVar("T", int, float)
 def earliest(*times: T | None) -> T | None:
     """When the next thing is due, of several that may not be due at all (None); None if none is."""
     return min((time for time in times if time is not None), default=None)
-
-
-class Pauses:
-    """The pauses of hang detection (megatron-ft pause), one after the other, in nanoseconds of CLOCK_MONOTONIC."""
-
-    def __init__(self) -> None:
-        self.since_ns: int | None = None
-        """Since when it is paused now; None if it isn't."""
-        self._over: list[tuple[int, int]] = []
-
-    def begin(self, now_ns: int) -> bool:
-        """Begin a pause; False if there is one already."""
-        if self.since_ns is not None:
-            return False
-        self.since_ns = now_ns
-        return True
-
-    def end(self, now_ns: int) -> bool:
-        """End the pause; False if there is none."""
-        if self.since_ns is None:
-            return False
-        self._over.append((self.since_ns, now_ns))
-        self.since_ns = None
-        if len(self._over) > _MOST_PAUSES:
-            # two oldest become one that also spans the time between them: errs towards patience
-            self._over[:2] = [(self._over[0][0], self._over[1][1])]
-        return True
-
-    def within(self, start_ns: int, now_ns: int) -> int:
-        """How much of the time from ``start_ns`` to ``now_ns`` was paused."""
-        return sum(max(0, min(end, now_ns) - max(start, start_ns)) for start, end in self.spans(now_ns))
-
-    def spans(self, now_ns: int) -> list[tuple[int, int]]:
-        """From when to when each pause was, in order; one that isn't over ends with ``now_ns``."""
-        return [*self._over, *([] if self.since_ns is None else [(self.since_ns, now_ns)])]

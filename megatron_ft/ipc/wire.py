@@ -251,7 +251,7 @@ def close_fds(fds: Sequence[int] | deque[int]) -> None:
 
 
 def listen(path: str, backlog: int = 128) -> socket.socket:
-    """A listening socket at ``path``, mode 0600, not inheritable. A dead socket there is replaced.
+    """A listening socket at ``path``, mode 0600, not inheritable. A socket that is there is replaced.
 
     Raises:
         OSError: the path can't be used; anything but a socket at the path is left alone.

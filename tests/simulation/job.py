@@ -22,7 +22,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.times import Pauses
+from megatron_ft.core.pauses import Pauses
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
 

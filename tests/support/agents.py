@@ -18,7 +18,7 @@ from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.restart_policy import Action, Outcome
-from megatron_ft.core.times import Pauses
+from megatron_ft.core.pauses import Pauses
 
 __all__ = ["Driven", "held", "verdict"]
 

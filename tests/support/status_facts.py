@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
-from megatron_ft.core.times import Pauses
+from megatron_ft.core.pauses import Pauses
 
 S = 1_000_000_000
 START = 1000 * S

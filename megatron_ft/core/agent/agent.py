@@ -23,7 +23,8 @@ from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.times import Pauses, earliest
+from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.times import earliest
 
 
 class Agent:

@@ -20,7 +20,7 @@ from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.messages import Hang
 from megatron_ft.core.job.reports import Reviewed
-from megatron_ft.core.times import Pauses
+from megatron_ft.core.pauses import Pauses
 
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000

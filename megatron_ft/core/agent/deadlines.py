@@ -18,7 +18,8 @@ from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.escalation import Escalation
-from megatron_ft.core.times import Pauses, earliest
+from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.times import earliest
 
 _PAUSED_NS = 200_000_000
 

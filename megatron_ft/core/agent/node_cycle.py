@@ -16,7 +16,8 @@ from megatron_ft.core.diagnosis.exits import is_by_us, was_ending
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.times import Pauses, earliest
+from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.times import earliest
 
 
 class NodeCycle:

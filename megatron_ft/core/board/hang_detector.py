@@ -29,7 +29,7 @@ CONFIRM_AFTER_NS = 10_000_000
 MIN_SLEEP_NS = 5_000_000
 """Least sleep while nothing is overdue, so that absurdly small timeouts don't make a busy loop."""
 _MOST_PUT_OFF = 5
-"""How many times in a row lateness alone makes a first reading of what should have been the second."""
+"""A second reading that comes too late counts as a first one again, at most this many times in a row."""
 _DOUBT_NS = 10_000_000_000
 _DOUBT_SHARE = 4
 _MAX_TOLERANCE_NS = 100_000_000
@@ -82,7 +82,10 @@ class _Suspect(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A span in which the node was stopped, or may have been; of several in one, what is between them is neither."""
+    """A span in which the node was stopped, or may have been.
+
+    A merged span holds time between its stops, too: only ``lost_ns`` and ``doubtful_ns`` of it are excused.
+    """
 
     start_ns: int
     end_ns: int
@@ -109,7 +112,7 @@ class MonitorState:
     dismissed: Interval | None = None
     """Overdue, reported, and left alone: it isn't checked again as long as it lasts."""
     given: dict[Interval, int] = field(default_factory=dict)
-    """Intervals that have more time than their learned timeout, in all: a rank made progress."""
+    """Interval -> its timeout in all, in nanoseconds, where a learned one was extended because a rank made progress."""
 
     def check_each(self, interval_ns: int) -> None:
         """Check the board once in that time, at least."""

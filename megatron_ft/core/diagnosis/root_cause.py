@@ -23,8 +23,8 @@ Waits = Mapping[int, frozenset[int]]
 _MOST = 0.5
 """A cause has been where it is for at least this share of the time that the overdue rank has."""
 _ALIKE, _ALIKE_S = 0.1, 0.25
-"""A rank counts as stuck for as long as the overdue one if at most this share of that one's time is left until its own
-timeout, or these seconds: ranks reach the same line some milliseconds apart, while steps and pauses differ by more."""
+"""A rank counts as stuck like the overdue one if its own timeout is due within this share of that one's time, or within
+so many seconds: ranks reach the same line some milliseconds apart, while steps and pauses differ by more."""
 _SHOWN = 4
 _MOST_CANDIDATES = 64
 _MOST_SPANS = 32

@@ -25,7 +25,7 @@ class OwnClock:
     def __init__(self, now_s: float) -> None:
         self.now_s = 0.0
         self.slept_s = -1e9
-        """Until when no call could be answered here, because the process was paused or had no part yet."""
+        """The last time at which no launcher could be answered here: the process was paused, or not yet in charge."""
         self.paused_s = -1e9
         """The same, but only because it was paused."""
         self._callers_s = now_s

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
-from megatron_ft.core.times import Pauses
+from megatron_ft.core.pauses import Pauses
 
 _STOPPED = frozenset("Tt")
 

@@ -1,8 +1,8 @@
 """The rule `budget` for learned timeouts: a budget of false kills instead of a factor. Pure; see `docs/timeouts.md`.
 
 The timeout is the length that one interval in ``1 / budget`` is expected to exceed, estimated from the tail of all
-intervals seen, with room for longer ones. It stays below what the reference's rule has given on average, unless
-intervals of that length were seen more than once: then it is above those.
+intervals seen, with room for longer ones. It is at most 0.8 of what the reference's rule has given on average, unless
+longer intervals were seen more than once: then it is 1.25 times the longest of those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROOM = 4.0
 _COMMON = 0.999
 _ROOM_ABOVE_SEEN = 1.25
 _SEEN_TWICE = 1.5
-"""Two, of which the first counts a little less since."""
+"""Counts decay: an interval that was seen twice may count a little less than 2."""
 _SEEN_ONCE = 0.5
 _FEW = 12.0
 """Fewer say too little beside the first ones: then it is what the reference gives."""

@@ -1,4 +1,4 @@
-"""The socket on which ranks ask this node's launcher for something (``FT_LAUNCHER_IPC_SOCKET``)."""
+"""The socket on which ranks (``FT_LAUNCHER_IPC_SOCKET``) and ``megatron-ft`` send requests to this node's launcher."""
 
 from __future__ import annotations
 

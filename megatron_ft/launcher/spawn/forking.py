@@ -39,7 +39,7 @@ class ForkingSpawner:
     log: EventLog
     say: Callable[[str], None]
     announce: Callable[[str], None]
-    """Says what all launchers of the job have alike, unless another one says it."""
+    """Prints a line that is the same on all nodes; only one launcher of the job does."""
     check_stop: Callable[[], None]
     """Raises if the launcher was asked to stop."""
     known_children: Callable[[], Collection[int]]
