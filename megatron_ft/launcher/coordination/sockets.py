@@ -18,6 +18,7 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, SecretError
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
+from megatron_ft.launcher.coordination.host_addresses import HostAddresses
 from megatron_ft.launcher.coordination.transport import Listener
 
 _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
@@ -35,8 +36,11 @@ class Sockets:
         """Addresses whose host's name is being looked up, each in a thread: a name server may be silent for minutes."""
         self._address = ""
         """Where it is connected, or connecting; empty if nowhere."""
+        self._hosts = HostAddresses()
         self._targets: list[tcp.Target] = []
         """Addresses of that host that are still to be tried."""
+        self._target: tcp.Target | None = None
+        """The one that is being tried, until a coordinator speaks there."""
         self._problem = ""
         """Why the last one couldn't be connected to."""
         self._peer: tcp.Peer | None = None
@@ -61,14 +65,18 @@ class Sockets:
         try:
             self._targets = tcp.look_up(host, port, is_number=True)
         except OSError:
-            self._look_up(address, host, port)
-            return
+            known = self._hosts.known(address, time.monotonic())
+            if known is None:
+                self._look_up(address, host, port)
+                return
+            self._targets = known
         self._try_next()
 
     def disconnect(self) -> None:
         """As in `Transport`."""
         if self._soon is not None:
             self._soon.cancel()
+        self._unanswered(silent=True)
         self._address, self._targets, self._soon = "", [], None
         self._drop_peer()
 
@@ -100,25 +108,39 @@ class Sockets:
 
     def _looked_up(self, address: str, targets: Callable[[], list[tcp.Target]]) -> None:
         self._looking_up.discard(address)
-        if address == self._address and self._peer is None and self._soon is None:
-            try:
-                self._targets = targets()
-            except OSError as error:
+        is_awaited = address == self._address and self._peer is None and self._soon is None
+        try:
+            found = targets()
+        except OSError as error:
+            if is_awaited:
                 self._problem = f"the host name cannot be resolved: {error.strerror or error}"
+                self._try_next()
+            return
+        if is_awaited:
+            self._targets = self._hosts.in_order(address, found)
             self._try_next()
+        else:
+            self._hosts.keep(address, found, time.monotonic())
 
     def _try_next(self) -> None:
         while self._targets:
+            self._target = self._targets.pop(0)
             try:
-                self._peer = tcp.begin(self._targets.pop(0))
+                self._peer = tcp.begin(self._target)
             except OSError as error:
                 self._problem = os.strerror(error.errno or errno.EIO)
+                self._unanswered(silent=False)
                 continue
             self._reactor.watch(self._peer.fileno(), self._served)
             self._reactor.watch_room(self._peer.fileno(), True)
             self._waits_for_room = True
             return
         self._say_soon(self._fail)
+
+    def _unanswered(self, *, silent: bool) -> None:
+        target, self._target = self._target, None
+        if target is not None:
+            self._hosts.unanswered(self._address, target, silent=silent)
 
     def _fail(self) -> None:
         self.disconnect()
@@ -135,6 +157,7 @@ class Sockets:
         if self._handshake is None:
             if problem := _failure(peer.sock):
                 self._problem = os.strerror(problem)
+                self._unanswered(silent=False)
                 self._drop_peer()
                 self._try_next()
                 return
@@ -196,6 +219,9 @@ class Sockets:
         handshake, message = self._handshake, decode(body)
         assert handshake is not None
         heard: ToMember | Handshake = _TO_MEMBER.parse(message) if handshake.is_done else HANDSHAKE.parse(message)
+        if self._target is not None:
+            self._hosts.answered(self._address, self._target)
+            self._target = None
         if isinstance(heard, ToMember):
             return functools.partial(self._listener.heard, heard)
         answer = handshake.answer(heard)

@@ -267,6 +267,73 @@ def test_all_addresses_of_a_name_are_tried(reactor: Reactor, monkeypatch: pytest
         assert name not in asked_in
 
 
+@contextlib.contextmanager
+def full_listener(address: tuple[str, int]) -> Iterator[None]:
+    """Nothing that connects there gets an answer."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(tcp.listen(*address, backlog=0))
+        while True:
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+            if not select.select([], [client], [], 0.2)[1]:
+                break
+        yield
+
+
+def test_after_an_address_that_was_silent_the_next_one_of_its_name_is_tried(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def two(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if flags & socket.AI_NUMERICHOST:
+            return real(host, port, *args, flags=flags, **more)
+        return [*real("127.0.0.2", port, *args, **more), *real("127.0.0.1", port, *args, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    with served() as service, sockets(reactor) as (transport, ear):
+        port = int(service.address.rpartition(":")[2])
+        with full_listener(("127.0.0.2", port)):
+            connect(transport, ear, f"some.host:{port}")
+            until(reactor, lambda: transport._peer is not None)
+            reactor.run_once(0.05)
+            assert ear.told == []
+            connect(transport, ear, f"some.host:{port}")  # as a member does that waits no longer
+            until(reactor, lambda: ear.told)
+        assert ear.told == ["opened"]
+
+
+def test_where_a_coordinator_spoke_it_is_connected_again_without_a_look_up(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, looked_up = socket.getaddrinfo, []
+
+    def counted(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST:
+            looked_up.append(host)
+            host = "127.0.0.1"
+        return real(host, port, *args, flags=flags, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    with sockets(reactor) as (transport, ear):
+        with served() as service:
+            address = f"some.host:{service.address.rpartition(':')[2]}"
+            for count in (1, 2):
+                ear.heard_messages.clear()
+                connect(transport, ear, address)
+                until(reactor, lambda count=count: ear.told.count("opened") == count)
+                transport.transmit(HELLO)
+                until(reactor, lambda: ear.heard_messages)
+        service.listener.close()
+        until(reactor, lambda: "broken" in ear.told)
+        connect(transport, ear, address)
+        until(reactor, lambda: ear.told[-1] == "failed")
+        assert looked_up.count("some.host") == 1
+        connect(transport, ear, address)  # the name may have moved
+        until(reactor, lambda: looked_up.count("some.host") == 2)
+
+
 def test_a_silent_name_server_holds_up_nothing_and_gets_one_thread(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +361,7 @@ def test_a_silent_name_server_holds_up_nothing_and_gets_one_thread(
         assert not thread.is_alive()
 
 
-def test_an_answer_of_a_name_server_that_comes_too_late_connects_nobody(
+def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, go = socket.getaddrinfo, threading.Event()
@@ -314,6 +381,10 @@ def test_an_answer_of_a_name_server_that_comes_too_late_connects_nobody(
         reactor.run_once(0.05)
         assert ear.told == []
         assert transport._peer is None
+        go.clear()  # no other answer is needed
+        connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
+        until(reactor, lambda: ear.told == ["opened"])
+        go.set()
 
 
 def test_an_error_of_the_launcher_itself_is_none_of_the_coordinator(reactor: Reactor) -> None:
