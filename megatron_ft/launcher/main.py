@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import bounded_file_calls, lines
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             code = _run(argv, server)
         except ConfigError as error:
-            lines.put(lines.user_mistake(str(error)))
+            put(lines.user_mistake(str(error)))
             code = MISTAKE_CODE
             _tell_kubernetes(str(error), code)
             if server is not None and not server.is_gone:  # the job may have begun, and ended it
@@ -108,11 +109,7 @@ def _leave(code: int) -> NoReturn:
     """
     if bounded_file_calls.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # None: it was closed when Python started
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+    atexit._run_exitfuncs()  # also what is still to be written to the standard streams
     os._exit(code)
 
 

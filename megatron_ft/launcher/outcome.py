@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
+from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 
@@ -194,7 +194,7 @@ def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     try:
         write_whole(path, changed.to_text(), fsync=True, mode=0o600)
     except OSError as error:
-        print(f"megatron_ft: {path} can't be written: {error.strerror}", file=sys.stderr)
+        put(f"megatron_ft: {path} can't be written: {error.strerror}")
 
 
 def _read(path: str) -> Lives:
@@ -206,7 +206,7 @@ def _read(path: str) -> Lives:
         aside = f"{path}.unreadable"
         with contextlib.suppress(OSError):
             os.replace(path, aside)
-        print(f"megatron_ft: {path} can't be read ({error}); it is {aside} now", file=sys.stderr)
+        put(f"megatron_ft: {path} can't be read ({error}); it is {aside} now")
         return Lives()
 
 

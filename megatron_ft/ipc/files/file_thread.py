@@ -74,6 +74,10 @@ class FileThread:
             raise error
         return value
 
+    def is_started(self) -> bool:
+        """Whether there is a thread: it begins with the first job, unless the system has none left."""
+        return self._pid is not None
+
     def stands_for_s(self) -> float:
         """How long the job that is being done has taken, in seconds; 0 if there is none."""
         began_s = self._began_s

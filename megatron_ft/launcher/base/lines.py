@@ -6,24 +6,16 @@ They go to standard error, which may be gone, and may be shared with other launc
 from __future__ import annotations
 
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, printable
+from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.processes import ProcessStat
 
 _PREFIX = "[ft_launcher] "
 OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
-
-
-def put(text: str) -> None:
-    """Write these lines as they are."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # a terminal that is gone must not end the job; the event log has it
 
 
 def say(text: str) -> None:

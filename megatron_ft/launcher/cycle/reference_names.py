@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.scheduler import environment
@@ -127,7 +127,7 @@ class CycleInfo:
                 os.symlink(name, f"{self.current}.{os.getpid()}")
                 os.replace(f"{self.current}.{os.getpid()}", self.current)
         except OSError as error:
-            print(f"megatron_ft: {self._directory}: {name} can't be written: {error.strerror}", file=sys.stderr)
+            put(f"megatron_ft: {self._directory}: {name} can't be written: {error.strerror}")
 
 
 def _utc() -> str:
