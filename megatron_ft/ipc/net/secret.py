@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
 
-_LEAST_BYTES = 16
+_LEAST_BYTES, _MOST_BYTES = 16, 4096
 
 
 class SecretError(ProtocolError):
@@ -91,24 +91,27 @@ class LauncherHandshake:
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes | None:
-    """The job's, from FT_SECRET or the file that FT_SECRET_FILE names; None if there is none.
+    """The job's, from FT_SECRET or the file that FT_SECRET_FILE names; None where neither is set, or to "".
 
     Raises:
-        ConfigError: it is too short, or the file can't be read.
+        ConfigError: it is empty or too short, no text, or the file can't be read.
     """
-    text = environ.get("FT_SECRET", "")
-    path = environ.get("FT_SECRET_FILE")
-    if path and not text:
-        try:
-            with open(path) as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"FT_SECRET_FILE: {path} can't be read: {error}") from None
-    secret = text.strip().encode()
-    if not secret:
+    source, path = "FT_SECRET", environ.get("FT_SECRET_FILE")
+    secret = os.fsencode(environ.get("FT_SECRET", ""))
+    if not secret and not path:
         return None
-    if len(secret) < _LEAST_BYTES:
-        raise ConfigError(f"FT_SECRET has {len(secret)} bytes, at least {_LEAST_BYTES} random ones are needed")
+    if not secret and path:
+        source = f"FT_SECRET_FILE: {path}"
+        try:
+            with open(path, "rb") as file:
+                secret = file.read(_MOST_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"{source} can't be read: {error.strerror}") from None
+    secret = secret.strip()
+    if not _LEAST_BYTES <= len(secret) <= _MOST_BYTES or b"\0" in secret:
+        # an empty file must not open the job to every user
+        what = "a NUL byte" if b"\0" in secret else f"{len(secret)} bytes"
+        raise ConfigError(f"{source} has {what}: {_LEAST_BYTES} to {_MOST_BYTES} random bytes of text are needed")
     return secret
 
 

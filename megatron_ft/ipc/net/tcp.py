@@ -163,7 +163,7 @@ def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or (text.startswith("[") and text.endswith("]")):
         host, port = text, str(default_port)
-    if not port.isdigit() or int(port) > 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
         raise ProtocolError(f"{text!r} is no host:port")
     return host.strip("[]"), int(port)
 

@@ -58,7 +58,7 @@ class CoordinatorProcess:
         self._founds = founds
         self._environment = {key: value for key, value in environ.items() if not key.startswith("FT_SECRET")}
         if secret is not None:
-            self._environment["FT_SECRET"] = secret.decode()
+            self._environment["FT_SECRET"] = os.fsdecode(secret)
         self._led_at = led_at
         self._say = say
         self._gave_up = gave_up
