@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.ipc.files import standard_error
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 
@@ -64,7 +64,7 @@ def coordinate(options: argparse.Namespace) -> int:
         return MISTAKE_CODE
     os.environ.pop("FT_SECRET", None)
     if owner is not None:  # terminals and schedulers signal whole groups: its end is that of the job
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
     if options.fd is None:
         known = "that know FT_SECRET" if secret else "of any user (FT_SECRET isn't set)"
@@ -91,22 +91,20 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         now_s=time.monotonic(),
     )
     service = Service(listener.dup(), machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
-    service.on_orphaned, service.say = _let_go_of_output, _say
-    service.run()
+    with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
+
+        def let_go_of_output() -> None:
+            """Give up the launcher's output, so that its readers see its end."""
+            for fd in (1, 2):
+                os.dup2(nowhere.fileno(), fd)
+
+        service.on_orphaned, service.say = let_go_of_output, _say
+        service.run()
     return service.forgets
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # its reader may be gone: that ends no job
-        print(f"megatron-ft coordinator: {text}", file=sys.stderr)
-
-
-def _let_go_of_output() -> None:
-    """Give up the launcher's output, so that its readers see its end."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in (1, 2):
-        os.dup2(nowhere, fd)
-    os.close(nowhere)
+    standard_error.put(f"megatron-ft coordinator: {text}")
 
 
 def _listener(address: str, fd: int | None) -> socket.socket:

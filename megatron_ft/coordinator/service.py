@@ -187,6 +187,8 @@ class Service:
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
             self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
+            if link.number not in self._links:
+                return  # dropped: what it has sent besides is none of the job's
         if not link.peer.is_open:
             self._forget(link)
 

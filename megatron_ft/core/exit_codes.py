@@ -1,4 +1,4 @@
-"""Exit codes of ``ft_launcher`` that a scheduler decides by; every command of this package exits with 2 on a mistake."""
+"""Exit codes of ``ft_launcher`` that a scheduler decides by; 2 is that of our other commands, too."""
 
 from __future__ import annotations
 

@@ -45,8 +45,9 @@ def _route_signals() -> int:
     """Make the signals we act on readable from a descriptor, so that the loop has one place to wait."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    # a launcher may be given minutes to end its ranks by SIGTERM: their monitors stay until it says stop
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
+    # a launcher may be given minutes to end its ranks by SIGTERM: their monitors stay until it says stop; and some
+    # schedulers signal every process of a job
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, lambda _number, _frame: None)
     return read_fd
 

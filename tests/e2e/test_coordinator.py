@@ -220,7 +220,7 @@ def test_one_of_a_person_serves_the_job_again_whose_launchers_were_all_killed() 
             process.kill()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:99999", "no.such.host.invalid:1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:²", "no.such.host.invalid:1"])
 def test_an_address_that_can_not_be_had_is_one_line(address: str) -> None:
     with by_hand("--listen", address) as process:
         _, told = process.communicate(timeout=20)

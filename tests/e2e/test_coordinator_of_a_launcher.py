@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -183,9 +184,29 @@ def test_signals_to_the_whole_group_do_not_end_it(reactor: Reactor) -> None:
         assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
         pid = one.pid()
         assert os.getsid(pid) == pid
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(pid, number)
         assert isinstance(ask(reactor, ear, transport, one.host.address, hello(session=2)), m.Lead)
+        assert one.pid() == pid
+
+
+def test_without_a_free_descriptor_it_still_says_which_options_differ(reactor: Reactor) -> None:
+    with hosted(reactor) as one, sockets(reactor) as (transport, ear), sockets(reactor) as (other, its_ear):
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
+        pid = one.pid()
+        connect(other, its_ear, one.host.address)
+        until(reactor, lambda: its_ear.told == ["opened"])
+        # it is taken in, and the answer shows it
+        connect(transport, ear, one.host.address)
+        until(reactor, lambda: ear.told[-1] == "opened")
+        transport.transmit(hello(session=2))
+        until(reactor, lambda: len(ear.heard_messages) >= 2)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))  # what is open stays open
+        other.transmit(replace(hello(), instance="other", rules=replace(RULES, max_restarts=7)))
+        until(reactor, lambda: its_ear.heard_messages)
+        (refusal,) = its_ear.heard_messages
+        assert isinstance(refusal, m.Dismiss)
+        assert "--max-restarts" in refusal.text
         assert one.pid() == pid
 
 
@@ -224,6 +245,7 @@ def test_it_outlives_its_launcher_as_long_as_others_need_it_and_no_longer(is_kil
             swarm.run_until(time.monotonic() + BOUND_S, lambda: all(each.cycle == 0 for each in swarm.all[:3]))
             assert [each.cycle for each in swarm.all[:3]] == [0, 0, 0]
             if is_killed:
+                resource.prlimit(int(text), resource.RLIMIT_NOFILE, (3, 3))  # it can't open anything more
                 launcher.kill()
             else:
                 launcher.stdin.close()

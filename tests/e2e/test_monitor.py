@@ -40,6 +40,20 @@ def test_a_hung_section_ends_the_rank_with_the_configured_signal_and_not_before_
         assert time.monotonic() - began >= 0.5
 
 
+def test_signals_that_a_scheduler_sends_to_every_process_do_not_end_a_monitor(tmp_path: Path) -> None:
+    script = f"client.init_workload_monitoring()\nsay('ready')\nclient.start_section('step')\n{FOREVER}"
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}) as handle,
+        rank(tmp_path / "s", script) as process,
+    ):
+        expect(process, "ready")
+        assert handle.pid is not None
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(handle.pid, number)
+        assert process.wait(20) == -signal.SIGKILL
+        assert handle.is_alive()
+
+
 def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
     with (
         monitor(tmp_path / "s", rank_section_timeouts={"step": 0.3}, rank_termination_signal="SIGTERM"),

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 
 S = 1_000_000_000
 START = 1000 * S

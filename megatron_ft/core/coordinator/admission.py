@@ -7,6 +7,7 @@ without a word, and lets in another one.
 
 from __future__ import annotations
 
+from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
@@ -101,9 +102,6 @@ def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:
 
 def _options(rules: Rules) -> dict[str, str]:
     """All that the rules say, as users write it."""
-    # a coordinator seldom refuses a launcher, and is to start fast
-    from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
-
     ours = {field: each.spellings[0] for field, each in LAUNCHER_OPTIONS.items()}
     last_call = "not set" if rules.last_call_s is None else f"{rules.last_call_s:g}"
     return {

@@ -11,11 +11,11 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
+from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung
-from megatron_ft.core.pauses import Pauses
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines

@@ -17,7 +17,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.edge import Heard
+from megatron_ft.core.job.edge import CoordinatorEffect, CoordinatorEvent, Heard
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 
@@ -100,6 +100,30 @@ def test_what_a_launcher_says_in_the_pipe_is_read_at_once_and_before_it_counts_a
     finally:
         service._close()
         os.close(words)
+
+
+def test_what_comes_after_a_message_that_is_dropped_for_is_not_heard() -> None:
+    heard: list[m.FromMember] = []
+    machine = Coordinator("c", founds=True, now_s=time.monotonic())
+    handle = machine.handle
+
+    def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
+        if isinstance(event, Heard):
+            heard.append(event.message)
+        return handle(event, now_s)
+
+    machine.handle = noted  # type: ignore[method-assign]
+    listener = tcp.listen("127.0.0.1", 0)
+    service = Service(listener, machine, secret=None, owner=None)
+    moved = m.Moved("job", "b:1")
+    hello = m.Hello("job", m.Rules(min_nodes=1, max_nodes=1), "i0", 1, "host")
+    with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
+        client.sendall(encode(moved) + encode(hello))
+        try:
+            turns_until(service, lambda: bool(heard) and not service._links)
+            assert heard == [moved]
+        finally:
+            service._close()
 
 
 def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:

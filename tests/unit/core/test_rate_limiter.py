@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.rate_limiter import RateLimiter
 
 
 def test_a_flood_is_said_a_few_times_and_then_once_a_minute_with_how_many_there_were() -> None:

@@ -18,8 +18,8 @@ from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
-from megatron_ft.core.status.job_facts import JobPhase, RankReading, RankState
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.status.job_facts import JobPhase, RankReading, RankState
 from megatron_ft.ipc import jobs
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.jobs import JobWatch, RunningJob

@@ -10,8 +10,8 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven
 from tests.unit.core.board.test_monitor_state import board
 
