@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from megatron_ft.launcher.base.command_line import CommandLine
 
 _EXIT_FAILED = 1
+_LONGEST_EXIT_S = 10.0
+"""Longer than each exit function of this package may wait for a file server, or for a reader of the output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,8 +111,19 @@ def _leave(code: int) -> NoReturn:
     """
     if bounded_file_calls.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
-    atexit._run_exitfuncs()  # also what is still to be written to the standard streams
+    # where the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
+    last = threading.Thread(target=_run_exit_functions, daemon=True)
+    last.start()
+    last.join(_LONGEST_EXIT_S)
     os._exit(code)
+
+
+def _run_exit_functions() -> None:
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # None: it was closed when Python started
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
 
 
 def _open_standard_streams() -> None:

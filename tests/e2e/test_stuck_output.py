@@ -29,6 +29,7 @@ def test_a_job_whose_output_is_not_read_restarts_and_ends(tmp_path: Path) -> Non
     os.set_blocking(write, True)
     command = [sys.executable, "-m", "megatron_ft.launcher", "--standalone", "--nproc-per-node=1", "--max-restarts=3"]
     environment = {**clean_environment(), "TMPDIR": str(tmp_path)}
+    environment.pop("PYTHONUNBUFFERED", None)  # else no stream has a lock that a stuck thread could hold
     launcher = subprocess.Popen([*command, str(script), str(seen)], stdout=write, stderr=write, env=environment)
     os.close(write)
     try:

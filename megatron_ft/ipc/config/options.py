@@ -217,12 +217,12 @@ def _read_file(namespace: argparse.Namespace, options_given: bool, warnings: lis
     if path is None:
         return None
     if may_be_missing and not os.path.lexists(path):
-        warnings.append(f"there is no file {path}: going on without it")
+        warnings.append(f"{path} does not exist: continuing without it")
         return None
     section = read_section(path)
     if section is None and not options_given:
         lacks = f"{path}: there is no 'fault_tolerance' section"
         if not may_be_missing:
             raise ConfigError(f"{lacks}, and no option of the command line sets anything")
-        warnings.append(f"{lacks}: going on with defaults")
+        warnings.append(f"{lacks}: continuing with the defaults")
     return section

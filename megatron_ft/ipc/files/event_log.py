@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from megatron_ft.core.codec import pack
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.records import SCHEMA, shared
 from megatron_ft.ipc.files.file_thread import FileThread
+from megatron_ft.ipc.files.standard_error import put
 
 if TYPE_CHECKING:
     from megatron_ft.core.records.all_kinds import Record  # at run time each process imports its own
@@ -133,7 +133,7 @@ class EventLog:
         """One of each kind."""
         if kind not in self._told:
             self._told.add(kind)
-            print(f"megatron_ft: event log {self.path} {text}", file=sys.stderr)
+            put(f"megatron_ft: event log {self.path} {text}")
 
     def _write(self, lines: bytes) -> None:
         try:

@@ -94,7 +94,7 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
     """The job's, from FT_SECRET or the file that FT_SECRET_FILE names; None where neither is set, or to "".
 
     Raises:
-        ConfigError: it is empty or too short, no text, or the file can't be read.
+        ConfigError: it is empty, too short, too long, or has a NUL byte; or the file can't be read.
     """
     source, path = "FT_SECRET", environ.get("FT_SECRET_FILE")
     secret = os.fsencode(environ.get("FT_SECRET", ""))
@@ -111,7 +111,7 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
     if not _LEAST_BYTES <= len(secret) <= _MOST_BYTES or b"\0" in secret:
         # an empty file must not open the job to every user
         what = "a NUL byte" if b"\0" in secret else f"{len(secret)} bytes"
-        raise ConfigError(f"{source} has {what}: {_LEAST_BYTES} to {_MOST_BYTES} random bytes of text are needed")
+        raise ConfigError(f"{source} has {what}: {_LEAST_BYTES} to {_MOST_BYTES} random bytes are needed")
     return secret
 
 

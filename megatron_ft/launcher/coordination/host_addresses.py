@@ -5,47 +5,34 @@ from __future__ import annotations
 from megatron_ft.ipc.net.tcp import Target
 
 _KEPT_S = 60.0
-"""So long an answer that came too late is used for the next attempt."""
+"""How long the result of a late look-up, or of the last connection, may be used."""
 
 
 class HostAddresses:
-    """By ``host:port``. A look-up may take longer than an attempt, and of several addresses one may be silent.
+    """By ``host:port``. A look-up may take longer than an attempt to connect, and one of several addresses be silent.
 
-    The address where a coordinator answered last is tried alone, without a look-up: a connection that broke is there
-    again at once. If it isn't, the name is looked up again.
+    What is remembered is used for one attempt, so that a name that has moved is looked up again soon.
     """
 
     def __init__(self) -> None:
-        self._late: dict[str, tuple[float, list[Target]]] = {}
-        self._answered: dict[str, Target] = {}
+        self._remembered: dict[str, tuple[float, list[Target]]] = {}
         self._silent: dict[str, Target] = {}
 
-    def known(self, address: str, now_s: float) -> list[Target] | None:
-        """Those to try now, in order; None: the name has to be looked up."""
-        if address in self._answered:
-            return [self._answered[address]]
-        at_s, targets = self._late.pop(address, (now_s, []))
-        if not targets or now_s - at_s > _KEPT_S:
-            return None
-        return self.in_order(address, targets)
+    def take(self, address: str, now_s: float) -> list[Target]:
+        """Those to try now, in order; empty if the name has to be looked up."""
+        at_s, targets = self._remembered.pop(address, (now_s, []))
+        return self.in_order(address, targets) if now_s - at_s <= _KEPT_S else []
 
     def in_order(self, address: str, targets: list[Target]) -> list[Target]:
-        """These, but first the one that follows the one that was silent last."""
+        """These, beginning after the one that was silent last."""
         silent = self._silent.get(address)
         after = targets.index(silent) + 1 if silent in targets else 0
         return [*targets[after:], *targets[:after]]
 
-    def keep(self, address: str, targets: list[Target], now_s: float) -> None:
-        """This answer came when another address was being tried."""
-        self._late[address] = now_s, targets
+    def remember(self, address: str, targets: list[Target], now_s: float) -> None:
+        """For the next attempt: the result of a look-up that came late, or where a connection has ended that worked."""
+        self._remembered[address] = now_s, targets
 
-    def answered(self, address: str, target: Target) -> None:
-        """A coordinator speaks there."""
-        self._answered[address] = target
-        self._silent.pop(address, None)
-
-    def unanswered(self, address: str, target: Target, *, silent: bool) -> None:
-        """None speaks there; ``silent``: the attempt was given up, and others of this name weren't tried."""
-        self._answered.pop(address, None)
-        if silent:
-            self._silent[address] = target
+    def silent(self, address: str, target: Target) -> None:
+        """No coordinator answered there in time; the addresses after this one weren't tried."""
+        self._silent[address] = target

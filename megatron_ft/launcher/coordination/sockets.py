@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import FromMember, Moved, ToMember
+from megatron_ft.core.job.messages import Dismiss, FromMember, Moved, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, SecretError
@@ -28,7 +28,8 @@ _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 class Sockets:
     """TCP. A name that has to be looked up, and every try to connect, costs the loop nothing."""
 
-    def __init__(self, reactor: Reactor, secret: bytes | None, listener: Listener) -> None:
+    def __init__(self, reactor: Reactor, secret: bytes | None, listener: Listener, *, is_answered: bool = True) -> None:
+        """``is_answered``: a coordinator says something on each connection, else that one is no coordinator's."""
         self._reactor = reactor
         self._secret = secret
         self._listener = listener
@@ -39,8 +40,13 @@ class Sockets:
         self._hosts = HostAddresses()
         self._targets: list[tcp.Target] = []
         """Addresses of that host that are still to be tried."""
+        self._are_remembered = False
+        """They are from an earlier look-up or connection."""
         self._target: tcp.Target | None = None
-        """The one that is being tried, until a coordinator speaks there."""
+        """Where it is connected, or connecting."""
+        self._expects_answer = is_answered
+        self._is_answered = False
+        """A coordinator has answered there, and hasn't refused this launcher."""
         self._problem = ""
         """Why the last one couldn't be connected to."""
         self._peer: tcp.Peer | None = None
@@ -65,19 +71,16 @@ class Sockets:
         try:
             self._targets = tcp.look_up(host, port, is_number=True)
         except OSError:
-            known = self._hosts.known(address, time.monotonic())
-            if known is None:
-                self._look_up(address, host, port)
-                return
-            self._targets = known
+            self._targets = self._hosts.take(address, time.monotonic())
+            self._are_remembered = True
         self._try_next()
 
     def disconnect(self) -> None:
         """As in `Transport`."""
         if self._soon is not None:
             self._soon.cancel()
-        self._unanswered(silent=True)
-        self._address, self._targets, self._soon = "", [], None
+        self._release_target()
+        self._address, self._targets, self._are_remembered, self._soon = "", [], False, None
         self._drop_peer()
 
     def transmit(self, message: FromMember) -> None:
@@ -94,10 +97,11 @@ class Sockets:
 
     # -- connecting -------------------------------------------------------------------------------------------
 
-    def _look_up(self, address: str, host: str, port: int) -> None:
+    def _look_up(self) -> None:
+        address = self._address
         if address in self._looking_up:
             return
-        look_up = functools.partial(tcp.look_up, host, port)
+        look_up = functools.partial(tcp.look_up, *tcp.parse_address(address))
         try:
             self._reactor.call_in_thread(look_up, functools.partial(self._looked_up, address))
         except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
@@ -120,7 +124,7 @@ class Sockets:
             self._targets = self._hosts.in_order(address, found)
             self._try_next()
         else:
-            self._hosts.keep(address, found, time.monotonic())
+            self._hosts.remember(address, found, time.monotonic())
 
     def _try_next(self) -> None:
         while self._targets:
@@ -129,18 +133,26 @@ class Sockets:
                 self._peer = tcp.begin(self._target)
             except OSError as error:
                 self._problem = os.strerror(error.errno or errno.EIO)
-                self._unanswered(silent=False)
+                self._target = None
                 continue
             self._reactor.watch(self._peer.fileno(), self._served)
             self._reactor.watch_room(self._peer.fileno(), True)
             self._waits_for_room = True
             return
-        self._say_soon(self._fail)
+        if self._are_remembered:
+            self._are_remembered = False
+            self._look_up()
+        else:
+            self._say_soon(self._fail)
 
-    def _unanswered(self, *, silent: bool) -> None:
+    def _release_target(self) -> None:
+        """The connection has ended, or the attempt is given up; not where the attempt has failed."""
         target, self._target = self._target, None
-        if target is not None:
-            self._hosts.unanswered(self._address, target, silent=silent)
+        is_answered, self._is_answered = self._is_answered, False
+        if target is not None and is_answered:
+            self._hosts.remember(self._address, [target], time.monotonic())
+        elif target is not None:
+            self._hosts.silent(self._address, target)
 
     def _fail(self) -> None:
         self.disconnect()
@@ -157,7 +169,7 @@ class Sockets:
         if self._handshake is None:
             if problem := _failure(peer.sock):
                 self._problem = os.strerror(problem)
-                self._unanswered(silent=False)
+                self._target = None
                 self._drop_peer()
                 self._try_next()
                 return
@@ -168,6 +180,7 @@ class Sockets:
 
     def _connected(self) -> None:
         self._handshake = LauncherHandshake(self._secret)
+        self._is_answered = not self._expects_answer
         first = self._handshake.first()
         if first is not None:
             self._send(encode(first))
@@ -219,10 +232,8 @@ class Sockets:
         handshake, message = self._handshake, decode(body)
         assert handshake is not None
         heard: ToMember | Handshake = _TO_MEMBER.parse(message) if handshake.is_done else HANDSHAKE.parse(message)
-        if self._target is not None:
-            self._hosts.answered(self._address, self._target)
-            self._target = None
         if isinstance(heard, ToMember):
+            self._is_answered = not isinstance(heard, Dismiss)
             return functools.partial(self._listener.heard, heard)
         answer = handshake.answer(heard)
         if answer is not None:
@@ -255,7 +266,7 @@ class Announcer:
     """
 
     def __init__(self, reactor: Reactor, secret: bytes | None) -> None:
-        self._sockets = Sockets(reactor, secret, self)
+        self._sockets = Sockets(reactor, secret, self, is_answered=False)
         self._moved: Moved | None = None
 
     def announce(self, address: str, moved: Moved) -> None:

@@ -187,7 +187,7 @@ def test_a_file_without_the_section(tmp_path: Path) -> None:
     assert options.config.safety_factor == 2
     assert options.warnings == []
     (warning,) = read("--ft-cfg-path", path, "--ignore-missing-fault-tol-cfg").warnings
-    assert "going on with defaults" in warning
+    assert "continuing with the defaults" in warning
 
 
 def test_ignoring_a_missing_file_ignores_nothing_else(tmp_path: Path) -> None:

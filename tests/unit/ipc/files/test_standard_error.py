@@ -32,17 +32,37 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[IO[str]]:
         yield reader
 
 
-def test_lines_are_written_in_order_and_what_is_in_the_buffers_is_written_at_the_end(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_lines_are_written_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     output = StandardError()
     for number in range(100):
         output.put(str(number))
-    sys.stdout.write("unfinished")
     output.finish()
-    out, err = capfd.readouterr()
-    assert err.split() == [str(number) for number in range(100)]
-    assert out == "unfinished"
+    assert capfd.readouterr().err.split() == [str(number) for number in range(100)]
+
+
+def test_who_waits_for_the_stream_itself_is_not_held_up_by_a_line_that_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the exit Python flushes it, and `logging` does."""
+    output = StandardError()
+    with unread(monkeypatch):
+        output.put(LINE)
+        flushing = threading.Thread(target=sys.stderr.flush, daemon=True)
+        flushing.start()
+        flushing.join(SOON_S)
+        assert not flushing.is_alive()
+        assert output._thread.stands_for_s() > 0
+
+
+def test_a_fork_writes_its_own_lines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    output = StandardError()
+    output.put("parent")
+    thread = output._thread
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in a fork, which has no thread
+    output.put("child")
+    output.finish()
+    assert capfd.readouterr().err.split() == ["parent", "child"]
+    assert output._thread is not thread
 
 
 def test_who_does_not_read_is_not_waited_for_and_gets_the_lines_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +75,7 @@ def test_who_does_not_read_is_not_waited_for_and_gets_the_lines_later(monkeypatc
 
 
 def test_lines_for_which_there_is_no_room_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatron_ft.ipc.files.standard_error._MOST_BYTES", 2500)
+    monkeypatch.setattr("megatron_ft.ipc.files.standard_error._MOST_CHARACTERS", 2500)
     output = StandardError()
     with unread(monkeypatch) as reader:
         for number in range(4):
@@ -63,6 +83,7 @@ def test_lines_for_which_there_is_no_room_are_lost(monkeypatch: pytest.MonkeyPat
         assert [reader.readline().lstrip(".")[0] for _ in range(2)] == ["0", "1"]
         assert output._thread.wait(SOON_S)
         output.put("end")
+        assert reader.readline() == "(2 lines lost: standard error was not read)\n"
         assert reader.readline() == "end\n"
 
 
