@@ -78,7 +78,7 @@ def main() -> None:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         iteration = checkpoint["iteration"]
-        # Timeouts that were calculated in an earlier life; the configured ones hold until there are some.
+        # Timeouts that were calculated in an earlier cycle or run; the configured ones hold until there are some.
         client.load_state_dict(checkpoint["timeouts"])
     ddp = DistributedDataParallel(model)
 

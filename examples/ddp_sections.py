@@ -79,7 +79,7 @@ def main() -> None:
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             iteration = checkpoint["iteration"]
-            # Timeouts that were calculated in an earlier life; the configured ones hold until there are some.
+            # Timeouts that were calculated in an earlier cycle or run; the configured ones hold until there are some.
             client.load_state_dict(checkpoint["timeouts"])
             learnable = ["step", "init"]  # from a start without a load, "init" would be too short for one with
         ddp = DistributedDataParallel(model)

@@ -211,7 +211,8 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None
 def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
     """After a load. "setup" is learned only if it held the load of a persistent checkpoint.
 
-    A local one, out of memory, is so fast that the next run's setup would be cut short.
+    A local checkpoint, kept in memory, loads so fast that a timeout learned from it would be too short for the next
+    run's setup.
     """
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
@@ -220,8 +221,10 @@ def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
 
 def shutdown(global_state: Any) -> None:
     """At the end: closes open sections, updates timeouts (a collective), disconnects; hooks are no-ops again.
-    Rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are made. While an exception
-    (not: no more data) is handled or passes this is :func:`abort`, and says so: others may be in another collective.
+
+    Rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are completed. While an
+    exception other than StopIteration is handled or propagates, this does what :func:`abort` does, because other ranks
+    may be in another collective, and warns that learned timeouts were not updated.
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
@@ -249,7 +252,7 @@ def shutdown(global_state: Any) -> None:
 
 
 def abort(global_state: Any) -> None:
-    """Disconnect after a failure: no collective, nothing learned; hooks are no-ops again."""
+    """Disconnect after a failure: no collective, no timeouts learned; hooks are no-ops again."""
     client = getattr(global_state, "rank_monitor_client", None)
     if client is not None:
         _disconnect(client, global_state)

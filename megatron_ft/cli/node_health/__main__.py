@@ -21,9 +21,9 @@ from megatron_ft.ipc.linux import node_facts, nvml
 _UNFIT = 1
 _BOUND_S = 20.0
 DESCRIPTION = """\
-Whether this node is ready for ranks: GPUs that are visible and need no reset, and no Xid in the kernel's log (gpu),
-directories that answer and have room (disk), network links that are up (net), nvidia-smi that ends with 0. Exit code:
-0; 1 if it isn't, after one line that says why."""
+Whether this node is ready for ranks: GPUs that are visible and need no reset, no Xid in the kernel's log but 13, 31,
+43, 45, 63 and 94 (gpu), directories that respond and have 1 GiB free (disk), network links that are up (net),
+nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one line that says why."""
 
 Problems = Callable[[], list[str]]
 
@@ -41,12 +41,24 @@ class _Running:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its command line."""
     parser.add_argument(
-        "checks", metavar="CHECKS", help=f"some of {','.join(CHECKS)}; disk:/PATH is one more directory"
+        "checks",
+        metavar="CHECKS",
+        help=f"some of {','.join(CHECKS)}; disk checks each --directory, disk:/PATH that path",
     )
-    parser.add_argument("--directory", action="append", default=[], metavar="DIR", help="one that disk checks, too")
-    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="so many GPUs are needed (gpu)")
+    parser.add_argument("--directory", action="append", default=[], metavar="DIR", help="a directory that disk checks")
     parser.add_argument(
-        "--bound", type=float, default=_BOUND_S, metavar="S", help="for each check (default %(default)s)"
+        "--ranks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of GPUs that the gpu check requires (default %(default)s)",
+    )
+    parser.add_argument(
+        "--bound",
+        type=float,
+        default=_BOUND_S,
+        metavar="S",
+        help="longest time for each check, in seconds (default %(default)s)",
     )
     parser.set_defaults(run=run)
 

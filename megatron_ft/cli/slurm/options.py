@@ -26,7 +26,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "slurm", help="the body of a batch script of Slurm", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("--spares", type=int, default=0, metavar="N", help="nodes that stand by (default 0)")
+    parser.add_argument("--spares", type=int, default=0, metavar="N", help="nodes on standby (default 0)")
     parser.add_argument(
         "--max-lives", type=int, default=20, metavar="N", help="starts of the job in all (default %(default)s)"
     )
@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="end the job when so many lives in a row have failed (default %(default)s)",
+        help="end the job when this many lives in a row have failed (default %(default)s)",
     )
     parser.add_argument(
         "--chain",
@@ -45,14 +45,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--exclude-bad-nodes",
         action="store_true",
-        help="do without nodes that result.json calls bad, where that's possible",
+        help="leave nodes that result.json lists as bad out of the next step, if enough others are left",
     )
     parser.add_argument("--srun", action="append", default=[], metavar="OPTION", help="one more option for srun")
     parser.add_argument(
         "--launcher", default="", metavar="PROGRAM", help="ft_launcher's path on the nodes (default: this Python's own)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
-    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="of ft_launcher")
+    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="arguments of ft_launcher")
     parser.set_defaults(run=_run)
 
 

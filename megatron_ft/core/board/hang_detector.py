@@ -112,7 +112,7 @@ class MonitorState:
     dismissed: Interval | None = None
     """Overdue, reported, and left alone: it isn't checked again as long as it lasts."""
     given: dict[Interval, int] = field(default_factory=dict)
-    """Interval -> its timeout in all, in nanoseconds, where a learned one was extended because a rank made progress."""
+    """Interval -> its total timeout, in nanoseconds, where a learned one was extended because a rank made progress."""
 
     def check_each(self, interval_ns: int) -> None:
         """Check the board once in that time, at least."""

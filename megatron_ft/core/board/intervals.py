@@ -10,8 +10,9 @@ Rules
   section: they don't apply to one that opens sections and sends no heartbeat.
 * A learned timeout may have a moment before it from which an interval is suspected (`core.timeouts.early`). It counts
   only where a launcher can be asked, and is the timeout that the verdict has; what was learned is beside it.
-* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section have no timeout. If a section "warmup"
-  is configured they have: its timeout is that of "step" until more than the warm-up's iterations have begun.
+* During warm-up (see :func:`_is_warming_up`) the timeouts of "step" and out of section are at least the initial
+  heartbeat timeout. If a section "warmup" is configured they aren't: its timeout is then that of "step" until more than
+  the warm-up's iterations have begun.
 """
 
 from __future__ import annotations

@@ -142,8 +142,9 @@ class ConfigValues:
     initial_rank_heartbeat_timeout: float | None = option(
         3600.0,
         TIMEOUT,
-        "Longest time from the start of a rank to its first heartbeat, in seconds. "
-        "Not for ranks that open sections and send no heartbeat; for these it bounds each iteration of the warm-up.",
+        "Longest time from a rank's init_workload_monitoring() to its first heartbeat, in seconds. Not for ranks that "
+        "open sections and send no heartbeat: their timeouts of 'step' and out of section are at least this during "
+        "the warm-up.",
     )
     rank_heartbeat_timeout: float | None = option(
         2700.0,
@@ -163,7 +164,8 @@ class ConfigValues:
         5.0,
         FACTOR,
         "With timeout_rule 'reference', a learned timeout is the longest interval observed on any rank, times this "
-        "factor; with 'budget' it is at most what that gives on average.",
+        "factor; with 'budget', once 12 intervals were observed, it is at most 0.8 times what that gives on average, "
+        "unless longer intervals were observed more than once or the timeout has terminated a rank.",
     )
     timeout_rule: str = option(
         "budget",
@@ -185,7 +187,8 @@ class ConfigValues:
     calculated_timeout_floor: float = option(
         5.0,
         DURATION_OR_ZERO,
-        "No learned timeout is enforced below this, in seconds: no rank is killed for being fast.",
+        "No learned timeout is enforced below this, in seconds, so that very short intervals don't lead to a timeout "
+        "of milliseconds.",
     )
     workload_check_interval: float = option(
         5.0,

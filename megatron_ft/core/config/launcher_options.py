@@ -67,7 +67,8 @@ class LauncherOptions:
     log_dir: str | None = option(
         None,
         path("of a directory", "DIR"),
-        "Directory of the event logs. Default: beside torchrun's --log-dir, else under the user's state directory.",
+        "Directory of the event logs. Default: megatron_ft inside torchrun's --log-dir if that is given, else a "
+        "directory under ~/.local/state/megatron_ft ($XDG_STATE_HOME): under Slurm slurm-JOBID, else a new one.",
         is_printed=False,  # the launcher prints it on a line of its own
     )
     log_max_bytes: int = option(
@@ -93,8 +94,8 @@ class LauncherOptions:
     term_timeout: float = option(
         1800.0,
         DURATION_OR_ZERO,
-        "Time from SIGTERM to SIGKILL for the ranks when the launcher is asked to stop. If not given, torchrun's "
-        "--shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT, where one of these is set.",
+        "Time until SIGKILL for the ranks after the launcher received SIGTERM or SIGINT, which they get, too. If not "
+        "given, torchrun's --shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT, where one of these is set.",
         names=("term-timeout",),
     )
     workers_stop_timeout: float = option(
@@ -119,9 +120,10 @@ class LauncherOptions:
     node_health: tuple[str, ...] = option(
         (),
         READY_CHECKS,
-        "Built-in checks, run before the health command and with the same effect: gpu (a device for each "
-        "rank, none that needs a reset, no Xid since the node booted), disk (the log directory, and /PATH of "
-        "disk:/PATH, answer and have 1 GiB free), net (links are up), nvidia-smi (ends with 0).",
+        "Built-in checks, run before the health command and with the same effect: gpu (a device for each rank, none "
+        "that needs a reset, no Xid since the node booted but 13, 31, 43, 45, 63 and 94), disk (the log directory, "
+        "those of --ft-checkpoint-iteration-file and FAULT_TOL_FINISHED_FLAG_FILE, and /PATH of disk:/PATH respond and "
+        "have 1 GiB free), net (links are up), nvidia-smi (exits with 0).",
         names=("ft-node-health",),
     )
     node_health_timeout: float | None = option(
@@ -162,8 +164,9 @@ class LauncherOptions:
     stopped_exit_code: int | None = option(
         None,
         whole(0, 255),
-        "The launcher's exit code when it was asked to stop, so that a scheduler can tell that from a finished "
-        "training. Default: 0 if all ranks then ended with 0, else 1; 130 for SIGINT.",
+        "The launcher's exit code after it received SIGTERM or SIGINT, so that a scheduler can tell that from a "
+        "finished training. Default: 0 if all ranks then exited with 0, else 1; 130 for SIGINT; in a pod of Kubernetes "
+        "143 for both.",
     )
     segment: int = option(
         0,
@@ -218,11 +221,12 @@ class LauncherOptions:
         WATCH_COLLECTIVES[0],
         one_of(*WATCH_COLLECTIVES),
         "Scripts that call no hooks are watched by the collectives that torch counts. report: print a line when no "
-        "collective has completed on any rank for --ft-watch-collectives-timeout: which rank keeps the others waiting, "
-        "and where. end: also terminate the ranks and restart, if a rank waits in a collective. off: don't watch.",
+        "collective has begun or completed on any rank for --ft-watch-collectives-timeout: which rank keeps the others "
+        "waiting, and where. end: also terminate the ranks and restart, if a rank waits in a collective. off: don't "
+        "watch.",
     )
     watch_collectives_timeout: float = option(
-        720.0, DURATION, "Longest time without a completed collective on any rank of such a script."
+        720.0, DURATION, "Longest time in which no collective begins or completes on any rank of such a script."
     )
     say: str | None = option(
         None,

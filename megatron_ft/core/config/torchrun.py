@@ -32,7 +32,7 @@ TORCHRUN_OPTIONS = {
     for each in (
         TorchrunOption(
             "nnodes",
-            "Number of nodes, or MIN:MAX: MIN are needed to train, up to MAX take part, more stand by as spares.",
+            "Number of nodes, or MIN:MAX: MIN are needed to train, up to MAX take part, more are on standby as spares.",
         ),
         TorchrunOption("nproc-per-node"),
         TorchrunOption(
@@ -43,7 +43,9 @@ TORCHRUN_OPTIONS = {
         TorchrunOption(
             "rdzv-endpoint",
             "HOST:PORT of the coordinator. More hosts, as in a:29500,b,c, are tried when "
-            "the first doesn't answer. Default: --master-addr:--master-port.",
+            "the first doesn't answer. Default: --master-addr:--master-port. If neither is given: the scheduler's (see "
+            "--scheduler), else for one node any free port, for several localhost:29400 with --rdzv-backend c10d, "
+            "127.0.0.1:29500 without it.",
         ),
         TorchrunOption("rdzv-id"),
         TorchrunOption(
@@ -79,14 +81,19 @@ TORCHRUN_OPTIONS = {
         TorchrunOption("master-addr", "Host of the coordinator, if no --rdzv-endpoint is given. Default: 127.0.0.1."),
         TorchrunOption(
             "master-port",
-            "Its port. The ranks meet at another one (MASTER_PORT), new in each cycle. Default: 29500.",
+            "Its port. The ranks meet at another one (MASTER_PORT), new in each cycle. Default: 29500; see "
+            "--rdzv-endpoint.",
         ),
         TorchrunOption(
             "local-addr", "Address of this node for others. Default: the one from which it reaches the endpoint."
         ),
         TorchrunOption("logs-specs"),
         TorchrunOption("numa-binding"),
-        TorchrunOption("shutdown-timeout"),
+        TorchrunOption(
+            "shutdown-timeout",
+            "The same as --term-timeout, which wins if both are given. Default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else "
+            "that of --term-timeout (1800 s).",
+        ),
         TorchrunOption("signals-to-handle"),
         TorchrunOption("virtual-local-rank", is_flag=True),
     )

@@ -74,10 +74,10 @@ class RankMonitorClient:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
 
         Args:
-            num_warmup_iters: in that many iterations of this cycle "step" and the time out of section have at
-                least ``initial_rank_heartbeat_timeout`` seconds (an hour by default): until the next iteration begins
-                (:meth:`set_iteration`) or the first "step" is opened. A job without iterations and without a
-                section "step" has no warm-up. None is 0.
+            num_warmup_iters: length of the warm-up, in which the timeouts of "step" and out of section are at least
+                ``initial_rank_heartbeat_timeout`` (an hour by default). It ends when the iteration after this many
+                begins (:meth:`set_iteration`), or when the first "step" is opened. A job without iterations and
+                without a section "step" has no warm-up. None is 0.
 
         Raises:
             NotUnderLauncherError: the script wasn't started with ``ft_launcher``.

@@ -32,7 +32,7 @@ class MonitorHandle:
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end; its rank goes on without a monitor."""
+        """Ask it to end; its rank continues unmonitored."""
         self._process.terminate()
 
     def kill(self) -> None:

@@ -23,8 +23,9 @@ class FaultToleranceSettings:
     calc_ft_timeouts: bool = False
     """Learn the timeouts from observed intervals and keep them in ``ft_state.json``."""
     num_warmup_iters: int | None = None
-    """So many steps of a run, and of each evaluation, are out of section, and until the training has made them
-    there is no timeout out of section. None: the first one is out of section, and has that timeout."""
+    """This many steps of a run, and of each evaluation, are out of section, and until the training has made them the
+    timeout out of section is at least ``initial_rank_heartbeat_timeout``. None: the first one is out of section, with
+    the usual timeout."""
     simulate_fault: bool = False
     simulated_fault_type: str = "random"
     """One of ``core.fault_plan.FAULT_TYPES``, or ``random``: ``rank_killed`` or ``rank_hung``."""
