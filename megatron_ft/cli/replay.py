@@ -163,7 +163,7 @@ def _cost(analyses: Sequence[Analysis], ended: int) -> str:
     known = [each for each in analyses if each.goodput is not None]
     failures = sum(cycle.failed for each in known for cycle in each.timeline.cycles)
     if not ended:
-        return "no healthy rank would have been ended"
+        return "no healthy rank would have been terminated"
     restarts = counted(ended, "restart")
     if not failures:
         return f"{restarts} without cause; these logs have no restart to estimate the cost from"

@@ -74,7 +74,10 @@ def coordinate(options: argparse.Namespace) -> int:
     prepare_process()
     try:
         while _serve(listener, options, secret, owner):
-            _say(f"the job's launchers have been gone for {FORGETS_S:g} s: ready for another job, or this one again")
+            _say(
+                f"no launcher that can continue the job was connected for {FORGETS_S:g} s: the job is forgotten; "
+                "waiting for launchers of another job, or of this one started again"
+            )
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     return 0

@@ -188,7 +188,7 @@ class Service:
         for message in self._messages(link):
             self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
             if link.number not in self._links:
-                return  # dropped: what it has sent besides is none of the job's
+                return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
             self._forget(link)
 

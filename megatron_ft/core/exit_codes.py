@@ -1,4 +1,4 @@
-"""Exit codes of ``ft_launcher`` that a scheduler decides by; 2 is that of our other commands, too."""
+"""Exit codes of ``ft_launcher`` that schedulers act on; our other commands also use 2."""
 
 from __future__ import annotations
 

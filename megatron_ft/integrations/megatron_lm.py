@@ -202,7 +202,8 @@ def _warn_of_another() -> None:
         if theirs is not None and getattr(theirs, "on_checkpointing_start", None) is not on_checkpointing_start:
             say.warn(
                 f"{name} calls another ft_integration ({getattr(theirs, '__file__', theirs)}): what it does is not "
-                "watched; replace its import, or let that file be: from megatron_ft.integrations.megatron_lm import *"
+                "watched; replace its import, or replace that file by this line: "
+                "from megatron_ft.integrations.megatron_lm import *"
             )
 
 

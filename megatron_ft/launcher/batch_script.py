@@ -40,7 +40,10 @@ def stand_in(result: ResultFile, environ: Mapping[str, str], say: Callable[[str]
             return
         words = batch_script.in_its_place(told, job, ending, is_refused=is_refused)
         if words:
-            say(f"the host of the batch script was lost, running in its place: {shlex.join(words)}")
+            say(
+                "the batch script's host is lost; this launcher runs what the script would have run: "
+                f"{shlex.join(words)}"
+            )
             if _run(words) is not None or is_refused:
                 return
             is_refused = True

@@ -74,7 +74,7 @@ def _succeeded(verdict: Verdict | None, line: CommandLine) -> End:
     if flag and not bounded_file_calls.call(lambda: os.path.exists(flag), True):
         return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
     if not flag and verdict is not None and verdict.stopped:
-        return _stopped(line, "asked to stop, all ranks ended with 0")
+        return _stopped(line, "a launcher received a signal to stop, all ranks exited with 0")
     return End(0, Ending.FINISHED)
 
 

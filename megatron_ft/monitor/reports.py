@@ -82,15 +82,17 @@ class Reports:
 
     def board_written_over(self, attached: AttachedRank) -> None:
         """Warn that a board is damaged again and again, so that its rank can't be watched."""
-        text = f"the progress board of rank {attached.rank} is being written over: it can't be watched now"
+        rank = f"rank {attached.rank}"
+        until = f"hangs of {rank} aren't detected until it can"
+        text = f"the progress board of {rank} is damaged again and can't be read: {until}"
         self.complain("written over", text)
 
     def board_damaged(self, attached: AttachedRank, damage: str) -> None:
         """Warn that a board was damaged, and renewed."""
         self.complain(
             "damaged",
-            f"the progress board of rank {attached.rank} was damaged ({damage}); it was renewed, and what was open is "
-            "timed again from the rank's next section event",
+            f"the progress board of rank {attached.rank} was damaged ({damage}); it was initialised again; open "
+            "sections are timed again from the rank's next section event",
         )
 
     def attached(self, attached: AttachedRank, greeting: Hello) -> None:

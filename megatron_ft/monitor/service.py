@@ -49,6 +49,7 @@ class MonitorService:
     def __init__(self, settings: MonitorSettings, reports: Reports, signal_fd: int, parent_pidfd: int) -> None:
         self._settings = settings
         self._reports = reports
+        self._name = f"the monitor of local rank {settings.local_rank}"
         self._signal_fd = signal_fd
         self._parent_pidfd = parent_pidfd
         self._listener = socket.socket(fileno=settings.listen_fd)
@@ -127,7 +128,8 @@ class MonitorService:
         try:
             order = ORDERS.parse(message)
         except ProtocolError as error:
-            self._reports.complain("order", f"did not do what the launcher said: {error}")
+            text = f"{self._name} ignored an order of the launcher that it can't read: {error}"
+            self._reports.complain("order", text)
             return
         if isinstance(order, RankOrder):
             watched = self._watched
@@ -180,7 +182,8 @@ class MonitorService:
             greeting = hello.parse(received[0].message)
         except (ChannelClosedError, ProtocolError) as error:
             if isinstance(error, ProtocolError):
-                self._reports.complain("refused", f"refused a connection of process {caller.pid}: {error}")
+                text = f"{self._name} refused a connection from process {caller.pid}: {error}"
+                self._reports.complain("refused", text)
             self._callers.dismiss(caller)
             return
         reason = self._refusal(greeting, caller)
@@ -206,8 +209,9 @@ class MonitorService:
         if reason is None and not closing and not is_gone(attached.pidfd):
             self._reports.complain(
                 "displaced",
-                f"process {caller.pid} has come for cycle {greeting.cycle}: rank {attached.rank} of cycle"
-                f" {attached.cycle} (process {attached.pid}) still runs, and is not monitored any more",
+                f"process {caller.pid} connected for cycle {greeting.cycle} and takes the monitor of rank "
+                f"{attached.rank}; process {attached.pid} of cycle {attached.cycle} still runs and is no longer "
+                "monitored",
             )
         return reason
 
@@ -340,7 +344,7 @@ class MonitorService:
         for number in termination.advance():
             self._reports.signalled(attached, number)
         if was_due_at is not None and termination.due_at is None:
-            self._reports.warn(f"rank {attached.rank} (process {attached.pid}) did not end by SIGKILL")
+            self._reports.warn(f"rank {attached.rank} (process {attached.pid}) is still running after SIGKILL")
 
     def _rank_is_gone(self) -> None:
         assert self._watched is not None
@@ -371,7 +375,9 @@ class MonitorService:
         self._reports.launcher_gone()
         left = end_orphans(self._settings.socket_path, self._group)
         if left:
-            self._reports.note(f"processes {[s.pid for s in left]} did not end by SIGKILL")
+            pids = sorted({each.pid for each in left})
+            who = f"process {pids[0]} is" if len(pids) == 1 else f"processes {', '.join(map(str, pids))} are"
+            self._reports.note(f"{who} still running after SIGKILL")
         remove_run_directory(self._settings.socket_path)
 
     def _stop(self) -> None:

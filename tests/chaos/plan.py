@@ -76,7 +76,8 @@ HOSTS = 3
 _LOST_HOST = (
     r".*(no (message from its launcher|packet from its host)|its launcher exited|"
     r", likely a consequence of another rank's exit)|"
-    r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*\brank {rank} of which nothing "
+    r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*"
+    r"\brank {rank} \(no evidence received\)"
 )
 """The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""
 HOST_FAULTS: dict[str, tuple[str, str]] = {

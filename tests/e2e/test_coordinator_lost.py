@@ -89,7 +89,7 @@ def test_coordinator_is_killed_and_no_cycle_ends(launcher: Launcher) -> None:
     # on one machine whichever of them is first at the endpoint has it
     ((host, pid),) = [(node, pid) for node in job.nodes if (pid := coordinator_of(node)) is not None]
     os.kill(pid, signal.SIGKILL)
-    host.wait_for(r"the coordinator at 127\.0\.0\.1:\d+ ended .*SIGKILL.*; another one takes over")
+    host.wait_for(r"the coordinator at 127\.0\.0\.1:\d+ exited .*SIGKILL.*; another one takes over")
     wait_until(lambda: coordinator_of(host) not in (None, pid), 20)
     # the new one is told all that the old one knew, whether that is before the failure or with it
     (launcher.directory / "fail-0-1").touch()

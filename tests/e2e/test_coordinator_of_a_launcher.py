@@ -102,7 +102,7 @@ def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_so
         assert isinstance(ear.heard_messages[1], m.Lead)
         assert one.pid() != first
         assert read_stat(first) is None  # it is reaped
-        assert one.said == [f"the coordinator at {one.host.address} ended (SIGKILL); another one takes over"]
+        assert one.said == [f"the coordinator at {one.host.address} exited (SIGKILL); another one takes over"]
         assert one.gave_up == []
 
 
@@ -146,7 +146,9 @@ def test_one_that_does_not_live_is_given_up(
     )
     with hosted(reactor) as one:
         until(reactor, lambda: one.gave_up)
-        assert one.gave_up == [f"the coordinator at {one.host.address} ended (code {code}), and isn't started again"]
+        assert one.gave_up == [
+            f"the coordinator at {one.host.address} exited (code {code}); this launcher does not start it again"
+        ]
         assert len(one.said) == starts - 1
         assert one.host.pids() == set()
         with pytest.raises(ConnectionRefusedError):

@@ -127,7 +127,7 @@ def test_a_script_that_kills_its_process_while_it_runs_ahead(launcher: Launcher,
     finished = launched.wait()
     assert finished.code == 1
     assert finished.out == "here\n" * 2
-    assert "the fork server ended (SIGSEGV); ranks are not affected; starting a new one" in finished.lines
+    assert "the fork server exited (SIGSEGV); ranks are not affected; starting a new one" in finished.lines
 
 
 EDITED = """
@@ -180,7 +180,7 @@ def test_own_files_that_change_between_cycles_are_run_anew(launcher: Launcher) -
         *("script 2 part 22 settings 2", "2 True []"),
         *("script 2 part 22 settings 2", "3 True ['new']"),
     ]
-    changed = re.findall(r"(\S+) changed: preloading the script again", finished.err)
+    changed = re.findall(r"(\S+) changed: running the script ahead again", finished.err)
     assert changed == [str(script), str(directory / "checkpoint"), str(data)]
     assert fork_points(launched) == ["script.py:6 (reads FT_CYCLE)"]
 
@@ -300,7 +300,7 @@ def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: 
     assert finished.code == 0, finished.err
     assert "ready 1 1 forked True" in finished.out
     assert "ready 1 2" in finished.out
-    assert "the fork server ended (SIGKILL); ranks are not affected; starting a new one" in finished.lines
+    assert "the fork server exited (SIGKILL); ranks are not affected; starting a new one" in finished.lines
 
 
 def test_a_server_that_waits_hears_no_signal(launcher: Launcher) -> None:

@@ -103,7 +103,7 @@ def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
         for fd in answer.fds:
             os.close(fd)
         channel.close()
-        assert "is not monitored any more" in both.wait_for("warning")["text"]
+        assert "is no longer monitored" in both.wait_for("warning")["text"]
         assert both.rank.poll() is None
 
 

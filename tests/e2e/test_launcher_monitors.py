@@ -80,7 +80,7 @@ forever()
     launched = launcher.start(script, *sections(1.0), script_args=[str(flag)])
     launched.wait_for("^lost$")
     os.kill(launched.monitor_pids()[0], signal.SIGKILL)
-    launched.wait_for(r"the monitor of rank 0 ended \(SIGKILL\); replacing it")
+    launched.wait_for(r"the monitor of rank 0 exited \(SIGKILL\); replacing it")
     flag.touch()
     finished = launched.wait()
     assert "there" in finished.out, finished.err
@@ -238,7 +238,7 @@ forever()
     (line,) = launched.wait_for(r"^\[ft_launcher\] (the monitor of rank 0 .*)")
     assert time.monotonic() - start < 4.5
     assert line.endswith("; replacing it")
-    assert ("was stopped" if how == signal.SIGSTOP else "ended (SIGKILL)") in line
+    assert ("was stopped" if how == signal.SIGSTOP else "exited (SIGKILL)") in line
     wait_until(lambda: set(launched.monitor_pids().values()) - {old} != set(), 10)
     assert read_stat(old) is None
     (launched.directory / "hang").touch()

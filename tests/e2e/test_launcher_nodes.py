@@ -204,7 +204,7 @@ forever()
     (line,) = re.findall(r"cycle 0 ended: .*", waits.err)
     assert re.match(
         r"cycle 0 ended: hang detected \(first on rank (\d): hung in 'step' for .*\), "
-        r"root cause undetermined; candidates: rank (?!\1)\d of which nothing is known; ",
+        r"root cause undetermined; candidates: rank (?!\1)\d \(no evidence received\); ",
         line,
     )
 

@@ -41,8 +41,8 @@ def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -
 
 def test_ready_checks_come_before_the_users_command(reactor: Reactor, tmp_path: Path) -> None:
     for path, ended, last_line in (
-        (str(tmp_path), "ended with code 5", "mine"),
-        (f"{tmp_path}/none", "ended with code 1", f"disk: {tmp_path}/none: No such file or directory"),
+        (str(tmp_path), "exited with code 5", "mine"),
+        (f"{tmp_path}/none", "exited with code 1", f"disk: {tmp_path}/none: No such file or directory"),
     ):
         line = parse([f"--ft-node-health=disk:{path}", "--ft-node-health-command=echo mine; exit 5", __file__])
         command = command_of(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=1)
@@ -55,7 +55,7 @@ def test_ready_checks_come_before_the_users_command(reactor: Reactor, tmp_path: 
     ("command", "ended", "code", "last_line"),
     [
         ('test "$FT_CYCLE" = 7 && echo fine', "", 0, "fine"),
-        ("echo one; echo two >&2; exit 3", "ended with code 3", 3, "two"),
+        ("echo one; echo two >&2; exit 3", "exited with code 3", 3, "two"),
         ("kill -SEGV $$", "was killed by SIGSEGV", -11, ""),
     ],
 )
@@ -72,7 +72,7 @@ def test_it_does_not_get_the_secret_of_the_job(reactor: Reactor, monkeypatch: py
 
 def test_a_command_that_is_not_there_has_failed_with_127(reactor: Reactor) -> None:
     found = checked(reactor, "no-such-check --now")
-    assert (found.ended, found.code) == ("ended with code 127", 127)
+    assert (found.ended, found.code) == ("exited with code 127", 127)
     assert "no-such-check" in found.last_line
 
 
@@ -84,7 +84,7 @@ def test_one_that_cannot_be_waited_for_has_failed_like_one_that_cannot_be_starte
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     found = checked(reactor, "sleep 600")
-    assert (found.ended, found.code) == ("ended with code 127", 127)
+    assert (found.ended, found.code) == ("could not be started", 127)
     assert "Too many open files" in found.last_line
 
 
@@ -155,7 +155,7 @@ def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> Non
     assert [line.split(" of ")[0] for line in rounds.read_text().splitlines()] == ["0", "0", "1"]
     assert all(line.endswith(" on 1") for line in rounds.read_text().splitlines())
     assert finished.lines[:2] == [
-        "node health check failed: ended with code 3 (GPU 5 is missing); retrying in 2 s",
+        "node health check failed: exited with code 3 (GPU 5 is missing); retrying in 2 s",
         "node health check passed after 1 failure: joining",
     ]
     events = launcher.launches[0].events("node_health")
@@ -169,7 +169,7 @@ def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> Non
 def test_a_node_that_is_alone_gives_up_after_the_time_that_a_round_waits(launcher: Launcher) -> None:
     finished = launcher.run("forever()", "--rdzv-conf=join_timeout=1", "--ft-node-health-command=exit 9")
     assert finished.code == 94, "it may be started again, on a node that is fit"
-    assert finished.lines[0].startswith("node health check failed: ended with code 9; ")
+    assert finished.lines[0].startswith("node health check failed: exited with code 9; ")
     assert finished.lines[-1] == "1 more node did not join within 1 s; 1 node failing the health check"
 
 
@@ -191,7 +191,7 @@ def test_others_that_need_it_wait_for_it(launcher: Launcher) -> None:
     ill = launcher.start(
         "say('ran')", *place, "--rdzv-conf=is_host=0", f"--ft-node-health-command=test -e {well} || exit 5"
     )
-    ill.wait_for("node health check failed: ended with code 5; ")
+    ill.wait_for("node health check failed: exited with code 5; ")
     first.wait_for("waiting for 1 more node ")
     well.touch()
     ended = wait_for_all([first, ill])
@@ -219,7 +219,7 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
     well = nodes[1 - ill]
     tell(launcher, f"ill{ill}")
     tell(launcher, "fail-0-0")
-    nodes[ill].wait_for(r"node health check failed: ended with code 4 \(ill\); retrying in 2 s")
+    nodes[ill].wait_for(r"node health check failed: exited with code 4 \(ill\); retrying in 2 s")
     well.wait_for("^cycle 1 of 0 in 1")
     os.unlink(launcher.directory / f"ill{ill}")
     nodes[ill].wait_for("node health check passed after . failure")

@@ -136,7 +136,7 @@ def test_pause_and_resume(launcher: Launcher) -> None:
     lines = [line for line in finished.lines if "monitor" not in line]
     assert lines[1].startswith("paused by process ")
     assert lines[1].endswith(": hang detection is off on this node until `megatron-ft resume`")
-    assert lines[2].startswith("resumed by process ")
+    assert lines[2].startswith("hang detection resumed by process ")
     assert [e["ev"] for name in ("paused", "resumed") for e in launched.events(name)] == ["paused", "resumed"]
 
 

@@ -56,7 +56,7 @@ def test_a_launcher_whose_step_daemon_has_died_is_told_also_through_a_shell(tmp_
     wait_for(heard, 1)
     daemon.kill()
     daemon.communicate()
-    assert wait_for(heard, 2)[1] == "slurmstepd, which has started this launcher, is gone"
+    assert wait_for(heard, 2)[1] == "slurmstepd, an ancestor of this launcher, has exited"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])

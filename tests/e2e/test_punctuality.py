@@ -151,7 +151,8 @@ while not os.path.exists("go"):
 """
     )
     launched = launcher.start(script, "--ft-exit-timeout=0.2", "--ft-observe-only")
-    launched.wait_for("did not exit within 0.2 s after its shutdown: not killed \\(observe-only\\)")
+    after = r"after shutdown_workload_monitoring\(\) \(--ft-exit-timeout\)"
+    launched.wait_for(rf"did not exit within 0\.2 s {after}: not killed \(observe-only\)")
     (launched.directory / "go").touch()
     assert launched.wait().code == 0
     (verdict,) = launched.events("verdict")

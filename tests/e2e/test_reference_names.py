@@ -35,7 +35,7 @@ if __name__ == "__main__":
         child.join()
 """
 OPTIONS = ("--ft-rank_section_timeouts=step:1", "--max-restarts=1")
-NOTICE = "FT: nvidia_resiliency_ext.fault_tolerance is megatron_ft "
+NOTICE = "FT: imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft "
 
 
 @pytest.mark.parametrize("spawning", [(), ("--ft-preload=none",)], ids=["forked", "fresh"])

@@ -60,7 +60,7 @@ def test_nobody_waits_for_the_log_directory(fresh_launcher: Launcher, tmp_path: 
     launched.wait_for("ready 0$")
     silent.touch()
     os.kill(launched.monitor_pids()[0], signal.SIGKILL)
-    launched.wait_for(r"the monitor of rank 0 ended \(SIGKILL\); replacing it", timeout_s=PROMPTLY_S)
+    launched.wait_for(r"the monitor of rank 0 exited \(SIGKILL\); replacing it", timeout_s=PROMPTLY_S)
     go.touch()
     launched.wait_for("cycle 0 ended: rank 0 hung in 'step'", timeout_s=PROMPTLY_S)
     launched.wait_for("cycle 1 ended: rank 0 raised RuntimeError: lost", timeout_s=PROMPTLY_S)

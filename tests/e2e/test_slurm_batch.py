@@ -225,4 +225,4 @@ def test_with_real_launchers(home: Path) -> None:
         timeout=60,
     )
     assert late.returncode == 0
-    assert "the job had finished before this launcher came" in late.stderr
+    assert "the job finished before this launcher joined" in late.stderr

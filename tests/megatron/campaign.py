@@ -133,7 +133,7 @@ def run(checkout: Path, case: Case, directory: Path) -> tuple[list[str], list[st
         kept = Path(tempfile.gettempdir()) / f"ft_megatron_{checkout.name}_{case.name.replace(' ', '_')}.txt"
         shutil.copy(log, kept)
         found.append(f"ended with {code}, see {kept}")
-    if "nvidia_resiliency_ext.fault_tolerance is megatron_ft" not in text:
+    if "imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft" not in text:
         found.append("its client isn't ours")
     if case.ends is not None:
         found += wrong_end(case, next(records(directory / "logs", "cycle_ended"), {}))

@@ -321,7 +321,7 @@ class Launcher(Process):
 
     def _check_health(self) -> None:
         if self.agent.phase is AgentPhase.CHECKING:
-            ended = "ended with code 1" if self.is_ill else ""
+            ended = "exited with code 1" if self.is_ill else ""
             self.hear(agent.HealthChecked(0, ended, 1 if self.is_ill else 0, "", 0.1))
 
     def _start_ranks(self) -> None:

@@ -15,7 +15,7 @@ from megatron_ft.cli.render.terminal import plain, terminal, took
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = ("section", "timeout at the end", "judged", "too early to judge", "would have been ended", "too long")
+_COLUMNS = ("section", "timeout at the end", "judged", "too early to judge", "would have been terminated", "too long")
 _SHOWN = 8
 _COLORS = ("#c1121f", "#4e79a7", "#59a14f")
 _STYLES = ("-", "--", ":")

@@ -104,7 +104,7 @@ class Batch:
         print(f"# then, from {lives_path(plan.log_dir)}:")
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
         if plan.array:
-            print("#   stopped, or lost with too few nodes: end with 0, and the array's next task goes on")
+            print("#   stopped, or lost with too few nodes: end with 0, and the array's next task continues the job")
             print(f"#   finished, or no progress: {shlex.join(commands.end_array(plan.array))}")
         else:
             print(f"#   stopped, or lost with too few nodes: {shlex.join(batch_script.requeue(plan.job))}")
@@ -177,7 +177,7 @@ class Batch:
 
     def _again(self, follows: Next, lives: Lives, state: str) -> int:
         if self._plan.array:
-            say(f"{follows.why}; the array's next task goes on")
+            say(f"{follows.why}; the array's next task continues the job")
             return 0
         if state not in ("", "RUNNING", "TIMEOUT", "NODE_FAIL"):
             say(f"{follows.why}; not requeueing: Slurm reports the job as {state}")

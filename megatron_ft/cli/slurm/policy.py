@@ -82,7 +82,9 @@ def decide(after: After, limits: Limits) -> Next:
     if ending is Ending.STOPPED or after.asked:
         return Next(action=Action.REQUEUE, why=f"{told}; there is more to train")
     if after.nodes < limits.nodes:
-        return Next(action=Action.REQUEUE, why=f"{told}; {after.nodes} of {limits.nodes} nodes are left here")
+        return Next(
+            action=Action.REQUEUE, why=f"{told}; {after.nodes} of {limits.nodes} nodes are left in this allocation"
+        )
     if after.steps >= _AT_ONCE:
         return Next(action=Action.REQUEUE, why=f"{told}; {after.steps} steps were run in this allocation")
     return Next(action=Action.SRUN, why=told)

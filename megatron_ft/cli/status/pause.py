@@ -24,7 +24,7 @@ def add_commands(commands: Any) -> None:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}. Needed on every node of the job whose ranks are halted. "
-            "Exited ranks are still detected; torch's own collective timeouts go on.",
+            "Exited ranks are still detected; torch's own collective timeouts keep running.",
         )
         which = parser.add_mutually_exclusive_group()
         which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")

@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "status",
         help=_TEXT,
-        description=f"{_TEXT[0].upper()}{_TEXT[1:]}. In a terminal it goes on until Ctrl-C or the end of the jobs; "
+        description=f"{_TEXT[0].upper()}{_TEXT[1:]}. In a terminal it is redrawn until Ctrl-C or the end of the jobs; "
         "the jobs aren't affected. The exit code is 1 if no job runs, or one doesn't answer.",
     )
     which = parser.add_mutually_exclusive_group()
@@ -163,7 +163,7 @@ def _serve(watches: list[JobWatch], until_s: float) -> list[tuple[JobWatch, str]
                 if watch not in gone:
                     watch.step()
             except FaultToleranceError:
-                gone[watch] = f"ft_launcher {watch.job.launcher_pid} has ended or can't be asked any more"
+                gone[watch] = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
         left_s = until_s - time.monotonic()
         if left_s <= 0 or len(gone) == len(watches):
             return list(gone.items())

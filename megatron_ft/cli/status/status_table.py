@@ -34,7 +34,7 @@ _BAR = 10
 _MANY = 0.8
 _SOME = 0.5
 _WORDS = {
-    RankState.HUNG: ("hung, being ended", "bold red"),
+    RankState.HUNG: ("hung, being terminated", "bold red"),
     RankState.DAMAGED: ("board damaged", "magenta"),
     RankState.STOPPED: ("process stopped", "bold yellow"),
     RankState.NOT_ATTACHED: ("not attached yet", "cyan"),
@@ -214,7 +214,7 @@ def _state(row: RankRow) -> Text:
         return Text("exited" if row.exit_code is None else "finished", style="dim")
     if row.exit_code > 0:
         return Text(f"exited with code {row.exit_code}", style="red")
-    return Text(f"ended by {signal_name(-row.exit_code)}", style="red")
+    return Text(f"killed by {signal_name(-row.exit_code)}", style="red")
 
 
 def _percent(share: float) -> str:

@@ -84,7 +84,7 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class HealthChecked:
-    """How ``CheckHealth`` came out. ``ended`` is empty if the node is fit, else as in "ended with code 3"."""
+    """How ``CheckHealth`` came out. ``ended`` is empty if the node is fit, else as in "exited with code 3"."""
 
     cycle: int
     """The one that would begin then."""

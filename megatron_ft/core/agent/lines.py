@@ -51,7 +51,7 @@ def run_finished(cycles: int) -> str:
 
 
 def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
-    """Why this node doesn't join. ``ended`` as in "ended with code 3", ``last_line`` is what the check said."""
+    """Why this node doesn't join. ``ended`` as in "exited with code 3", ``last_line`` is what the check said."""
     shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
     said = f" ({shown})" if shown else ""
     return f"node health check failed: {ended}{said}; retrying in {retry_s:g} s"

@@ -130,9 +130,10 @@ def describe_overdue(verdict: HangVerdict) -> str:
         case "collectives":
             return f"keeps the others waiting: no collective has completed on any rank for {elapsed} {note}"
         case "startup":
-            return f"did not start monitoring within {verdict.timeout_s:g} s{stopped}"
+            return f"did not start monitoring within {verdict.timeout_s:g} s (--ft-startup-timeout){stopped}"
         case "exit":
-            return f"did not exit within {verdict.timeout_s:g} s after its shutdown{stopped}"
+            after = "after shutdown_workload_monitoring() (--ft-exit-timeout)"
+            return f"did not exit within {verdict.timeout_s:g} s {after}{stopped}"
     return f"hung out of section for {elapsed} {note}"
 
 

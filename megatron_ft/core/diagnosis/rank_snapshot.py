@@ -166,7 +166,7 @@ def _place(note: RankSnapshot) -> str:
     if note.is_saving:
         return _joined("in a checkpoint write", where)
     if note.closing:
-        return _joined("has ended its training", where)
+        return _joined("has ended its monitoring", where)
     if not note.has_stack:
         return "no stack could be collected"
     if not note.has_collectives:

@@ -23,8 +23,8 @@ Waits = Mapping[int, frozenset[int]]
 _MOST = 0.5
 """A cause has been where it is for at least this share of the time that the overdue rank has."""
 _ALIKE, _ALIKE_S = 0.1, 0.25
-"""A rank counts as stuck like the overdue one if its own timeout is due within this share of that one's time, or within
-so many seconds: ranks reach the same line some milliseconds apart, while steps and pauses differ by more."""
+"""A rank counts as stuck like the overdue one if its own timeout is due within `_ALIKE` of that one's time, or within
+`_ALIKE_S` seconds: ranks reach the same line some milliseconds apart, while steps and pauses differ by more."""
 _SHOWN = 4
 _MOST_CANDIDATES = 64
 _MOST_SPANS = 32
@@ -286,7 +286,7 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
     """The candidates and where they are, if there are any."""
     if not ranks:
         return "root cause undetermined"
-    places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
+    places = {rank: place(by_rank[rank]) if rank in by_rank else "(no evidence received)" for rank in ranks[:_SHOWN]}
     candidates = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
     spans = _spans(ranks)
     rest = f", and more ({len(ranks)} in all)" if len(spans) > _MOST_SPANS else ""

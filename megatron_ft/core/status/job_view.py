@@ -44,7 +44,7 @@ class State(enum.Enum):
     LEAVING = "leaving the job"
     SILENT = "lost, or cut off from the log directory"
     """Others have begun a cycle since, and it hasn't recorded the end of its own."""
-    ENDED = "its launcher has ended"
+    ENDED = "its launcher has exited"
     LOST = "lost: it has recorded no end"
     """The job is over."""
 

@@ -72,12 +72,12 @@ def cannot_be_shared(reason: str, where: str, what: str) -> str:
 
 def file_changed(path: str) -> str:
     """The script has to run ahead again."""
-    return f"{path} changed: preloading the script again"
+    return f"{path} changed: running the script ahead again"
 
 
 def fork_server_replaced(code: int) -> str:
     """The fork server has ended; ranks aren't affected."""
-    return f"the fork server ended ({exit_code(code)}); ranks are not affected; starting a new one"
+    return f"the fork server exited ({exit_code(code)}); ranks are not affected; starting a new one"
 
 
 def no_more_fork_servers(deaths: int) -> str:
@@ -89,7 +89,8 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
     """A signal of ``--ft-forward-signals``; local ranks."""
     if not ranks and not unready:
         return f"{name} dropped: no rank runs now"
-    kept = "" if not unready else f"local rank {', '.join(map(str, unready))} has no handler for it (yet)"
+    who, has = ("local rank", "has") if len(unready) == 1 else ("local ranks", "have")
+    kept = f"{who} {', '.join(map(str, unready))} {has} no handler for {name} (yet)" if unready else ""
     if not ranks:
         return f"{name} not forwarded: {kept}"
     return f"{name} forwarded to {counted(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
@@ -97,7 +98,9 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
 
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
     """A monitor that didn't do its work any more."""
-    when = "replacing it" if not pause_s else f"starting a new one in {pause_s:g} s, not monitored until then"
+    when = (
+        "replacing it" if not pause_s else f"starting another one in {pause_s:g} s, {whose} is not monitored until then"
+    )
     return f"the monitor of {whose} {reason}; {when}"
 
 
@@ -118,7 +121,7 @@ def paused(pid: int) -> str:
 
 def resumed(pid: int, pause_s: float) -> str:
     """The judgement of hangs goes on."""
-    return f"resumed by process {pid} after {pause_s:.1f} s, not counted against any timeout"
+    return f"hang detection resumed by process {pid} after {pause_s:.1f} s; the pause counts against no timeout"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -35,7 +35,7 @@ class OrphanWatch:
     def check(self) -> None:
         """Check that both are still there: each second, and before an exit of a rank is handled."""
         if self._is_orphaned:
-            self.on_orphaned(f"{STEP_DAEMON}, which has started this launcher, is gone")
+            self.on_orphaned(f"{STEP_DAEMON}, an ancestor of this launcher, has exited")
         for fd, name in self._streams.items():
             if not _has_reader(fd):
                 self.on_orphaned(f"no process reads the {name} of this launcher any more")

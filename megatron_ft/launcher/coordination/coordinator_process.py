@@ -158,14 +158,14 @@ class CoordinatorProcess:
             self._quick = 0
             self._start_on_first_connection()  # the job is over, for all who were there
         else:
-            self._ended(f"ended ({lines.exit_code(code)})", tries_again=code != MISTAKE_CODE)
+            self._ended(f"exited ({lines.exit_code(code)})", tries_again=code != MISTAKE_CODE)
 
     def _ended(self, how: str, *, tries_again: bool = True) -> None:
         lived_s = time.monotonic() - self._started_s
         self._quick = self._quick + 1 if lived_s < _QUICK_S else 0
         if not tries_again or self._quick >= _MOST_QUICK:
             self.close()
-            self._gave_up(f"the coordinator at {self.address} {how}, and isn't started again")
+            self._gave_up(f"the coordinator at {self.address} {how}; this launcher does not start it again")
             return
         self._say(f"the coordinator at {self.address} {how}; another one takes over")
         again = self._start if self._founds else self._start_on_first_connection

@@ -127,7 +127,7 @@ def _with_others(
     listener, name, is_founder = launcher.stop.blocking(lambda: _socket(place, here))
     if is_founder and is_finished():
         listener.close()
-        raise AlreadyFinishedError("the job had finished before this launcher came: nothing to do")
+        raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
     process = CoordinatorProcess(
         launcher.reactor,
         listener,

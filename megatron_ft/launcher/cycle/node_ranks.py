@@ -193,7 +193,7 @@ def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
         failure = None
     failure = failure or _failure_of(rank_exit, "")
     if rank_exit.exitcode == 0:
-        failure.message = "ended with 0, but its monitor had found it hung"
+        failure.message = "exited with 0 after its monitor had found it hung"
     return failure
 
 

@@ -261,7 +261,7 @@ class MonitorSlot:
         assert self._process is not None
         self._take_all()
         self._let_go()
-        self._replace(f"ended ({lines.exit_code(self._process.returncode)})")
+        self._replace(f"exited ({lines.exit_code(self._process.returncode)})")
 
     def _let_go(self) -> None:
         """Reap the process and close what belonged to it."""
@@ -322,7 +322,7 @@ class MonitorSlot:
         except ChannelClosedError:
             complaint = None  # the process is ending: its pidfd says when
         except ProtocolError as error:
-            complaint = f"sent what is no message: {error}"
+            complaint = f"sent a message that the launcher can't read: {error}"
         for _, fds in received:
             close_fds(fds)
         if channel is not self._channel:

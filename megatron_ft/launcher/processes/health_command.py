@@ -57,7 +57,7 @@ class Checked:
     """How the command ended."""
 
     ended: str
-    """As in "ended with code 3"; empty if it ended with 0 in time."""
+    """As in "exited with code 3"; empty if it exited with 0 in time."""
     code: int | None
     """As subprocess has it; None if it had to be killed."""
     last_line: str
@@ -104,7 +104,7 @@ class HealthCheck:
         try:
             process, pidfd = self._start(environment)
         except OSError as error:
-            return checked(f"ended with code {_NOT_STARTED}", _NOT_STARTED, str(error))
+            return checked("could not be started", _NOT_STARTED, str(error))
         try:
             code = self._wait(process, pidfd, None if self._timeout_s is None else began_s + self._timeout_s, check)
         finally:
@@ -113,7 +113,7 @@ class HealthCheck:
             return checked(f"took longer than {self._timeout_s:g} s", None)
         if code < 0:
             return checked(f"was killed by {lines.exit_code(code)}", code)
-        return checked(f"ended with code {code}" if code else "", code)
+        return checked(f"exited with code {code}" if code else "", code)
 
     def close(self) -> None:
         """Kill what is left of it, and serve everything else meanwhile. One that is stuck is waited for only once."""

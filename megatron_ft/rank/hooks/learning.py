@@ -241,7 +241,7 @@ def _read(client: Any, path: str, loaded: Loaded) -> Any | None:
         return document
     except (BrokenStateFile, ConfigError) as error:
         if agreement.rank() == 0:
-            loaded.warnings.append(f"{path} {error}; {_put_away(path)}. Going on with the configured timeouts")
+            loaded.warnings.append(f"{path} {error}; {_put_away(path)}. Continuing with the configured timeouts")
         return None
 
 

@@ -81,7 +81,7 @@ def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:
         reason = os.strerror(error.errno) if error.errno else str(error)
         return (
             f"the save directory {os.fspath(path)} can't be written: {reason}. "
-            "Choose another one or mend its permissions"
+            "Choose another directory, or make this one writable"
         )
     return None
 

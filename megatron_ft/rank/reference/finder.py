@@ -34,8 +34,8 @@ def say_whose(cycle: int) -> None:
     module = sys.modules.get(f"{REFERENCE}.fault_tolerance")
     if cycle == 0 and module is not None and isinstance(getattr(module.__spec__, "loader", None), _Served):
         print_rank_0(
-            f"FT: nvidia_resiliency_ext.fault_tolerance is megatron_ft {megatron_ft.__version__} here "
-            "(ft_launcher --ft-reference-names off: the package itself)",
+            f"FT: imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft {megatron_ft.__version__} "
+            "(ft_launcher --ft-reference-names off: the installed package)",
             file=sys.stderr,
         )
 

@@ -97,7 +97,7 @@ def test_no_file_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main.main(["check-config", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
     assert main.main(["check-config", str(tmp_path / "none.yaml"), "--ignore-missing-fault-tol-cfg"]) == 0
-    assert "going on without it" in capsys.readouterr().out
+    assert "continuing without it" in capsys.readouterr().out
 
 
 def test_mistakes_of_other_commands_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_a_timeout_below_a_healthy_step_would_have_ended_it(tmp_path: Path, caps
     assert "1 restart without cause; these logs have no restart to estimate the cost from" in out
     out = replayed(capsys, tmp_path, "--timeouts", "step:10")
     assert "wrongly" not in out
-    assert "no healthy rank would have been ended" in out
+    assert "no healthy rank would have been terminated" in out
 
 
 def test_a_rule_learns_at_each_save_and_judges_afterwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

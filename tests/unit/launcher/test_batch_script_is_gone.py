@@ -58,7 +58,8 @@ def test_it_waits_until_slurm_knows_of_the_loss_and_requeues_the_job(slurm: Slur
     slurm.told = iter([SHOWN.format("RUNNING", "node[1-3]")] * 2 + [SHOWN.format("RUNNING", "node[2-3]")])
     batch_script.stand_in(ended(Ending.LOST), ALLOCATED, told.append, port=1)
     assert (slurm.ran, slurm.slept) == (["scontrol requeue 7"], 20.0)
-    assert told == ["the host of the batch script was lost, running in its place: scontrol requeue 7"]
+    says = "the batch script's host is lost; this launcher runs what the script would have run: "
+    assert told == [f"{says}scontrol requeue 7"]
 
 
 def test_where_that_is_forbidden_it_gives_the_nodes_back(slurm: Slurm) -> None:

@@ -80,13 +80,13 @@ def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
     [
         ({"exit_code": 0}, RankReading(), "finished"),
         ({"exit_code": 3}, RankReading(), "exited with code 3"),
-        ({"exit_code": -9}, RankReading(), "ended by SIGKILL"),
-        ({"exit_code": -63}, RankReading(), "ended by signal 63"),
+        ({"exit_code": -9}, RankReading(), "killed by SIGKILL"),
+        ({"exit_code": -63}, RankReading(), "killed by signal 63"),
         ({}, RankReading(process_state=None), "exited"),
         ({}, RankReading(damaged=True), "board damaged"),
         ({}, RankReading(snapshot(closing=True)), "monitoring ended"),
         ({}, RankReading(snapshot(), process_state="T"), "process stopped"),
-        ({"hung": True}, RankReading(snapshot()), "hung, being ended"),
+        ({"hung": True}, RankReading(snapshot()), "hung, being terminated"),
     ],
 )
 def test_states_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:

@@ -58,24 +58,24 @@ def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
 def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
     assert driven.hear(edge.Tick()) == [edge.CheckHealth()]
-    driven.hear(edge.HealthChecked(0, "ended with code 3", 3, "no disk", 0.1))
-    assert driven.told == [m.Aside("ended with code 3")]
+    driven.hear(edge.HealthChecked(0, "exited with code 3", 3, "no disk", 0.1))
+    assert driven.told == [m.Aside("exited with code 3")]
     assert driven.wait(1.9) == []
     assert driven.wait(0.2) == [edge.CheckHealth()]
-    driven.hear(edge.HealthChecked(0, "ended with code 3", 3, "no disk", 0.1))
+    driven.hear(edge.HealthChecked(0, "exited with code 3", 3, "no disk", 0.1))
     assert driven.wait(4.1) == [edge.CheckHealth()]
     driven.hear(edge.HealthChecked(0, "", 0, "", 0.1))
     assert driven.told[1:] == [m.Ready()]
     assert driven.said == [
-        "node health check failed: ended with code 3 (no disk); retrying in 2 s",
-        "node health check failed: ended with code 3 (no disk); retrying in 4 s",
+        "node health check failed: exited with code 3 (no disk); retrying in 2 s",
+        "node health check failed: exited with code 3 (no disk); retrying in 4 s",
         "node health check passed after 2 failures: joining",
     ]
 
 
 def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
     driven = Driven(checks_health=True)
-    driven.hear(edge.Tick(), edge.HealthChecked(0, "ended with code 3", 3, "", 0.1), job.Leave(0))
+    driven.hear(edge.Tick(), edge.HealthChecked(0, "exited with code 3", 3, "", 0.1), job.Leave(0))
     assert driven.said[-1] == "the job ended without this node: its health check failed"
     assert over(driven) == (Exit.LEFT, 0)
 

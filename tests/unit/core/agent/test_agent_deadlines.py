@@ -42,7 +42,7 @@ def test_late_start() -> None:
     (report,) = driven.told[1:]
     assert isinstance(report, m.Report)
     assert (report.state, report.rank) == (NodeState.UNHEALTHY, 10)
-    assert report.text == "rank 10 did not start monitoring within 30 s"
+    assert report.text == "rank 10 did not start monitoring within 30 s (--ft-startup-timeout)"
 
 
 def test_messages_of_another_cycle_mean_nothing() -> None:

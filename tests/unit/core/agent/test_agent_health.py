@@ -20,7 +20,9 @@ def test_the_line_is_one_line_and_bounded() -> None:
     assert last_line(b"one\n\xff two \n\n  \n") == "\ufffd two"
     assert last_line(b"\x1b[31mred\x1b[0m\n") == r"\x1b[31mred\x1b[0m"
     assert last_line(b" \n") == ""
-    assert unfit("ended with code 3", "", retry_s=2) == ("node health check failed: ended with code 3; retrying in 2 s")
-    line = unfit("ended with code 3", "x" * 5000, retry_s=2)
+    assert unfit("exited with code 3", "", retry_s=2) == (
+        "node health check failed: exited with code 3; retrying in 2 s"
+    )
+    line = unfit("exited with code 3", "x" * 5000, retry_s=2)
     assert 200 < len(line) < 300
     assert "xxx...); retrying" in line

@@ -171,5 +171,5 @@ def test_where_all_print_to_one_place_a_reason_of_its_own_is_still_said() -> Non
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]
     ill = Driven(max_nodes=3, checks_health=True, shares_output=True)
-    ill.hear(edge.Tick(), edge.HealthChecked(0, "ended with code 3", 3, "", 0.1), job.Leave(94, "", True))
+    ill.hear(edge.Tick(), edge.HealthChecked(0, "exited with code 3", 3, "", 0.1), job.Leave(94, "", True))
     assert ill.said[-1] == "its health check failed"

@@ -190,7 +190,7 @@ def test_a_rank_that_has_left_is_what_the_others_wait_for() -> None:
     )
     finding = find([inside(0, found_hung=True), inside(1), outside(2, closing=True)], elapsed_s=10.0)
     assert finding.rank == 2
-    assert finding.text.startswith("has ended its training")
+    assert finding.text.startswith("has ended its monitoring")
 
 
 def unseen(rank: int) -> RankSnapshot:
@@ -287,7 +287,7 @@ def test_nobody_is_blamed_for_a_rank_of_which_nothing_is_known() -> None:
     ]
     finding = find(notes, elapsed_s=10.0)
     assert (finding.rank, finding.candidates) == (None, (2,))
-    assert finding.text.endswith("rank 2 of which nothing is known")
+    assert finding.text.endswith("rank 2 (no evidence received)")
     # where somebody is known to be missing, the others needn't be
     assert find([inside(0, found_hung=True), outside(1)], elapsed_s=10.0).rank == 1
 

@@ -121,7 +121,7 @@ def test_whoever_knows_most_is_believed() -> None:
 
 def test_the_fault_is_that_of_the_node_that_the_verdict_names() -> None:
     assert fault_of(a_verdict()) == Fault(node="b", cycle=3, kind=FaultKind.RANK, text="rank 5 exited with code 7")
-    lost = fault_of(a_verdict(kind=CauseKind.MEMBERSHIP, text="its launcher has ended"))
+    lost = fault_of(a_verdict(kind=CauseKind.MEMBERSHIP, text="its launcher exited"))
     assert lost is not None
     assert lost.kind is FaultKind.LOST
     left = fault_of(a_verdict(outcome=Outcome.MEMBERSHIP, kind=CauseKind.MEMBERSHIP))

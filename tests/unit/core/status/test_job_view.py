@@ -47,11 +47,11 @@ def test_a_job_that_trains() -> None:
 
 
 def test_before_the_first_cycle_it_waits_for_nodes() -> None:
-    ill = records.NodeHealth(cycle=0, good=False, text="ended with code 3")
+    ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
     job = seen(node("a"), node("b", ill))
     assert (job.cycle, job.runs) == (None, False)
     assert job.waits_for == "nodes to meet for cycle 0 (1 node recorded as ready; failing the health check: b)"
-    assert job.nodes[1] == NodeRow(name="b", state=State.UNFIT, detail="ended with code 3", age_s=100.0)
+    assert job.nodes[1] == NodeRow(name="b", state=State.UNFIT, detail="exited with code 3", age_s=100.0)
     fit = seen(node("a"), node("b", ill, records.NodeHealth(cycle=0, good=True)))
     assert states(fit) == [("a", State.WAITING), ("b", State.WAITING)]
 

@@ -95,7 +95,9 @@ def test_a_server_that_says_anything_else_is_replaced(
     try:
         until(reactor, lambda: said)
         ways = ("SIGKILL", "code 0")  # it may notice that its channel is closed before it is killed
-        assert said[0] in [f"the fork server ended ({way}); ranks are not affected; starting a new one" for way in ways]
+        assert said[0] in [
+            f"the fork server exited ({way}); ranks are not affected; starting a new one" for way in ways
+        ]
         assert len(said) == 1
         assert first.is_gone
         assert spawner.pids().isdisjoint({first.pid})
