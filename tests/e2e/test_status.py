@@ -244,4 +244,4 @@ def test_the_live_view_follows_the_job_and_ends_with_it_or_before(launcher: Laun
     stays.wait_for("monitoring ended")
     finish(launched)
     assert stays.wait() == 0
-    assert f"job live: ft_launcher {pid} has ended" in stays.text
+    assert f"job live: ft_launcher {pid} has exited" in stays.text
