@@ -282,17 +282,24 @@ def full_listener(address: tuple[str, int]) -> Iterator[None]:
         yield
 
 
+def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
+    """Every name has these addresses; the names that were looked up."""
+    real, looked_up = socket.getaddrinfo, list[str]()
+
+    def stand_in(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if flags & socket.AI_NUMERICHOST:
+            return real(host, port, *args, flags=flags, **more)
+        looked_up.append(host)
+        return [target for address in addresses for target in real(address, port, *args, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", stand_in)
+    return looked_up
+
+
 def test_after_an_address_that_was_silent_the_next_one_of_its_name_is_tried(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = socket.getaddrinfo
-
-    def two(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
-        if flags & socket.AI_NUMERICHOST:
-            return real(host, port, *args, flags=flags, **more)
-        return [*real("127.0.0.2", port, *args, **more), *real("127.0.0.1", port, *args, **more)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", two)
+    names(monkeypatch, "127.0.0.2", "127.0.0.1")
     with served() as service, sockets(reactor) as (transport, ear):
         port = int(service.address.rpartition(":")[2])
         with full_listener(("127.0.0.2", port)):
@@ -308,15 +315,7 @@ def test_after_an_address_that_was_silent_the_next_one_of_its_name_is_tried(
 def test_where_a_coordinator_spoke_it_is_connected_again_without_a_look_up(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, looked_up = socket.getaddrinfo, []
-
-    def counted(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
-        if not flags & socket.AI_NUMERICHOST:
-            looked_up.append(host)
-            host = "127.0.0.1"
-        return real(host, port, *args, flags=flags, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    looked_up = names(monkeypatch, "127.0.0.1")
     with sockets(reactor) as (transport, ear):
         with served() as service:
             address = f"some.host:{service.address.rpartition(':')[2]}"
@@ -334,15 +333,7 @@ def test_where_a_coordinator_spoke_it_is_connected_again_without_a_look_up(
 
 
 def test_where_this_launcher_was_refused_is_not_remembered(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, looked_up = socket.getaddrinfo, []
-
-    def counted(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
-        if host == "some.host" and not flags & socket.AI_NUMERICHOST:
-            looked_up.append(host)
-            host = "127.0.0.1"
-        return real(host, port, *args, flags=flags, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    looked_up = names(monkeypatch, "127.0.0.1")
     with served() as service, sockets(reactor) as (transport, ear):
         address = f"some.host:{service.address.rpartition(':')[2]}"
         for count, hello in enumerate((HELLO, replace(HELLO, job="another"), HELLO), 1):
