@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0007
+MAGIC = 0x4D46545F424F0008
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -47,29 +47,58 @@ W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
 W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
 W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
 W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
-W_OUT_OF_SECTION_LEARNED = 29  # 1: the timeout was calculated from observed intervals
+W_OUT_OF_SECTION_CALCULATED = 29  # 1: the rank's client has calculated it from observed intervals
 W_WATCH_ONLY = 30  # (monitor) 1: the script calls no hooks, and only its collectives are written here
 W_COLLECTIVES_SEEN_AT = 31  # when the counts were read last; 0: there is no process group
 W_COLLECTIVE_AT = 32  # when one of the counts was seen to change
 W_COLLECTIVES_ENTERED = 33
 W_COLLECTIVES_COMPLETED = 34
-W_OUT_OF_SECTION_FIRST = 35  # the timeout of the first times of a cycle in which none is open; 0: the same
-W_OUT_OF_SECTION_SUSPECT = 36  # when the time in none is suspected, before its timeout; 0: at its timeout
+# (monitor) learned timeouts that apply instead of the rank's own words; 0: none
+W_OUT_OF_SECTION_ARMED = 35
+W_OUT_OF_SECTION_ARMED_FIRST = 36  # of the first times of a cycle in which no section is open
+W_OUT_OF_SECTION_ARMED_LIMIT = 37  # the most that may pass even while ranks make progress
+W_OUT_OF_SECTION_ARMED_FLAGS = 38
+W_INITIAL_HEARTBEAT_ARMED = 39
+W_HEARTBEAT_ARMED = 40
+# what the rank says of its run, for learning
+W_LEARNING_FACTS = 41  # FACT_ bits
+W_STEPS = 42  # training steps that have ended
+W_SAVES = 43  # persistent saves that have ended
+W_ITERATIONS_BACK = 44  # how often the iteration number went down: it is no measure of progress then
+W_GROUP_TIMEOUT = 45  # timeout of the default process group; 0: unknown
+W_STATE_WRITTEN = 46  # (launcher) STATE_ values: what became of the last timeouts that were to be written
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because it would not be written again."""
 FLAG_ARE_LEARNED = 4
 
-SECTION_TABLE = 40
+FACT_LEARNS = 1
+"""The script asks for learned timeouts (calc_ft_timeouts)."""
+FACT_HOOKS = 2
+"""The hooks of a train loop are in use."""
+FACT_LOADED = 4
+"""A persistent checkpoint was loaded."""
+FACT_ENOUGH_STEPS = 8
+"""Enough training steps were made for the longest to be typical."""
+FACT_ASYNC_SAVES = 16
+FACT_RUN_ENDS = 32
+"""The rank is about to end its monitoring, at the end of its run."""
+STATE_WRITTEN, STATE_NOT_WRITTEN = 1, 2
+ARMED_ENFORCED = 1
+"""A rank that exceeds the armed timeout may be terminated; else it is only reported."""
+
+SECTION_TABLE = 48
 SECTION_WORDS = 16
 MAX_SECTIONS = 64 + 8  # as many as may be configured, and those that our hooks add
 NAME_BYTES = 64
 S_OPENED_AT = 8  # after the 8 words of the name
 S_OPEN_COUNT = 9
 S_TIMEOUT = 10
-S_FIRST_TIMEOUT = 11  # of the first intervals of a cycle; 0: the same
-S_LEARNED = 12  # 1: both were calculated from observed intervals
-S_SUSPECT_AFTER = 13  # when an interval is suspected, before its timeout; 0: at its timeout
+S_CALCULATED = 11  # 1: the rank's client has calculated it from observed intervals
+S_ARMED = 12  # (monitor) as W_OUT_OF_SECTION_ARMED and the words after it
+S_ARMED_FIRST = 13
+S_ARMED_LIMIT = 14
+S_ARMED_FLAGS = 15
 
 RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
 RING_EVENTS = 4096  # a power of two
