@@ -13,27 +13,23 @@ section          is open
 "checkpointing"  in each save, and while an asynchronous one is finalised
 ===============  ==========================================================================================
 
-With ``calc_ft_timeouts``, or where none is configured, the timeouts are learned, after each save and at the end, and
-kept in ``<save>/ft_state.json`` for the next run. Times are seconds.
+The hooks run no collective, wait for nothing and open no file: they store words in the memory that the monitor reads.
+With ``calc_ft_timeouts`` timeouts are learned outside this process, after each save and at the end, and the launcher
+keeps them in ``<save>/ft_state.json`` for the next run. Without timeouts, hangs are only reported. Times are seconds.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import finished, learning, mistakes, tolerant
+from megatron_ft.rank.hooks import finished, mistakes, other_client, run_facts, tolerant
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -70,20 +66,17 @@ _MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE: int = 16
 _SECTIONS = ("setup", "step", "checkpointing")
 _STATE_FILE = "ft_state.json"
 _END_OF_DATA = (StopIteration, StopAsyncIteration)
+_NOT_CONFIRMED = "it isn't confirmed that the learned timeouts of this run are written: the next run may not know them"
 
 _current_client: Any = None
 _current_save_dir: str | None = None
 """Client and save directory of the latest ``setup``, for a simulated fault, which is given no state."""
-_after_disconnect: list[Callable[[], None]] | None = None
-"""While shutting down: what waits until the monitor no longer watches. No section covers the last write of the
-state file, and its time isn't learned: a slow disk must not look like a hang in a run that has ended well."""
-
 
 def setup(config: Any, global_state: Any) -> None:
-    """Connect this rank to its monitor, load learned timeouts, open "setup". A collective (one broadcast).
+    """Connect this rank to its monitor and open "setup". Not a collective, and no file is opened.
 
     Nothing happens if ``config.ft`` is None or says ``enable_ft_package=False``. A second call closes the
-    first client.
+    first client. The launcher reads ``<save>/ft_state.json``, if it exists, and applies its timeouts.
 
     Args:
         config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts`` and, where it is there,
@@ -93,7 +86,6 @@ def setup(config: Any, global_state: Any) -> None:
     Raises:
         ValueError: there is no save directory.
         RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
-        SystemExit: the save directory can't be written; the launcher is asked not to restart.
     """
     if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
         return
@@ -107,28 +99,34 @@ def setup(config: Any, global_state: Any) -> None:
         global_state.fault_tolerance_state = FaultToleranceState()
     say.forget()
 
-    client = RankMonitorClient()
-    user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
-    warmup = configured_warmup(config)
-    client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
-    problem = mistakes.why_unusable(save, create=get_rank_safe() == 0)
-    if problem is not None:
-        _give_up(client, problem)
-
     ft_state = global_state.fault_tolerance_state
     ft_state.ft_state_path = os.path.join(save, _STATE_FILE)
     ft_state.is_async_chkpt_enabled = config.checkpoint.async_save
     ft_state.is_calculating_timeouts = config.ft.calc_ft_timeouts
     # a second run in the same process starts at its own beginning
     ft_state.seen_tr_iters_cnt = ft_state.curr_eval_iter_idx = ft_state.seen_checkpoints_cnt = 0
+
+    client = RankMonitorClient()
+    user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
+    warmup = configured_warmup(config)
+    mine = run_facts.ours(client)
+    if mine is None:
+        other_client.connect(client, warmup, save, makes_directory=get_rank_safe() == 0)
+    else:
+        run_facts.connect(
+            mine,
+            num_warmup_iters=warmup,
+            state_path=ft_state.ft_state_path,
+            learns=bool(config.ft.calc_ft_timeouts),
+            async_saves=bool(config.checkpoint.async_save),
+            sections=_SECTIONS,
+        )
+        if ft_state.is_persistent_chkpt_loaded:  # before this call
+            run_facts.note_loaded(mine, is_persistent=True)
     global_state.rank_monitor_client = client
     _remember_client(client, save)
-
-    added = learning.prepare(client, _SECTIONS)
-    _load_state_if_exists(global_state)
-    line = learning.decide_to_learn(client, ft_state, added)
-    if line:
-        say.print_rank_0(f"FT: {line}")
+    if mine is None:
+        _load_state_if_exists(global_state)
     client.start_section("setup")
     ft_state.is_setup_section_open = True
 
@@ -158,8 +156,8 @@ def on_training_step_end(global_state: Any) -> None:
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         tolerant.end_section(client, "step")
     ft_state.seen_tr_iters_cnt += 1
-    if learning.is_time_to_learn(ft_state):
-        _update_timeouts(selected_sections=["step"], calc_out_of_section=False, global_state=global_state)
+    if (mine := run_facts.ours(client)) is not None:
+        run_facts.note_step(mine, enough=_least_steps_to_learn(global_state))
 
 
 def on_eval_step_start(global_state: Any) -> None:
@@ -192,7 +190,7 @@ def on_checkpointing_start(global_state: Any) -> None:
 
 
 def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
-    """After each save or finalisation: closes "checkpointing"; after a save, updates timeouts (a collective).
+    """After each save or finalisation: closes "checkpointing". After a save, timeouts may be learned (not here).
 
     Args:
         is_async_finalization: True after a finalisation. It comes before each step and mostly does nothing,
@@ -205,7 +203,10 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None
     tolerant.end_section(client, "checkpointing")
     if not is_async_finalization:
         global_state.fault_tolerance_state.seen_checkpoints_cnt += 1
-        _maybe_update_timeouts(global_state)
+        if (mine := run_facts.ours(client)) is not None:
+            run_facts.note_save(mine)
+        else:
+            _maybe_update_timeouts(global_state)
 
 
 def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
@@ -217,14 +218,16 @@ def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_persistent_chkpt_loaded = not is_local_chkpt
+    if (mine := run_facts.ours(getattr(global_state, "rank_monitor_client", None))) is not None:
+        run_facts.note_loaded(mine, is_persistent=not is_local_chkpt)
 
 
 def shutdown(global_state: Any) -> None:
-    """At the end: closes open sections, updates timeouts (a collective), disconnects; hooks are no-ops again.
+    """At the end: closes open sections and disconnects; hooks are no-ops again. Not a collective.
 
-    Rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are completed. While an
-    exception other than StopIteration is handled or propagates, this does what :func:`abort` does, because other ranks
-    may be in another collective, and warns that learned timeouts were not updated.
+    With learned timeouts, rank 0 waits for the launcher to write them, at most 2 s. It writes
+    ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are completed. While an exception other
+    than StopIteration is handled or propagates, this does what :func:`abort` does.
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
@@ -236,19 +239,19 @@ def shutdown(global_state: Any) -> None:
             say.warn(f"timeouts were not updated: {type(failure).__name__} is being handled; call shutdown() after it")
         abort(global_state)
         return
-    global _after_disconnect
-    writes = _after_disconnect = list[Callable[[], None]]()
     try:
         tolerant.call(client.end_all_sections)
         if (state := getattr(global_state, "fault_tolerance_state", None)) is not None:  # a mock may have none
             state.is_setup_section_open = False
-        _maybe_update_timeouts(global_state, is_closing_ft=True)
+        if (mine := run_facts.ours(client)) is None:
+            _maybe_update_timeouts(global_state, is_closing_ft=True)
+        else:
+            learns = run_facts.learns(mine) or bool(getattr(state, "is_calculating_timeouts", False))
+            if not run_facts.note_end(mine, waits=learns and get_rank_safe() == 0):
+                say.warn(_NOT_CONFIRMED)
     finally:
-        _after_disconnect = None
         _disconnect(client, global_state)
-    writes.append(functools.partial(finished.tell_if_finished, global_state))
-    for write in writes:
-        write()
+    finished.tell_if_finished(global_state)
 
 
 def abort(global_state: Any) -> None:
@@ -282,17 +285,13 @@ def get_rank_safe() -> int:
 
 
 def _load_state_if_exists(global_state: Any) -> None:
-    """Load ``ft_state.json``, the same on all ranks; a broken one is set aside. A collective."""
-    loaded = learning.load(global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path)
-    for line in loaded.infos:
-        say.print_rank_0(f"FT: {line}")
-    for line in loaded.warnings:
-        say.warn(line)
+    """Load ``ft_state.json`` into a client that isn't ours, as Megatron-Bridge does."""
+    other_client.load(global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path)
 
 
 def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, global_state: Any) -> None:
-    """Learn the timeouts of these sections (a collective) and write them to the file (rank 0)."""
-    client = global_state.rank_monitor_client
+    """Have a client that isn't ours learn the timeouts of these sections (a collective), and write its state."""
+    client, path = global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path
     try:
         client.calculate_and_set_section_timeouts(
             selected_sections=selected_sections, calc_out_of_section=calc_out_of_section
@@ -301,29 +300,12 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
         # e.g. nothing observed: the training goes on under the old timeouts
         say.warn(f"timeouts were not updated: {error}")
         return
-    names = [*selected_sections, *([OUT_OF_SECTION] if calc_out_of_section else [])]
-    learning.log_learned(client, names)
-    change = learning.describe_update(client, names)
-    if change:
-        say.print_rank_0(f"FT: {change}")
-    if get_rank_safe() != 0:
-        return
-    write = functools.partial(_write_state, client, global_state.fault_tolerance_state.ft_state_path)
-    if _after_disconnect is None:
-        write()
-    else:
-        _after_disconnect.append(write)
-
-
-def _write_state(client: Any, path: str) -> None:
-    try:
-        learning.save(client, path)
-    except OSError as error:
-        say.warn(f"{path} can't be written: {error.strerror or error}. A restart won't know these timeouts")
+    if get_rank_safe() == 0:
+        other_client.save(client, path)
 
 
 def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> None:
-    """Update what was seen well enough, if timeouts are to be learned; say once why the rest isn't."""
+    """Have a client that isn't ours learn what was seen well enough, if timeouts are to be learned."""
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
         return
@@ -338,23 +320,12 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
         is_async_save=bool(ft_state.is_async_chkpt_enabled),
         is_closing=is_closing_ft,
     )
-    for reason in () if ft_state.learns_by_itself else update.reasons:
-        say.once(reason)
     if update.sections or update.out_of_section:
         _update_timeouts(
             selected_sections=list(update.sections),
             calc_out_of_section=update.out_of_section,
             global_state=global_state,
         )
-
-
-def _give_up(client: Any, problem: str) -> NoReturn:
-    """End this rank, and the job with it: the user has to mend something, and a restart wouldn't help."""
-    request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, problem)
-    tolerant.call(client.send_workload_control_request, request)
-    tolerant.call(client.shutdown_workload_monitoring)
-    say.print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
-    raise SystemExit(MISTAKE_CODE)
 
 
 def _active_client(global_state: Any) -> Any:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from megatron_ft.core.config.kinds import (
     DURATION,
-    DURATION_OR_ZERO,
     FACTOR,
     LOG_LEVEL,
-    SHARE,
     SIGNAL,
     TIMEOUT,
     Kind,
     one_of,
 )
 from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 
 MAX_SECTIONS = 64
 MAX_SECTION_NAME_BYTES = 63
+LEARN = ("report", "on", "reference", "off")
 
 Self = TypeVar("Self", bound="ConfigValues")
 Given = TypeVar("Given")
@@ -163,32 +163,17 @@ class ConfigValues:
     safety_factor: float = option(
         5.0,
         FACTOR,
-        "With timeout_rule 'reference', a learned timeout is the longest interval observed on any rank, times this "
-        "factor; with 'budget', once 12 intervals were observed, it is at most 0.8 times what that gives on average, "
-        "unless longer intervals were observed more than once or the timeout has terminated a rank.",
+        "With --ft-learn reference, a learned timeout is the longest interval observed on any rank, times this factor. "
+        "Else, once 12 intervals were observed, it is at most 0.8 times what that gives on average, unless longer "
+        "intervals were observed more than once or the timeout has terminated a rank.",
     )
-    timeout_rule: str = option(
-        "budget",
-        one_of("budget", "reference"),
-        "How the hooks learn timeouts: 'budget' from the distribution of all observed intervals, 'reference' by "
-        "safety_factor.",
-    )
-    false_kill_budget: float = option(
-        1e-6,
-        SHARE,
-        "With timeout_rule 'budget': this share of the intervals of a healthy job may exceed a learned timeout.",
-    )
-    learn_timeouts: str = option(
-        "auto",
-        one_of("auto", "off"),
-        "auto: where none of the timeouts above is set, the hooks learn them by themselves; until then, for some "
-        "minutes, no rank is terminated. off: they learn only where the script asks for it (calc_ft_timeouts).",
-    )
-    calculated_timeout_floor: float = option(
-        5.0,
-        DURATION_OR_ZERO,
-        "No learned timeout is enforced below this, in seconds, so that very short intervals don't lead to a timeout "
-        "of milliseconds.",
+    learn: str = option(
+        "report",
+        one_of(*LEARN),
+        "What follows from timeouts that are learned from observed intervals. report: a rank that exceeds one is "
+        "reported and goes on. on: it is terminated as hung, and timeouts are kept in ft_state.json for the next run, "
+        "as a script asks for itself with calc_ft_timeouts. reference: the same, by the rule of nvidia-resiliency-ext. "
+        "off: no timeout is learned unless the script asks for it.",
     )
     workload_check_interval: float = option(
         5.0,
@@ -225,6 +210,8 @@ class ConfigValues:
             self.__dict__["_assigned"].add(name)
         elif is_foreign(name):
             warn_of([name])
+        elif text := removed(name):
+            raise ConfigError(text)
         else:
             raise ConfigError(f"unknown field {show(name)} of {type(self).__name__}{nearest(name, FIELDS)}")
 

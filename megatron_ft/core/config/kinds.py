@@ -87,13 +87,6 @@ def _factor(value: object) -> float:
     return number
 
 
-def _share(value: object) -> float:
-    number = _number(value)
-    if number is None or not 0 < number <= 0.1:
-        raise Refused(_text_hint(value))
-    return number
-
-
 def _floor(value: object) -> float:
     return _seconds(value, zero=True)
 
@@ -179,6 +172,8 @@ def one_of(*words: str) -> Kind:
     """One of these words."""
 
     def check(value: object) -> str:
+        if isinstance(value, bool):  # YAML 1.1 reads the words on and off so
+            value = "on" if value else "off"
         if isinstance(value, str) and value in words:
             return value
         raise Refused(nearest(value, words) if isinstance(value, str) else "")
@@ -212,7 +207,6 @@ DURATION_OR_ZERO = Kind(
     check=_floor, read=_read_number, allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}", unit="s"
 )
 FACTOR = Kind(check=_factor, read=_read_number, allowed="a finite number above 0")
-SHARE = Kind(check=_share, read=_read_number, allowed="a number above 0 and at most 0.1")
 SIGNAL = Kind(
     check=_signal,
     read=_read_name_or_number,

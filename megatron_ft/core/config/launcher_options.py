@@ -220,13 +220,16 @@ class LauncherOptions:
     watch_collectives: str = option(
         WATCH_COLLECTIVES[0],
         one_of(*WATCH_COLLECTIVES),
-        "Scripts that call no hooks are watched by the collectives that torch counts. report: print a line when no "
-        "collective has begun or completed on any rank for --ft-watch-collectives-timeout: which rank keeps the others "
-        "waiting, and where. end: also terminate the ranks and restart, if a rank waits in a collective. off: don't "
-        "watch.",
+        "Ranks without a timeout (no hooks, or nothing configured and learned) are watched by the collectives that "
+        "torch counts. report: print a line when no collective has begun or completed on any rank for "
+        "--ft-watch-collectives-timeout: which rank keeps the others waiting, and where. end: also terminate the ranks "
+        "and restart, if a rank waits in a collective. off: don't watch.",
     )
-    watch_collectives_timeout: float = option(
-        720.0, DURATION, "Longest time in which no collective begins or completes on any rank of such a script."
+    watch_collectives_timeout: float | None = option(
+        None,
+        DURATION,
+        "Longest time in which no collective begins or completes on any such rank. Default: half of the timeout of the "
+        "ranks' process group, which would end them (NCCL: 300 s, gloo: 900 s).",
     )
     say: str | None = option(
         None,

@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from megatron_ft.core.config.kinds import FLAG, Kind
+from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest, show
 
 
@@ -108,7 +109,8 @@ def check_all(
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in table:
-            raise ConfigError(f"{where(name)}: unknown key {show(name)}{nearest(str(name), table)}")
+            text = removed(name) or f"unknown key {show(name)}{nearest(str(name), table)}"
+            raise ConfigError(f"{where(name)}: {text}")
         try:
             checked[name] = convert(table[name], value)
         except ConfigError as error:

@@ -34,6 +34,8 @@ class Hello:
     has_group: bool = False
     again: bool = False
     watch_only: bool = False
+    state_path: str = ""
+    learns: bool = False
 
 
 FromRank = Hello

@@ -12,6 +12,7 @@ from megatron_ft.core.config.config import FIELDS, Layer
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
 from megatron_ft.core.config.option import Option, check_all, spellings
 from megatron_ft.core.config.reference import IGNORED, describe
+from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.records.launcher import Setting
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
@@ -58,6 +59,8 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     if not message.startswith(prefix):
         return message if "training_script" not in message else message + see
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
+    if text := removed(name):
+        return text
     # of several spellings that are as near, the last one is proposed: the first one that --help shows
     actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
     known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]

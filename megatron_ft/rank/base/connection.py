@@ -40,8 +40,16 @@ class Welcome(NamedTuple):
     run_id: str
 
 
-def say_hello(path: str, info: RankInfo, warmup_iterations: int, *, watch_only: bool = False) -> Welcome:
-    """Introduce this rank to its monitor. ``watch_only``: its script calls no hooks (so far).
+def say_hello(
+    path: str,
+    info: RankInfo,
+    warmup_iterations: int,
+    *,
+    watch_only: bool = False,
+    state_path: str = "",
+    learns: bool = False,
+) -> Welcome:
+    """Introduce this rank to its monitor; the arguments are those of `Hello`.
 
     A monitor that dies or is stopped in between is replaced by the launcher; this tries again for a while.
 
@@ -55,6 +63,8 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int, *, watch_only: 
         user_code_ns=user_code_began_ns(),
         has_group=agreement.has_process_group(),
         watch_only=watch_only,
+        state_path=state_path,
+        learns=learns,
     )
     deadline = time.monotonic() + _PATIENCE_S
     while True:

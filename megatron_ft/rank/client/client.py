@@ -20,18 +20,13 @@ from megatron_ft.core.timeouts.in_force import (
     state_from_dict,
     state_to_dict,
 )
-from megatron_ft.core.timeouts.over_all_ranks import (
-    REFERENCE,
-    NotReady,
-    Rule,
-    calculate_heartbeats,
-)
-from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, from_text
+from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_heartbeats
+from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
-from megatron_ft.rank.client.calculating import Knowledge, max_over_ranks, seconds, section_timeouts
+from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
@@ -65,9 +60,6 @@ class RankMonitorClient:
         self._crash_reporter = CrashReporter()
         self._loaded: Mapping[str, Any] | None = None
         self._log = RankLog()
-        self._calculated_timeout_floor = 0.0
-        self._knowledge = Knowledge()
-        self._timeout_rule = REFERENCE
         _clients.add(self)
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
@@ -83,6 +75,14 @@ class RankMonitorClient:
             NotUnderLauncherError: the script wasn't started with ``ft_launcher``.
             RankMonitorClientError: it is initialised already, or the monitor refuses or doesn't answer.
         """
+        self._connect(num_warmup_iters)
+
+    def _connect(self, num_warmup_iters: int | None, *, state_path: str = "", learns: bool = False) -> None:
+        """Do what ``init_workload_monitoring`` says.
+
+        ``state_path``: absolute path of the file of learned timeouts, which the launcher reads and writes; empty if
+        there is none. ``learns``: the script asks for learned timeouts.
+        """
         if self.is_initialized:
             raise RankMonitorClientError(
                 "workload monitoring is initialized already; call shutdown_workload_monitoring() before"
@@ -95,8 +95,8 @@ class RankMonitorClient:
                 f"no rank monitor: {MONITOR_SOCKET} is not set; start this script with ft_launcher"
             )
         info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
-        watch.end()
-        welcome = say_hello(path, info, num_warmup_iters or 0)
+        watch.hooks_begin()
+        welcome = say_hello(path, info, num_warmup_iters or 0, state_path=state_path, learns=learns)
         self._begin(info, welcome)
         say_whose(info.cycle)
         if self._loaded is not None:
@@ -110,11 +110,11 @@ class RankMonitorClient:
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
         )
         self._board = welcome.board
-        self._knowledge.raised.update(from_text(os.environ.get(RAISED_TIMEOUTS, "")))
         self._wake_fd = welcome.wake_fd
         self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
         self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
+        watch.hooks_connected(self._board)
         self.is_initialized = True
 
     def send_heartbeat(self) -> None:
@@ -181,7 +181,7 @@ class RankMonitorClient:
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Set both heartbeat timeouts from the observed intervals. Collective: all ranks must call it.
 
-        Neither is enforced below ``cfg.calculated_timeout_floor``, whatever ``hb_timeouts`` says.
+        Neither is enforced below LEARNED_FLOOR_S (5 s), whatever ``hb_timeouts`` says.
 
         Returns:
             True if they were set; False if no rank has seen two heartbeats yet and ``skip_if_not_ready``.
@@ -198,8 +198,7 @@ class RankMonitorClient:
         result = calculate_heartbeats(observed, self.hb_timeouts, self._rule(), max_over_ranks)
         if isinstance(result, NotReady):
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
-        self.hb_timeouts, calculations = result
-        self._knowledge.note(calculations)
+        self.hb_timeouts, _ = result
         recorder.restart_clocks()
         self._write_heartbeat_timeouts()
         return True
@@ -218,7 +217,7 @@ class RankMonitorClient:
             skip_if_not_ready: do nothing instead of raising if something selected was never observed.
 
         Only what has ended is an observation; beside one, the age of what is still open counts, too. No calculated
-        timeout is enforced below ``cfg.calculated_timeout_floor``, whatever ``section_timeouts`` says.
+        timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``section_timeouts`` says.
 
         Returns:
             Whether the timeouts were set.
@@ -235,7 +234,7 @@ class RankMonitorClient:
         keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
-        result = section_timeouts(recorder, timeouts, keys, self._rule(), self._knowledge)
+        result = section_timeouts(recorder, timeouts, keys, self._rule())
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
         self.section_timeouts = result
@@ -286,11 +285,6 @@ class RankMonitorClient:
         if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
-    def _learn_by_config(self) -> None:
-        """Learn timeouts as the configuration says, where without hooks the reference's defaults hold."""
-        assert self.cfg is not None
-        self._calculated_timeout_floor, self._timeout_rule = self.cfg.calculated_timeout_floor, self.cfg.timeout_rule
-
     def _add_sections(self, names: Sequence[str]) -> list[str]:
         """Make unconfigured sections known, with an infinite timeout; returns those that were new."""
         recorder = self._ready()
@@ -309,8 +303,7 @@ class RankMonitorClient:
 
     def _rule(self) -> Rule:
         assert self.cfg is not None
-        name = self.cfg.timeout_rule if self.cfg.is_set("timeout_rule") else self._timeout_rule
-        return Rule(self.cfg.safety_factor, self._calculated_timeout_floor, name, self.cfg.false_kill_budget)
+        return Rule(self.cfg.safety_factor, floor=0.0)
 
     def _not_ready(self, reason: str, skip: bool) -> bool:
         if skip:
@@ -335,16 +328,12 @@ class RankMonitorClient:
 
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
-        assert self.cfg is not None
-        self._ready().write_timeouts(
-            *self._knowledge.enforced(self.section_timeouts, self.cfg.calculated_timeout_floor)
-        )
+        self._ready().write_timeouts(self.section_timeouts.enforced(LEARNED_FLOOR_S))
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:
         assert self.hb_timeouts is not None
-        assert self.cfg is not None
-        self._ready().write_heartbeat_timeouts(self.hb_timeouts.enforced(self.cfg.calculated_timeout_floor))
+        self._ready().write_heartbeat_timeouts(self.hb_timeouts.enforced(LEARNED_FLOOR_S))
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:
@@ -361,6 +350,7 @@ class RankMonitorClient:
         self.is_initialized = False
         self._recorder = None
         if self._board is not None:
+            watch.hooks_end(self._board)
             self._board.close()
             self._board = None
         if self._wake_fd >= 0:

@@ -9,7 +9,6 @@ may hold any number, and must not make a hook fail.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.intervals import STEP
@@ -31,6 +30,7 @@ from megatron_ft.core.board.layout import (
     W_FIRST_STEP_AT,
     W_HEARTBEATS,
     W_ITERATION,
+    W_ITERATIONS_BACK,
     W_ITERATIONS_SEEN,
     W_LAST_HEARTBEAT,
     W_LAST_TRANSITION,
@@ -44,7 +44,6 @@ from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, HeartbeatTimeouts
 from megatron_ft.ipc.board import Board
 from megatron_ft.rank.base import user_code
 from megatron_ft.rank.base.say import warn
-from megatron_ft.rank.client.interval_sample import IntervalSample
 
 _monotonic_ns = time.monotonic_ns
 _HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
@@ -72,11 +71,9 @@ class Recorder:
         """No second "step" has begun, which shows that the rank trains. False where the script reports iterations."""
         self._first_step_began = 0
         self._timeouts = timeouts
-        self._first: Mapping[str, float] = {}
-        self._suspect: Mapping[str, float] = {}
-        self.seen: dict[str, IntervalSample] = {OUT_OF_SECTION: IntervalSample()}
-        self._note_above: dict[str, int] = {}
-        self._note_idle_above = -1
+        self._longest: dict[str, int] = {}
+        self._longest_idle = -1
+        self._facts = self._steps = self._saves = self._iterations_back = 0
         self.initial_heartbeat = -1
         self.longest_heartbeat = -1
         for index, name in enumerate(timeouts.section):
@@ -97,8 +94,8 @@ class Recorder:
             self._step_begins(now)
         if not opened:
             idle = now - self._idle_since
-            if idle > self._note_idle_above:
-                self._note_idle(idle)
+            if idle > self._longest_idle:
+                self._longest_idle = idle
         opened[section] = now
         words[slot + S_OPEN_COUNT] = (words[slot + S_OPEN_COUNT] + 1) & WORD_MASK
         # open before the transition: the time out of section must not seem to go on when it is over
@@ -137,8 +134,8 @@ class Recorder:
         opened.pop(section, None)
         if not opened:
             self._idle_since = now
-        if now - since > self._note_above[section]:
-            self._note(section, now - since)
+        if now - since > self._longest[section]:
+            self._longest[section] = now - since
         if words[W_EPOCH] != self._epoch:
             self._restore_board()
 
@@ -179,6 +176,9 @@ class Recorder:
         elif self._in_first_step and not words[W_FIRST_STEP_AT]:
             words[W_FIRST_STEP_AT] = now
         self._in_first_step = self._last_iteration < 0
+        if number < self._last_iteration:
+            self._iterations_back += 1
+            words[W_ITERATIONS_BACK] = self._iterations_back
         seen = words[W_ITERATIONS_SEEN]
         if seen and seen == words[W_WARMUP_ITERATIONS]:
             # before the count: the time out of section, which has a timeout from then on, begins here
@@ -194,8 +194,8 @@ class Recorder:
             self._restore_board()
 
     def observed(self) -> dict[str, int]:
-        """Longest interval that has ended, per section and out of section under its own key; -1: none yet."""
-        return {name: seen.longest_ns for name, seen in self.seen.items()}
+        """Return the longest interval (ns) that has ended, by section and OUT_OF_SECTION; -1 where none has."""
+        return {**self._longest, OUT_OF_SECTION: self._longest_idle}
 
     def open_ages(self) -> dict[str, int]:
         """Age (ns) of each open section, else of the time out of section. The last one of a run never ends."""
@@ -212,8 +212,8 @@ class Recorder:
         """
         now = _monotonic_ns()
         if not self._opened:
-            if self.seen[OUT_OF_SECTION].longest_ns >= 0:  # before the first section it all counts, once it has ended
-                self._note_idle(now - self._idle_since)
+            if self._longest_idle >= 0:  # before the first section it all counts, once it has ended
+                self._longest_idle = max(self._longest_idle, now - self._idle_since)
                 self._idle_since = now
             self._words[W_LAST_TRANSITION] = now
         if self._last_heartbeat:
@@ -225,17 +225,30 @@ class Recorder:
         """Names of the open sections, outermost first."""
         return list(self._opened)
 
-    def ended(self, name: str) -> int:
-        """How many intervals of a section have ended in this cycle; about, if the board had to be renewed."""
-        if name == OUT_OF_SECTION:
-            return sum(self.ended(section) for section in self._slots)
-        return max(0, self._words[self._slots[name] + S_OPEN_COUNT] - (name in self._opened))
+    def add_facts(self, facts: int) -> None:
+        """Tell the monitor more about this run: FACT_ bits of `core.board.layout`."""
+        self._facts |= facts
+        self._words[layout.W_LEARNING_FACTS] = self._facts
 
-    def settle(self, names: Iterable[str]) -> None:
-        """Begin new samples of these: what was seen so far is known to all ranks."""
-        for name in names:
-            self.seen[name].settle(self.ended(name))
-            self._copy_threshold(name)
+    def drop_facts(self, facts: int) -> None:
+        """Take FACT_ bits back."""
+        self._facts &= ~facts
+        self._words[layout.W_LEARNING_FACTS] = self._facts
+
+    def step_ended(self) -> None:
+        """Count a training step."""
+        self._steps += 1
+        self._words[layout.W_STEPS] = self._steps
+
+    def saved(self) -> None:
+        """Count a persistent save."""
+        self._saves += 1
+        self._words[layout.W_SAVES] = self._saves
+
+    @property
+    def steps(self) -> int:
+        """Training steps that have ended."""
+        return self._steps
 
     def add_section(self, name: str) -> None:
         """Make one more section known, with no timeout.
@@ -248,31 +261,17 @@ class Recorder:
         self._words[layout.W_SECTION_COUNT] = index + 1
         self._register(name, index)
 
-    def write_timeouts(
-        self,
-        timeouts: SectionTimeouts,
-        first: Mapping[str, float] | None = None,
-        suspect: Mapping[str, float] | None = None,
-    ) -> None:
-        """Put the section timeouts in force on the board.
-
-        ``first``: those of the first intervals of a cycle, where they differ. ``suspect``: the age at which an interval
-        is suspected, where that is before its timeout. Seconds.
-        """
+    def write_timeouts(self, timeouts: SectionTimeouts) -> None:
+        """Put the section timeouts in force on the board."""
         self._timeouts = timeouts
-        self._first, self._suspect = first or {}, suspect or {}
         # before and after: timeouts that change without their version are taken for damage
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in self._timeouts.section.items():
             slot = self._slots[name]
             self._words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
-            self._words[slot + layout.S_FIRST_TIMEOUT] = _word_if_other(self._first.get(name))
-            self._words[slot + layout.S_SUSPECT_AFTER] = _word_if_other(self._suspect.get(name))
-            self._words[slot + layout.S_LEARNED] = int(name in timeouts.calculated_sections)
+            self._words[slot + layout.S_CALCULATED] = int(name in timeouts.calculated_sections)
         self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
-        self._words[layout.W_OUT_OF_SECTION_FIRST] = _word_if_other(self._first.get(OUT_OF_SECTION))
-        self._words[layout.W_OUT_OF_SECTION_SUSPECT] = _word_if_other(self._suspect.get(OUT_OF_SECTION))
-        self._words[layout.W_OUT_OF_SECTION_LEARNED] = int(timeouts.is_out_of_section_calculated)
+        self._words[layout.W_OUT_OF_SECTION_CALCULATED] = int(timeouts.is_out_of_section_calculated)
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
     def write_heartbeat_timeouts(self, timeouts: HeartbeatTimeouts) -> None:
@@ -288,22 +287,7 @@ class Recorder:
         self._slots[name] = layout.slot(index)
         self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
         self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
-        self.seen.setdefault(name, IntervalSample())
-        self._note_above.setdefault(name, -1)
-
-    def _note(self, section: str, took: int) -> None:
-        self.seen[section].note(took)
-        self._copy_threshold(section)
-
-    def _note_idle(self, took: int) -> None:
-        self.seen[OUT_OF_SECTION].note(took)
-        self._copy_threshold(OUT_OF_SECTION)
-
-    def _copy_threshold(self, name: str) -> None:
-        if name == OUT_OF_SECTION:
-            self._note_idle_above = self.seen[name].above_ns
-        else:
-            self._note_above[name] = self.seen[name].above_ns
+        self._longest.setdefault(name, -1)
 
     def _step_begins(self, now: int) -> None:
         """The second "step" shows that the rank trains, in a script that hasn't said it reports iterations.
@@ -311,7 +295,7 @@ class Recorder:
         Not when the first one ends: an exception ends it, too.
         """
         words = self._words
-        if self.seen[STEP].longest_ns < 0:
+        if self._longest[STEP] < 0:
             self._first_step_began = now
             return
         self._is_starting = False
@@ -351,9 +335,8 @@ class Recorder:
             # never before the new start of monitoring: such a stamp would count as damage again
             words[self._slots[name] + S_OPEN_COUNT] = 1
             words[self._slots[name] + S_OPENED_AT] = max(since, start)
-        self.write_timeouts(self._timeouts, self._first, self._suspect)
-
-
-def _word_if_other(timeout_s: float | None) -> int:
-    """The word of a timeout; 0 if there is none, so that the usual one holds."""
-    return 0 if timeout_s is None else layout.timeout_word(timeout_s)
+        words[layout.W_LEARNING_FACTS] = self._facts
+        words[layout.W_STEPS] = self._steps
+        words[layout.W_SAVES] = self._saves
+        words[W_ITERATIONS_BACK] = self._iterations_back
+        self.write_timeouts(self._timeouts)

@@ -1,8 +1,8 @@
-"""The watch of a rank whose script calls no hooks: what torch knows of its collectives, on its board once a second.
+"""The watch of a rank's collectives: what torch knows of them, on the rank's board once a second.
 
-A daemon thread connects the rank to its monitor, reads torch's own counts and writes them to the board; the launcher
-detects hangs by them (`core.agent.collectives`). The training thread only starts it. Once a script calls hooks, those
-are what counts: then the watch ends, or never begins.
+A daemon thread reads torch's own counts and writes them to the board; the launcher detects silence by them
+(`core.agent.collectives`). The training thread only starts it. A script that calls hooks has a board of its own, which
+the thread then uses; for another script the thread connects the rank to its monitor.
 """
 
 from __future__ import annotations
@@ -23,42 +23,63 @@ from megatron_ft.rank.base import agreement
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import MONITOR_SOCKET, Welcome, say_hello
 from megatron_ft.rank.collectives import arrival
-from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
+from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts, group_timeout_ns
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 
 _EVERY_S = 1.0
 
 _current: CollectiveWatch | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held while a board is written or taken away: a thread must not write to memory that is unmapped."""
 _calls_hooks = False
+_hooks_board: Board | None = None
 
 
 def begin() -> None:
-    """The script has made a process group: watch its collectives, if it is the one of the launcher's ranks."""
+    """Watch this process's collectives, if the process group it has made is the one of the launcher's ranks."""
     global _current
     if not _is_of_all_ranks():
         return
     with _lock:
-        if _current is None and not _calls_hooks:
+        if _current is None and (_hooks_board is not None or not _calls_hooks):
             _current = CollectiveWatch()
             _current.start()
 
 
-def end() -> None:
-    """The script calls hooks, which say more: it is never watched again."""
-    global _current, _calls_hooks
+def hooks_begin() -> None:
+    """Give up the watch's own connection: the script is about to connect by its hooks."""
+    global _calls_hooks
     with _lock:
-        watch, _current, _calls_hooks = _current, None, True
+        _calls_hooks = True
+        if _current is not None:
+            _current.disconnect()
+
+
+def hooks_connected(board: Board) -> None:
+    """Write to this board from now on."""
+    global _hooks_board
+    with _lock:
+        _hooks_board = board
+    begin()  # the process group may have been made before
+
+
+def hooks_end(board: Board) -> None:
+    """End the watch: this board is about to be closed, and the script is at its end."""
+    global _current, _hooks_board
+    with _lock:
+        if _hooks_board is not board:
+            return
+        watch, _current, _hooks_board = _current, None, None
         if watch is not None:
             watch.end()
 
 
 def _is_of_all_ranks() -> bool:
-    """Whether this process is one of several ranks of the launcher, and the group is that of all of them.
+    """Return True if this process is one of several ranks of the launcher, and the group is that of all of them.
 
     What a rank starts may make a group of its own.
     """
-    if not (arrival.is_wanted(os.environ) and MONITOR_SOCKET in os.environ):
+    if not (arrival.is_wanted(os.environ) and MONITOR_SOCKET in os.environ and agreement.has_process_group()):
         return False
     launched = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
     return (str(agreement.world_size()), str(agreement.rank())) == launched
@@ -70,10 +91,10 @@ class CollectiveWatch:
     def __init__(self) -> None:
         self._is_over = threading.Event()
         self._crash_reporter = CrashReporter()
-        self._board: Board | None = None
+        self._own_board: Board | None = None
         self._known: Counts | None = None
         self._moved_ns = 0
-        self._place = ""
+        self._placed: tuple[Board | None, str] = None, ""
 
     def start(self) -> None:
         """Begin in a thread of its own."""
@@ -83,67 +104,77 @@ class CollectiveWatch:
     def end(self) -> None:
         """Stop. The caller holds the lock, so nothing begins afterwards."""
         self._is_over.set()
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Give up the connection of its own. The caller holds the lock."""
         self._crash_reporter.end()
+        if self._own_board is not None:
+            self._own_board.close()
+            self._own_board = None
 
     def forget_in_child(self) -> None:
-        """A forked child (a data-loader worker) isn't the rank."""
+        """Give everything up in a forked child (a data-loader worker), which isn't the rank."""
         self._crash_reporter.forget_in_child()
-        if self._board is not None:
-            self._board.close()
+        if self._own_board is not None:
+            self._own_board.close()
 
     def _run(self) -> None:
-        info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
-        try:
-            welcome = say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True)
-        except RankMonitorClientError:
-            return  # the script has called hooks meanwhile; or there is no monitor, which the launcher reports
-        os.close(welcome.wake_fd)
-        if not self._take(welcome):
-            return
-        while True:
-            self._write_counts(welcome.board)
-            if self._is_over.wait(_EVERY_S):
-                break
-        self._board = None
-        welcome.board.close()
+        if not _calls_hooks:
+            info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+            try:
+                self._take(say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True))
+            except RankMonitorClientError:
+                pass  # the script has called hooks meanwhile; or there is no monitor, which the launcher reports
+        while (self._own_board is not None or _calls_hooks) and not self._is_over.is_set():
+            self._look()
+            self._is_over.wait(_EVERY_S)
 
-    def _take(self, welcome: Welcome) -> bool:
-        """Get ready to answer questions; False if the watch has ended meanwhile."""
+    def _take(self, welcome: Welcome) -> None:
+        """Get ready to answer questions, unless the script has begun to call hooks meanwhile."""
+        os.close(welcome.wake_fd)
         with _lock:
-            if not self._is_over.is_set():
-                self._board = welcome.board
+            if not (self._is_over.is_set() or _calls_hooks):
+                self._own_board = welcome.board
                 self._crash_reporter.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
-                return True
+                return
         welcome.board.close()
         os.close(welcome.stack_fd)
         os.close(welcome.ask_fd)
-        return False
 
-    def _write_counts(self, board: Board) -> None:
-        """Write the counts, and where the main thread is, to the board. This takes some tenths of a millisecond."""
+    def _look(self) -> None:
+        """Read the counts, and where the main thread is. This takes some tenths of a millisecond."""
         found, now_ns = counts(), time.monotonic_ns()
         if found != self._known:
             self._known, self._moved_ns = found, now_ns
+        timeout_ns = None if found is None else group_timeout_ns()
+        frame = user_frame(main_stack(), library=LIBRARIES)
+        place = "" if frame is None else str(frame)
+        with _lock:  # only for the stores: the training thread may wait for it
+            board = _hooks_board if _calls_hooks else self._own_board
+            if board is not None and not self._is_over.is_set():
+                self._write(board, now_ns, timeout_ns, place)
+
+    def _write(self, board: Board, now_ns: int, timeout_ns: int | None, place: str) -> None:
         words: Any = board.words
-        if found is None:
+        if self._known is None:
             words[layout.W_COLLECTIVES_SEEN_AT] = 0
         else:
-            words[layout.W_COLLECTIVES_ENTERED] = sum(entered for entered, _ in found.values())
-            words[layout.W_COLLECTIVES_COMPLETED] = sum(completed for _, completed in found.values())
+            words[layout.W_COLLECTIVES_ENTERED] = sum(entered for entered, _ in self._known.values())
+            words[layout.W_COLLECTIVES_COMPLETED] = sum(completed for _, completed in self._known.values())
             # a board that had to be renewed knows nothing from before
             words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
             words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-        frame = user_frame(main_stack(), library=LIBRARIES)
-        place = "" if frame is None else str(frame)
-        if place != self._place:
-            self._place = place
+        words[layout.W_GROUP_TIMEOUT] = timeout_ns or 0
+        if (board, place) != self._placed:
+            self._placed = board, place
             board.put_place(place)
 
 
 def _forget_in_child() -> None:
-    global _current, _lock
-    _lock = threading.Lock()  # a thread may have held it that this process doesn't have
-    watch, _current = _current, None
+    global _current, _lock, _hooks_board
+    _lock = threading.RLock()  # a thread may have held it that this process doesn't have
+    watch, _current, _hooks_board = _current, None, None
     if watch is not None:
         watch.forget_in_child()
 

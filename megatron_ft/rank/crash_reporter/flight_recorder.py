@@ -46,6 +46,18 @@ def counts() -> Counts | None:
         return None
 
 
+def group_timeout_ns() -> int | None:
+    """Return the timeout of the default process group; None if there is no group, or its timeout isn't known."""
+    try:
+        from torch.distributed import distributed_c10d
+
+        group: Any = distributed_c10d._get_default_group()
+        timeouts = [group._get_backend(device).options._timeout for device in group._device_types]
+        return min(round(timeout.total_seconds() * 1e9) for timeout in timeouts)
+    except Exception:  # noqa: BLE001 - private parts of torch: if they raise, the launcher uses its own default
+        return None
+
+
 def _counts() -> Counts | None:
     import torch.distributed as dist
 

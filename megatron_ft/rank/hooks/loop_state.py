@@ -21,7 +21,7 @@ class FaultToleranceSettings:
 
     enable_ft_package: bool = True
     calc_ft_timeouts: bool = False
-    """Learn the timeouts from observed intervals and keep them in ``ft_state.json``."""
+    """Learn timeouts from observed intervals, enforce them, and keep them in ``ft_state.json``."""
     num_warmup_iters: int | None = None
     """This many steps of a run, and of each evaluation, are out of section, and until the training has made them the
     timeout out of section is at least ``initial_rank_heartbeat_timeout``. None: the first one is out of section, with
@@ -73,8 +73,6 @@ class FaultToleranceState:
     seen_checkpoints_cnt: int = 0
     seen_tr_iters_cnt: int = 0
     curr_eval_iter_idx: int = 0
-    learns_by_itself: bool = False
-    """No timeout is configured, so they are learned without an option that asks for it."""
 
 
 @dataclass(kw_only=True)

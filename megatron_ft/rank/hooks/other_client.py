@@ -1,0 +1,38 @@
+"""Clients that aren't ours, as tests and other packages give to the hooks: by the public calls of the reference's API."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.rank.base import say
+
+
+def connect(client: Any, num_warmup_iters: int | None, save: str, *, makes_directory: bool) -> None:
+    """Begin monitoring; ``makes_directory``: create the save directory, as Megatron-Bridge does on rank 0."""
+    if makes_directory and not os.path.exists(save):
+        os.makedirs(save, exist_ok=True)
+    client.init_workload_monitoring(**({} if num_warmup_iters is None else {"num_warmup_iters": num_warmup_iters}))
+
+
+def load(client: Any, path: str) -> None:
+    """Load the state in the file, if there is one."""
+    if not os.path.exists(path):
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            state = json.load(file)
+    except (OSError, ValueError) as error:
+        say.warn(f"{path} can't be read ({error}): continuing with the configured timeouts")
+        return
+    client.load_state_dict(state)
+
+
+def save(client: Any, path: str) -> None:
+    """Write the state of the client."""
+    try:
+        write_state(path, client.state_dict())
+    except OSError as error:
+        say.warn(f"{path} can't be written: {error.strerror or error}. A restart won't know these timeouts")

@@ -1,0 +1,106 @@
+"""What the hooks of a train loop tell the monitor of a run, on the board: stores into shared memory, nothing else.
+
+By these the monitor recognises when timeouts may be learned, which happens outside this process. A client may be any
+object with the public methods of :class:`RankMonitorClient`; of one that isn't ours nothing is told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from megatron_ft.core.board import layout
+from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.rank.client.client import RankMonitorClient
+
+_END_S = 2.0
+"""Longest wait of rank 0 at the end of its run for the confirmation that its timeouts are written."""
+_LOOK_S = 0.005
+
+
+def ours(client: Any) -> RankMonitorClient | None:
+    """Return the client if it is of this package, so that its private parts may be used."""
+    return client if isinstance(client, RankMonitorClient) else None
+
+
+def connect(
+    client: RankMonitorClient,
+    *,
+    num_warmup_iters: int | None,
+    state_path: str,
+    learns: bool,
+    async_saves: bool,
+    sections: Iterable[str],
+) -> None:
+    """Connect to the monitor and make the sections known that the configuration doesn't have.
+
+    Raises:
+        RankMonitorClientError: see ``RankMonitorClient.init_workload_monitoring``.
+    """
+    # the launcher has another working directory, and no use for the address of an object store
+    path = "" if "://" in state_path else os.path.abspath(state_path)
+    client._connect(num_warmup_iters, state_path=path, learns=learns)
+    client._add_sections(list(sections))
+    facts = layout.FACT_HOOKS | (layout.FACT_LEARNS if learns else 0) | (layout.FACT_ASYNC_SAVES if async_saves else 0)
+    client._ready().add_facts(facts)
+
+
+def note_loaded(client: RankMonitorClient, *, is_persistent: bool) -> None:
+    """Tell that a checkpoint was loaded; one from memory takes a flag of an earlier one back."""
+    recorder = client._recorder
+    if recorder is not None:
+        (recorder.add_facts if is_persistent else recorder.drop_facts)(layout.FACT_LOADED)
+
+
+def note_step(client: RankMonitorClient, *, enough: int) -> None:
+    """Tell that a training step has ended; after ``enough`` of them their length is typical."""
+    recorder = client._recorder
+    if recorder is not None:
+        recorder.step_ended()
+        if recorder.steps == enough:
+            recorder.add_facts(layout.FACT_ENOUGH_STEPS)
+
+
+def note_save(client: RankMonitorClient) -> None:
+    """Tell that a persistent save has ended, and wake the monitor."""
+    if client._recorder is not None:
+        client._recorder.saved()
+        client._wake_monitor()
+
+
+def note_end(client: RankMonitorClient, *, waits: bool) -> bool:
+    """Tell that the run is over, and wake the monitor.
+
+    ``waits``: for the launcher's word that the learned timeouts are written, at most 2 s. Returns False if it didn't
+    come, or if they could not be written.
+    """
+    recorder, board = client._recorder, client._board
+    if recorder is None or board is None:
+        return True
+    recorder.add_facts(layout.FACT_RUN_ENDS)
+    client._wake_monitor()
+    deadline = time.monotonic() + _END_S
+    while waits and not board.words[layout.W_STATE_WRITTEN] and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return not waits or board.words[layout.W_STATE_WRITTEN] == layout.STATE_WRITTEN
+
+
+def learns(client: RankMonitorClient) -> bool:
+    """Return True if the user's configuration asks for learned timeouts, whatever the script does."""
+    return client.cfg is not None and client.cfg.learn in ("on", "reference")
+
+
+def log_event(client: Any, record: Record) -> None:
+    """Append to the event log of this rank, if there is one, and wait for it: a fault may end the rank now."""
+    mine = ours(client)
+    if mine is not None:
+        mine._log.write(record)
+        mine._log.flush()
+
+
+def current_iteration(client: Any) -> int | None:
+    """Return the iteration that this rank reported last, if it did. Any thread may ask."""
+    recorder = getattr(ours(client), "_recorder", None)
+    return recorder._last_iteration if recorder is not None and recorder._last_iteration >= 0 else None
