@@ -248,17 +248,25 @@ class CycleRecord:
         """The furthest iteration that a rank of this node reported."""
         return max((b.iteration for b in self._boards(seen) if b.iteration is not None), default=None)
 
-    def reached(self, seen: Readings, cause: Cause | None = None) -> Reached:
-        """How far all ranks of this node got that told an iteration. ``cause``: why the cycle failed, if a rank did."""
+    def reached(self, seen: Readings, cause: Cause | None = None) -> Reached | None:
+        """Return how far all ranks of this node got that told an iteration; None if the iterations don't tell.
+
+        ``cause``: why the cycle failed, if a rank did.
+        """
         # the one that is behind: the others may have gone on for a moment after a rank had failed
-        known = [(b.first_iteration, b.iteration) for b in self._boards(seen) if b.first_iteration is not None]
-        saved = None if known else seen.checkpointed()
-        if saved is not None:
-            return Reached(first=saved, last=saved)
+        boards = [*self._boards(seen)]
+        saved = any(board.saves for board in boards)
+        if not saved and any(board.iterations_back for board in boards):
+            return None  # the number is that of the batch in an epoch, say: no measure of the job's progress
+        known = [(b.first_iteration, b.iteration) for b in boards if b.first_iteration is not None]
+        checkpointed = None if known else seen.checkpointed()
+        if checkpointed is not None:
+            return Reached(first=checkpointed, last=checkpointed)
         first = min((first for first, _ in known), default=-1)
         last = min((-1 if last is None else last for _, last in known), default=-1)
-        trained = bool(known) or any(layout.is_through_its_start(board) for board in self._boards(seen))
-        return Reached(first, last, trained, "" if trained or cause is None else self._failure_signature(cause, seen))
+        trained = bool(known) or any(layout.is_through_its_start(board) for board in boards)
+        start = "" if trained or cause is None else self._failure_signature(cause, seen)
+        return Reached(first, last, trained, start, saved)
 
     def _failure_signature(self, cause: Cause, seen: Readings) -> str:
         if cause.rank not in self.ranks or cause.kind is not CauseKind.CRASH or cause.follows or cause.by_us:

@@ -351,15 +351,13 @@ class JobCycle:
     def _judge(self, nodes_left: int) -> Verdict:
         assert self.outcome is not None
         found = None if self.diagnosis is None else self.diagnosis.cause(several=len(self.seats) > 1)
-        advance = self.advance
         return verdict_on(
             self.rules,
             self.seats,
             self.outcome,
             cycle=self.decision.cycle,
             restarts=self.decision.restarts,
-            stalled=advance.stalled,
-            failed_starts=advance.starts,
+            advance=self.advance,
             decided_by=self.decided_by,
             found=found if self.outcome is Outcome.FAILED else None,
             shutdown=self.shutdown,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
@@ -75,8 +75,7 @@ def verdict_on(
     *,
     cycle: int,
     restarts: int,
-    stalled: int,
-    failed_starts: int = 0,
+    advance: Advance,
     decided_by: int | None,
     found: Cause | None,
     shutdown: tuple[int | None, str] | None,
@@ -91,8 +90,7 @@ def verdict_on(
         outcome,
         restarts_before=restarts,
         nodes_left=nodes_left if excluded else None,
-        stalled=stalled,
-        failed_starts=failed_starts,
+        advance=advance,
     )
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)

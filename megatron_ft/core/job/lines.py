@@ -146,6 +146,13 @@ def nodes_waiting(count: int) -> str:
     return f"{counted(count, 'node')} waiting to join"
 
 
+def no_progress(count: int, *, first: int, last: int) -> str:
+    """Why a job isn't restarted that fails again and again: what was compared. -1: no iteration was reported."""
+    beyond = f"none began an iteration after {last}" if last >= 0 else "none reported an iteration"
+    resumed = f", resumed after {first}" if first >= 0 else ""
+    return f"no progress in {counted(count, 'cycle')}, giving up ({beyond}{resumed} or completed a save)"
+
+
 def failed_starts(count: int) -> str:
     """Why a job that has never trained isn't started again."""
     starts = "the start" if count == 1 else f"{count} starts in a row"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from megatron_ft.core.job import lines
-from megatron_ft.core.wording import counted
 
 
 class NodeState(enum.Enum):
@@ -87,8 +86,7 @@ class RestartPolicy(ABC):
         *,
         restarts_before: int = 0,
         nodes_left: int | None = None,
-        stalled: int = 0,
-        failed_starts: int = 0,
+        advance: Advance | None = None,
     ) -> RestartDecision:
         """What follows from a cycle that has just ended.
 
@@ -96,10 +94,9 @@ class RestartPolicy(ABC):
             restarts_before: how many restarts the whole job had used before.
             nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
                 no node was left out.
-            stalled: for how many failed cycles in a row, this one included, the job has got no further.
-            failed_starts: so many, this one included, have failed in the same way in the start of a job that never
-                trained.
+            advance: how far the job has got, this cycle included; None if that isn't checked.
         """
+        advance = advance or Advance()
         used = restarts_before + (outcome is Outcome.FAILED)
         left = max(0, self.max_restarts - used)
         too_few = ""
@@ -113,11 +110,11 @@ class RestartPolicy(ABC):
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
-            case Outcome.FAILED if 0 < self.max_stalled <= stalled:
-                reason = f"no progress in {counted(stalled, 'cycle')}, giving up"
+            case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled:
+                reason = lines.no_progress(advance.stalled, first=advance.first, last=advance.last)
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
-            case Outcome.FAILED if 0 < self.max_failed_starts <= failed_starts:
-                reason = lines.failed_starts(failed_starts)
+            case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
+                reason = lines.failed_starts(advance.starts)
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if used > self.max_restarts:
                 reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
@@ -164,14 +161,16 @@ class Reached(NamedTuple):
     """A rank was through a section or an iteration, or may have been; False: all failed in their start."""
     start: str = ""
     """How the start failed, the same words for the same mistake; empty if another start may well get further."""
+    saved: bool = False
+    """A persistent save has ended."""
 
 
 @dataclass(frozen=True)
 class Advance:
     """How far the job has ever got, and for how many failed cycles in a row it has got no further.
 
-    A cycle gets further if it begins an iteration beyond all before, or goes on from a later one: then a checkpoint
-    was saved that none before had.
+    A cycle gets further if it begins an iteration beyond all before, resumes from a later one (a checkpoint was saved
+    that none before had), or saves one itself: a job may count the iterations of each epoch from 0.
 
     ``trained``: some cycle was through its start, or may have been. As long as none was, ``starts`` counts those in a
     row that failed in the same way, ``start``. A job that has trained fails at a start for reasons outside of it, too.
@@ -197,7 +196,7 @@ class Advance:
     def _further(self, reached: Reached | None) -> Advance:
         if reached is None or (self.last < 0 and reached.last < 0):
             return self
-        if reached.last > self.last or reached.first > self.first:
+        if reached.last > self.last or reached.first > self.first or reached.saved:
             return Advance(max(self.first, reached.first), max(self.last, reached.last))
         return replace(self, stalled=self.stalled + 1)
 

@@ -197,6 +197,8 @@ HERE = Reached(20, 25)
         ([Reached(-1, -1)] * 9, 0),
         # one that had some before and now fails in its start
         ([HERE, Reached(-1, -1), Reached(-1, -1)], 2),
+        # a save is progress, whatever number the iterations have
+        ([HERE, HERE, HERE._replace(saved=True), HERE], 1),
         # nothing is known of them
         ([HERE, None, None, HERE], 1),
     ],
@@ -242,7 +244,7 @@ def test_starts_that_fail_in_the_same_way(cycles: list[Reached | None], count: i
 def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: type[AnyFailed | MinHealthy]) -> None:
     for count, action in ((1, Action.RESTART), (2, Action.GIVE_UP)):
         policies = [policy(9, min_nodes=1, max_failed_starts=bound) for bound in (2, 0)]
-        decision, unbounded = (each.decide(F, restarts_before=1, failed_starts=count) for each in policies)
+        decision, unbounded = (each.decide(F, restarts_before=1, advance=Advance(starts=count)) for each in policies)
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
     assert decision.reason == "2 starts in a row failed in this way before the first step, giving up"
@@ -262,12 +264,13 @@ def test_fifty_random_faults_with_steady_progress_never_stall() -> None:
 def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[AnyFailed | MinHealthy]) -> None:
     for count, action in ((2, Action.RESTART), (3, Action.GIVE_UP), (4, Action.GIVE_UP)):
         policies = [policy(100, min_nodes=1, max_stalled=bound) for bound in (3, 0)]
-        decision, unbounded = (each.decide(F, restarts_before=4, stalled=count) for each in policies)
+        decision, unbounded = (each.decide(F, restarts_before=4, advance=Advance(20, 25, stalled=count)) for each in policies)
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
-    assert decision.reason == "no progress in 4 cycles, giving up"
+    compared = "none began an iteration after 25, resumed after 20 or completed a save"
+    assert decision.reason == f"no progress in 4 cycles, giving up ({compared})"
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
 def test_only_failures_are_judged(outcome: Outcome) -> None:
-    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, stalled=9).no_progress
+    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, advance=Advance(stalled=9)).no_progress
