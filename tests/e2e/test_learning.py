@@ -1,0 +1,248 @@
+"""Jobs whose hooks must not harm them: nothing configured, ranks that step unequally, stalls, doubling across cycles."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
+
+TWO = ("--nproc-per-node", "2")
+BEGIN = """
+import torch, torch.distributed as dist
+from megatron_ft import fault_tolerance as ft
+dist.init_process_group("gloo")
+state = ft.GlobalState.create(save=sys.argv[1], ft=ft.FaultToleranceSettings(calc_ft_timeouts={learns}))
+counted = []
+def sum_of(n):
+    values = torch.full((n,), 1.0)
+    dist.all_reduce(values)
+    counted.append(n)
+    assert bool((values == dist.get_world_size()).all()), "the sum of another collective"
+def save():
+    ft.on_checkpointing_start(state)
+    ft.on_checkpointing_end(is_async_finalization=False, global_state=state)
+{rest}
+ft.setup(state.cfg, state)
+{loop}
+ft.shutdown(state)
+issued = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+say("rank", RANK, "issued", issued - len(counted))
+dist.destroy_process_group()
+"""
+
+
+def script(loop: str, *, learns: bool = False, rest: str = "") -> str:
+    return BEGIN.format(loop=loop, learns=learns, rest=rest)
+
+
+STEPS = """
+for step in range({steps}):
+    state.train_state.step = step
+    ft.on_training_step_start(state)
+    if RANK == 0 and step == {slow}:
+        time.sleep({seconds})
+    sum_of(8)
+    time.sleep(0.01)
+    ft.on_training_step_end(state)
+    {after}
+"""
+
+
+def steps(*, steps: int, slow: int = -1, seconds: float = 0.0, after: str = "pass") -> str:
+    return STEPS.format(steps=steps, slow=slow, seconds=seconds, after=after)
+
+
+def test_stall_with_nothing_configured_is_reported_once_and_the_run_goes_on(launcher: Launcher, tmp_path: Path) -> None:
+    launched = launcher.start(script(steps(steps=70, slow=60, seconds=9)), *TWO, script_args=[str(tmp_path / "save")])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert len(launched.events("cycle_started")) == 1
+    assert launched.events("signalled", role="monitor") == []
+    (line,) = [line for line in finished.lines if "would be a hang" in line]
+    assert re.search(r"would be a hang: rank 0 in 'step' for \d+\.\d s", line), line
+    assert line.endswith("set timeouts or --calc-ft-timeouts to restart"), line
+    assert "no timeouts configured: hangs are reported, not killed" in finished.err
+    assert list((launched.log_dir / "evidence").glob("*.json"))
+    assert not (tmp_path / "save").exists()
+
+
+UNEQUAL = {
+    "a rank skips a step": steps(steps=40).replace("    sum_of(8)", "    sum_of(8)\n    if RANK and step == 9: continue"),
+    "rank 0 saves alone": steps(steps=45, after="if RANK == 0 and step in (10, 20): save()"),
+    "rank 0 evaluates alone": steps(
+        steps=40, after="if RANK == 0 and step == 33: [(ft.on_eval_step_start(state), ft.on_eval_step_end(state))]"
+    ),
+    "rank 0 loads alone": "if RANK == 0: ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)"
+    + steps(steps=30, after="if step in (18, 25): save()"),
+}
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("kind", UNEQUAL)
+def test_hooks_called_unequally_by_ranks_issue_no_collective(
+    kind: str, learns: bool, launcher: Launcher, tmp_path: Path
+) -> None:
+    finished = launcher.run(script(UNEQUAL[kind], learns=learns), *TWO, script_args=[str(tmp_path / "save")])
+    assert finished.code == 0, finished.err
+    assert re.findall(r"^rank \d issued (\d+)$", finished.out, re.MULTILINE) == ["0", "0"], finished.out
+
+
+def test_rank_late_at_setup_is_waited_for_inside_the_section_setup(launcher: Launcher, tmp_path: Path) -> None:
+    options = ("--ft-section-timeouts=setup:60,step:60", "--ft-rank-out-of-section-timeout=1")
+    late = "if RANK == 0: time.sleep(3)"
+    finished = launcher.run(
+        script(steps(steps=3), rest=late), *TWO, "--ft-rank-section-timeouts=setup:60,step:60", options[1],
+        script_args=[str(tmp_path / "save")],
+    )  # fmt: skip
+    assert finished.code == 0, finished.err
+
+
+def test_step_slow_in_every_cycle_costs_one_restart_below_the_floor(launcher: Launcher, tmp_path: Path) -> None:
+    loop = steps(steps=60, slow=50, seconds=9, after="if step % 20 == 19: save()")
+    launched = launcher.start(
+        script(loop, learns=True), *TWO, "--max-restarts=3", script_args=[str(tmp_path / "save")]
+    )
+    finished = launched.wait(90)
+    assert finished.code == 0, finished.err
+    assert len(launched.events("cycle_started")) == 2
+    assert "the timeout of 'step' terminated a rank in the last cycle: it is 10 s now (5 s x 2)" in finished.err
+
+
+HEARTBEATS = """
+import json
+from megatron_ft import RankMonitorClient
+client, path = RankMonitorClient(), sys.argv[1]
+if os.path.exists(path):
+    client.load_state_dict(json.load(open(path)))
+client.init_workload_monitoring()
+for step in range(8):
+    if step == 6:
+        time.sleep(8)
+    time.sleep(0.05)
+    client.send_heartbeat()
+    if step == 4 and CYCLE == 0:
+        client.calculate_and_set_hb_timeouts()
+        json.dump(client.state_dict(), open(path, "w"))
+client.shutdown_workload_monitoring()
+"""
+
+
+def test_calculated_heartbeat_timeout_is_doubled_after_a_kill(launcher: Launcher, tmp_path: Path) -> None:
+    launched = launcher.start(HEARTBEATS, "--max-restarts=3", script_args=[str(tmp_path / "state.json")])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert len(launched.events("cycle_started")) == 2
+
+
+def test_doubling_is_kept_for_the_next_launcher(launcher: Launcher, tmp_path: Path) -> None:
+    save = [str(tmp_path / "save")]
+    learn = steps(steps=60, after="if step % 20 == 19: save()")
+    assert launcher.run(script(learn, learns=True), *TWO, script_args=save).code == 0
+    first = json.loads((tmp_path / "save" / "ft_state.json").read_text())["sections"]["step"]["timeout_s"]
+    stall = script(steps(steps=8, slow=3, seconds=8), learns=True)
+    ended = launcher.run(stall, *TWO, script_args=save)
+    assert ended.code == 1, ended.err
+    raised = json.loads((tmp_path / "save" / "ft_state.json").read_text())
+    assert (first, raised["seen"]["step"]["raised"]) == (5.0, 2.0)
+    finished = launcher.run(stall, *TWO, script_args=save)
+    assert finished.code == 0, finished.err
+
+
+EPOCHS = """
+first = int(open(path).read()) if os.path.exists(path) else 0
+dist.barrier()
+for epoch in range(first, 8):
+    for state.train_state.step in range(20):
+        ft.on_training_step_start(state)
+        sum_of(3)
+        time.sleep(0.002)
+        ft.on_training_step_end(state)
+        if epoch == first + 1 and state.train_state.step == 10 and RANK == 1:
+            os.kill(os.getpid(), 9)
+    if RANK == 0:
+        open(path, "w").write(str(epoch + 1))
+    dist.barrier()
+"""
+
+
+def test_iteration_number_that_begins_anew_in_each_epoch_is_no_lack_of_progress(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    loop = script(EPOCHS, rest="path = sys.argv[1] + '.epoch'")
+    launched = launcher.start(loop, *TWO, "--max-restarts=20", script_args=[str(tmp_path / "save")])
+    finished = launched.wait(90)
+    assert finished.code == 0, finished.err
+    assert len(launched.events("cycle_started")) == 7
+
+
+def test_evaluation_with_a_read_only_save_directory_ends_well_and_writes_nothing(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    evaluate = "for _ in range(3): ft.on_eval_step_start(state); ft.on_eval_step_end(state)"
+    (tmp_path / "file").write_text("")
+    finished = launcher.run(script(evaluate), *TWO, script_args=[str(tmp_path / "file" / "save")])
+    assert finished.code == 0, finished.err
+    assert "WARNING" not in finished.err
+    learning = launcher.run(
+        script(steps(steps=20, after="if step == 18: save()"), learns=True), *TWO,
+        script_args=[str(tmp_path / "file" / "save")],
+    )  # fmt: skip
+    assert learning.code == 0, learning.err
+    assert len([line for line in learning.lines if "ft_state.json" in line and "can't be" in line]) == 1, learning.err
+
+
+def test_deadlock_with_hooks_and_nothing_configured_is_reported(launcher: Launcher, tmp_path: Path) -> None:
+    loop = steps(steps=40).replace("    sum_of(8)", "    if RANK == 1 and step == 3: time.sleep(5)\n    sum_of(8)")
+    launched = launcher.start(
+        script(loop), *TWO, "--ft-watch-collectives-timeout=2", script_args=[str(tmp_path / "save")]
+    )
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    told = [line for line in finished.lines if "no collective has completed on any rank" in line]
+    assert told, finished.err
+    assert "rank 1 in" in told[0]
+    assert told[0].endswith("(reported only, no rank is terminated)")
+
+
+@pytest.mark.parametrize("timeouts", ["stpe:30,checkpointing:60", "setup:30,Step:30"])
+def test_misspelt_section_of_the_configuration_is_named_with_the_right_one(
+    timeouts: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    finished = launcher.run(
+        script(steps(steps=40)), *TWO, f"--ft-rank-section-timeouts={timeouts}", script_args=[str(tmp_path / "save")]
+    )
+    assert finished.code == 0, finished.err
+    wrong = "stpe" if "stpe" in timeouts else "Step"
+    told = [line for line in finished.lines if f"section '{wrong}'" in line]
+    assert len(told) == 1, finished.err
+    assert "did you mean 'step'?" in told[0]
+    assert not any("checkpointing" in line and "no rank has opened" in line for line in finished.lines)
+
+
+UNREADABLE = {"newer schema": '{"schema": "megatron_ft.ft_state", "schema_version": 99}', "a directory": None}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_state_file_that_cannot_be_used_but_is_not_broken_stays_as_it_is(
+    kind: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    save = tmp_path / "save"
+    save.mkdir()
+    file, text = save / "ft_state.json", UNREADABLE[kind]
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    loop = script(steps(steps=20, after="if step == 18: save()"), learns=True)
+    finished = launcher.run(loop, *TWO, script_args=[str(save)])
+    assert finished.code == 0, finished.err
+    assert [path.name for path in save.iterdir()] == ["ft_state.json"]
+    assert text is None or file.read_text() == text
+    assert len([line for line in finished.lines if "ft_state.json" in line]) == 1, finished.err
