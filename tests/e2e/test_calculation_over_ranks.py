@@ -31,8 +31,7 @@ if rank == 1:
 client.send_heartbeat(); time.sleep(0.1 * (3 - rank)); client.send_heartbeat()
 client.calculate_and_set_section_timeouts(['a', 'slow'])
 client.calculate_and_set_hb_timeouts()
-how = {name: each._asdict() for name, each in client._knowledge.last_calculation.items()}
-say('state', json.dumps([client.state_dict(), how, client._observed()]))
+say('state', json.dumps([client.state_dict(), client._observed()]))
 client.shutdown_workload_monitoring()
 dist.barrier()
 dist.destroy_process_group()
@@ -55,20 +54,18 @@ def test_three_ranks_agree_and_the_next_run_uses_what_they_learned(tmp_path: Pat
                     path,
                     rank_section_timeouts={"a": 50.0, "slow": None, "kept": 9.0},
                     safety_factor=4.0,
-                    calculated_timeout_floor=0.5,
                 )
             )
             env = {"RANK": str(number), "WORLD_SIZE": str(WORLD), "STORE": str(tmp_path / "store")}
             ranks.append(stack.enter_context(rank(path, SCRIPT, {**env, "OMP_NUM_THREADS": "1"})))
         found = [json.loads(expect(process, "state")) for process in ranks]
-        states = [state for state, _, _ in found]
+        states = [state for state, _ in found]
         assert all(state == states[0] for state in states)
         learned = states[0]["current_timeouts"]["section"]["section"]
-        slowest = max(observed["a"] for _, _, observed in found)
+        slowest = max(observed["a"] for _, observed in found)
         assert learned["a"] == 4.0 * slowest
         assert learned["a"] >= 4.0 * 0.06
-        assert learned["slow"] == 4.0 * found[1][2]["slow"]
-        assert all(how["slow"]["rank_of_max"] == 1 for _, how, _ in found)
+        assert learned["slow"] == 4.0 * found[1][1]["slow"]
         assert "kept" not in learned
         for process in ranks:
             # a new initialisation begins with the configuration; the state brings the learned values back

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -164,13 +165,17 @@ class Bench:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tmp_path = tmp_path
         self._monitors_ends: list[socket.socket] = []
-        self.config = FaultToleranceConfig(calculated_timeout_floor=5.0)
+        self.config = FaultToleranceConfig()
+        self.boards: list[Board] = []
+        self.hellos: list[dict[str, Any]] = []
         monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "socket"))
         monkeypatch.setattr(client_module, "say_hello", self._welcome)
 
-    def _welcome(self, path: str, info: Any, warmup_iterations: int) -> Welcome:
+    def _welcome(self, path: str, info: Any, warmup_iterations: int, **hello: Any) -> Welcome:
         fd = create_memory()
         board = Board(fd)
+        self.boards.append(Board(fd))
+        self.hellos.append(hello)
         os.close(fd)
         config = FaultToleranceConfig.from_dict(self.config.to_dict())
         board.initialise(
@@ -194,23 +199,12 @@ class Bench:
         fds = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), os.memfd_create("stacks"), theirs.detach())
         return Welcome(config, board, *fds, str(logs), "run")
 
-    @property
-    def state_file(self) -> Path:
-        return self.tmp_path / "ckpt" / "ft_state.json"
+    def start(self, **settings: Any) -> ft.GlobalState:
+        return start(self.tmp_path, **settings)
 
-    def start(self) -> ft.GlobalState:
-        return start(self.tmp_path, calc_ft_timeouts=True)
-
-    def learn(self) -> None:
-        state = self.start()
-        ft.on_checkpoint_loaded(False, state)
-        train(state, 20)
-        save_checkpoint(state)
-        ft.shutdown(state)
-
-    def in_force(self, state: ft.GlobalState) -> dict[str, float | None]:
-        timeouts = state.rank_monitor_client.section_timeouts
-        return {**timeouts.section, "out_of_section": timeouts.out_of_section}
+    def seen(self) -> BoardSnapshot:
+        """Reading of the newest board, as its monitor has it."""
+        return self.boards[-1].snapshot()
 
     def events(self, name: str, count: int = 1) -> list[dict[str, Any]]:
         """Records of that name, once there are so many: logs are written by threads of their own."""
