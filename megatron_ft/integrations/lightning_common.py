@@ -6,21 +6,23 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts.ft_state_document import to_document
+from megatron_ft.core.timeouts import learned
+from megatron_ft.core.timeouts.ft_state_document import parse, to_document
 from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.hooks import learning, tolerant
+from megatron_ft.rank.hooks import tolerant
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 from megatron_ft.rank.hooks.mistakes import ask_for_no_restart, why_unusable
 
@@ -185,7 +187,6 @@ class FitCallback(LightningCallback):
 
     def _prepare(self, trainer: Any, client: RankMonitorClient) -> None:
         """Between the connection and the begin: learned timeouts and the checks."""
-        learning.prepare(client, ())
         # a trainer's log_dir is a collective (one broadcast)
         directory = self.exp_dir or Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
         self.timeouts_file_path = directory / self.TIMEOUTS_FILENAME
@@ -195,11 +196,7 @@ class FitCallback(LightningCallback):
                 self._refuse(ConfigError(problem))
             if self.exp_dir is None and _is_versioned(directory):
                 self._warn(f"the next run won't find the timeouts learned in this one, in {directory}: give exp_dir")
-            loaded = learning.load(client, str(self.timeouts_file_path))
-            for line in loaded.infos:
-                self._info(line)
-            for line in loaded.warnings:
-                self._warn(line)
+            self._load_timeouts(client, str(self.timeouts_file_path))
         self._check_config(client)
         if self.simulated_fault_params is not None:
             lightning_faults.start(self.simulated_fault_params, lambda: self.fault_tol_client)
@@ -237,12 +234,31 @@ class FitCallback(LightningCallback):
             if path is not None:
                 self.logger.info("FT: %s, so %s is written", reason, path)
 
-    def _learned(self, client: RankMonitorClient, names: Sequence[str]) -> None:
+    def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
+        """Load what the file holds, the same on all ranks: rank 0 reads it and tells the others (a broadcast)."""
+        document, problem = None, ""
+        if agreement.rank() == 0 or not agreement.has_process_group():
+            document, problem = _read(path)
+        document, problem = agreement.from_rank_0((document, problem))
+        if problem:
+            self._warn(problem)
+        if document is None:
+            return
+        assert client.section_timeouts is not None
+        choice = learned.choose(
+            parse(document), configured=_configured(client), known_sections=frozenset(client.section_timeouts.section)
+        )
+        for superseded in choice.superseded:
+            self._warn(superseded.describe())
+        if not choice.is_empty:
+            client.load_state_dict(choice.client_state())
+            summary = ", ".join(f"{name} {learned.seconds(value)}" for name, value in choice.timeouts.items())
+            self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
+
+    def _learned(self, timeouts: object) -> None:
         """New timeouts are in force: say so."""
         self._fit.has_learned = True
-        learning.log_learned(client, names)
-        change = learning.describe_update(client, names).removeprefix("timeouts updated: ")
-        self._info(f"Updated FT timeouts: {change or 'as they were'}")
+        self._info(f"Updated FT timeouts: {timeouts}")
 
     def _write_timeouts(self, client: RankMonitorClient | None) -> None:
         """Put new timeouts into the file (rank 0)."""
@@ -272,6 +288,30 @@ def _is_versioned(directory: Path) -> bool:
     return re.fullmatch(r"version_\d+", directory.parent.name) is not None
 
 
+def _read(path: str) -> tuple[Any, str]:
+    """Return the document in the file, None if there is none to use, and what to warn of; a broken one is set aside."""
+    try:
+        document = read_state(path)
+        if document is not None:
+            parse(document)
+        return document, ""
+    except OSError as error:
+        return None, f"{path} can't be read ({error.strerror}): continuing with the configured timeouts"
+    except (BrokenStateFile, ConfigError) as error:
+        try:
+            what = f"set aside as {set_aside(path)}"
+        except OSError as again:
+            what = f"it could not be set aside ({again.strerror})"
+        return None, f"{path} {error}; {what}. Continuing with the configured timeouts"
+
+
+def _configured(client: RankMonitorClient) -> dict[str, Any]:
+    """Return the timeouts that the user has set."""
+    assert client.cfg is not None
+    values = client.cfg.to_dict()
+    return {name: values[name] for name in learned.CONFIGURED_FIELDS if name in values}
+
+
 def _save(client: RankMonitorClient, path: Path) -> None:
     """Write the client's calculated timeouts to the file. Only rank 0 may call this.
 
@@ -281,5 +321,10 @@ def _save(client: RankMonitorClient, path: Path) -> None:
     Raises:
         OSError: it can't be written.
     """
-    state = learning.state_of(client, str(path))
+    state = learned.from_client(
+        client.state_dict(),
+        configured=_configured(client),
+        written_at_unix_s=time.time(),
+        world_size=agreement.world_size(),
+    )
     write_state(str(path), {**to_document(state), **client.state_dict()})

@@ -97,4 +97,4 @@ class FaultToleranceCallback(FitCallback):
         except RankMonitorClientError as error:
             self._warn(f"timeouts were not updated: {error}")
             return
-        self._learned(client, ("initial", "subsequent"))
+        self._learned(client.hb_timeouts)

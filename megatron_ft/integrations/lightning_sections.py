@@ -179,7 +179,7 @@ class FaultToleranceSectionsCallback(FitCallback):
         except RankMonitorClientError as error:
             self._warn(f"timeouts were not updated: {error}")
             return
-        self._learned(client, names)
+        self._learned(client.section_timeouts)
 
     def _on_failure(self, exception: BaseException) -> None:
         if self.exc_handling_policy is None or (isinstance(exception, SystemExit) and not exception.code):
