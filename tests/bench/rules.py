@@ -17,7 +17,6 @@ from megatron_ft.core.timeouts.budget_rule import (
     BUDGET,
     CHECK_S,
     FIRST_INTERVALS,
-    LEARNED_FLOOR_S,
     after_kill,
     after_update,
     begin_cycle,
@@ -274,14 +273,6 @@ def rows(result: dict[str, Any]) -> list[Row]:
             Row(f"{name}: false kills of the best constant that is as slow", "", of["constant"]),
         ]
     return found
-
-
-def _with(tail: Tail, took_s: Floats) -> Tail:
-    values, counts = np.unique(took_s.round(3), return_counts=True)
-    more = Tail(dict(tail.counts))
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        more.count(bucket_of(value), count)
-    return more
 
 
 def _mean(values: list[float]) -> float:

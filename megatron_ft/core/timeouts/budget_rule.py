@@ -34,7 +34,7 @@ _SEEN_TWICE = 1.5
 _ABOVE_SEEN = 1.25
 _ABOVE_OPEN = 1.25
 _MOST_UPDATES = 400
-_LIMIT = 4.0
+LIMIT = 4.0
 """Hard limit as a multiple of the timeout, even while ranks make progress."""
 _ABOVE_EXPLAINED = 2.0
 _RAISED_HALF_LIFE = 3400
@@ -68,12 +68,10 @@ def after_update(known: Known, sketch: Sketch, *, factor: float) -> Known:
 
 def begin_cycle(known: Known) -> Known:
     """Start a new cycle: its sketches begin with nothing."""
-    now, firsts = known.now, known.earlier_first_s
+    now = known.now
     if now.raised < known.start.raised:  # intervals ended, and no kill since
         now = replace(now, raised=min(now.raised, _faded_raise(known.start.raised, _RAISED_HALF_LIFE / _KEPT_CYCLES)))
-    if known.first_s:
-        firsts = (*firsts, known.first_s)[-_KEPT_CYCLES:]
-    return replace(known, start=now, now=now, ended=0, first_s=0.0, earlier_first_s=firsts)
+    return replace(known, start=now, now=now, ended=0, first_s=0.0, earlier_first_s=_first_intervals(known))
 
 
 def after_kill(known: Known) -> Known:
@@ -107,7 +105,7 @@ def learn(
         return min(max(capped, least), MAX_SECONDS)
 
     timeout, first = (in_force(estimate) for estimate in estimates)
-    limit = _LIMIT * max(timeout, known.reference_s or 0.0, _ABOVE_EXPLAINED * known.now.explained_s)
+    limit = LIMIT * max(timeout, known.reference_s or 0.0, _ABOVE_EXPLAINED * known.now.explained_s)
     return LearnedTimeout(
         timeout_s=timeout,
         first_s=first,
@@ -125,13 +123,19 @@ def _estimates(known: Known, factor: float, rule: str) -> tuple[float, float] | 
         return None
     if rule == REFERENCE:
         return known.reference_s, known.reference_s
-    first = factor * max((known.first_s, *known.earlier_first_s))
+    first = factor * max(_first_intervals(known), default=0.0)
     tail = known.now.tail
     if known.usual_s is None or sum(count for _, count in tail) < _FEW:
-        few = max(first, factor * (longest(tail) or 0.0))
+        few = max(first, factor * (longest(tail) or 0.0)) or known.reference_s
         return few, few
     timeout = max(_SHARE * known.usual_s, _ABOVE_SEEN * (longest(tail, _SEEN_TWICE) or 0.0))
     return timeout, max(first, timeout)
+
+
+def _first_intervals(known: Known) -> tuple[float, ...]:
+    """Longest first interval of each of the last cycles that had one."""
+    this = (known.first_s,) if known.first_s else ()
+    return (*known.earlier_first_s, *this)[-_KEPT_CYCLES:]
 
 
 def _step(average_s: float | None, longest_s: float, factor: float) -> float:

@@ -76,7 +76,7 @@ class Intervals:
     cycle: Cycle
     number: Count
     sketches: Mapping[str, Sketch] = field(default_factory=dict)
-    facts: Facts = Facts()  # noqa: RUF009 - frozen
+    facts: Facts = Facts()
     known: Mapping[str, Known] | None = None
     configured: tuple[str, ...] = ()
 

@@ -42,8 +42,8 @@ class Known:
         usual_s: geometric mean of ``unexplained_s`` over ``updates``: one slow step raises that for long.
     """
 
-    start: Past = Past()  # noqa: RUF009 - frozen
-    now: Past = Past()  # noqa: RUF009 - frozen
+    start: Past = Past()
+    now: Past = Past()
     ended: Count = 0
     first_s: Seconds = 0.0
     earlier_first_s: tuple[Seconds, ...] = ()

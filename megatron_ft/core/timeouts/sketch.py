@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megatron_ft.core.codec import Count, Rank
 from megatron_ft.core.timeouts.tail import Short, Tail
 
-MOST_BUCKETS = 8
+MOST_BUCKETS = 6
 """Buckets of one tail. The rule needs only the longest intervals, and a sketch costs less than 200 bytes."""
 NO_INTERVAL = -1.0
 
