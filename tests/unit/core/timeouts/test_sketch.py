@@ -64,7 +64,7 @@ def test_merge_is_idempotent(given_: list[Sketch]) -> None:
 
 
 def test_bounded_tail_keeps_the_longest_intervals_and_all_counts() -> None:
-    tail = bounded({bucket: 2.0 for bucket in range(30)})
+    tail = bounded(dict.fromkeys(range(30), 2.0))
     assert len(tail) == MOST_BUCKETS
     assert tail[-1] == (29, 2.0)
     assert sum(count for _, count in tail) == 60.0
