@@ -13,22 +13,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from megatron_ft.core.agent.suspicion import MOST
 from megatron_ft.core.timeouts.budget_rule import (
-    DEFAULT_BUDGET,
+    BUDGET,
+    CHECK_S,
     FIRST_INTERVALS,
-    Estimate,
-    Known,
     after_kill,
     after_update,
-    estimate,
+    begin_cycle,
+    learn,
 )
-from megatron_ft.core.timeouts.early import CHECK_S
+from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.reference_rule import calculate_timeout
-from megatron_ft.core.timeouts.tail import Tail, bucket_of
+from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded, merge
+from megatron_ft.core.timeouts.tail import bucket_of
 from tests.bench.figures import Row
 from tests.bench.recorded import recorded
-from tests.bench.traces import TRACES, Floats, Trace, make, slow_first
+from tests.bench.traces import TRACES, Flags, Floats, Trace, make, slow_first
 
 __all__ = ["Budget", "Constant", "Outcome", "Reference", "Rule", "measure", "play", "rows"]
 
@@ -45,6 +45,8 @@ class Rule(Protocol):
     timeout_s: float
     first_s: float
     """Of the first steps of a run."""
+    limit_s: float
+    """Of a step in which ranks are seen to make progress."""
 
     def restart(self) -> None:
         """A run begins: the processes are new."""
@@ -52,8 +54,8 @@ class Rule(Protocol):
     def killed(self) -> None:
         """The timeout has ended the last run."""
 
-    def saw(self, took_s: Floats, of_run: int) -> None:
-        """Steps of all ranks, the first of which so many of its run precede."""
+    def saw(self, took_s: Floats, of_run: int, told: Flags) -> None:
+        """Steps of all ranks, the first of which so many of its run precede; which are told from a hang."""
 
     def update(self) -> None:
         """All ranks save."""
@@ -63,7 +65,7 @@ class Reference:
     """A factor times the longest of this run; the mean of that and the last timeout."""
 
     def __init__(self, factor: float = FACTOR) -> None:
-        self.timeout_s = self.first_s = _NONE
+        self.timeout_s = self.first_s = self.limit_s = _NONE
         self._factor = factor
         self._longest_s = 0.0
 
@@ -73,12 +75,12 @@ class Reference:
     def killed(self) -> None:
         self.restart()
 
-    def saw(self, took_s: Floats, of_run: int) -> None:
+    def saw(self, took_s: Floats, of_run: int, told: Flags) -> None:
         self._longest_s = max(self._longest_s, float(took_s.max()))
 
     def update(self) -> None:
         known = self.timeout_s != _NONE
-        self.timeout_s = self.first_s = calculate_timeout(
+        self.timeout_s = self.first_s = self.limit_s = calculate_timeout(
             longest=self._longest_s,
             safety_factor=self._factor,
             current=self.timeout_s if known else None,
@@ -88,51 +90,66 @@ class Reference:
 
 
 class Budget:
-    """Ours."""
+    """Ours, with the sketches that monitors make and the coordinator merges."""
 
-    def __init__(self, budget: float = DEFAULT_BUDGET) -> None:
-        self.timeout_s = self.first_s = self.suspect_s = _NONE
-        self._budget = budget
+    def __init__(self) -> None:
+        self.timeout_s = self.first_s = self.limit_s = _NONE
         self._known = Known()
         self.restart()
 
     def restart(self) -> None:
-        self._new: list[tuple[Floats, int]] = []
-        self._longest_s = self._first_s = 0.0
+        self._known = begin_cycle(self._known)
+        self._ranks: list[Monitor] = []
+        self._enforce(Sketch())
 
     def killed(self) -> None:
         self._known = after_kill(self._known)
-        self._enforce()
-        # what the ranks enforce in the next cycle: the double of what the reference gives, if that is more
-        self.timeout_s = max(self.timeout_s, self._known.raised * (self._known.usual_reference_s or 0.0))
-        self.first_s, self.suspect_s = max(self.first_s, self.timeout_s), self.timeout_s
         self.restart()
 
-    def saw(self, took_s: Floats, of_run: int) -> None:
-        first = max(0, min(FIRST_INTERVALS - of_run, len(took_s)))
-        self._longest_s = max(self._longest_s, float(took_s.max()))
-        if first:
-            self._first_s = max(self._first_s, float(took_s[:first].max()))
-        if first < len(took_s):
-            self._new.append((took_s[first:], first))
+    def saw(self, took_s: Floats, of_run: int, told: Flags) -> None:
+        self._ranks = self._ranks or [Monitor() for _ in range(took_s.shape[1])]
+        is_first = np.arange(of_run, of_run + len(took_s)) < FIRST_INTERVALS
+        suspect_s = np.where(is_first, self.first_s, self.timeout_s)
+        for rank, monitor in enumerate(self._ranks):
+            monitor.saw(took_s[:, rank], is_first, told & (took_s[:, rank] > suspect_s))
 
     def update(self) -> None:
-        tail, passed = self._known.tail, 0
-        for took_s, _ in self._new:
-            tail = Tail.joined([_with(tail, took_s[:, rank]) for rank in range(took_s.shape[1])])
-            passed += len(took_s)
-        self._new = []
-        self._known = after_update(
-            self._known, tail=tail, passed=passed, longest_s=self._longest_s, first_s=self._first_s, factor=FACTOR
-        )
-        self._enforce()
+        sketch = merge(monitor.sketch() for monitor in self._ranks)
+        self._known = after_update(self._known, sketch, factor=FACTOR)
+        self._enforce(sketch)
 
-    def _enforce(self) -> None:
-        found = estimate(self._known, budget=self._budget, factor=FACTOR)
-        assert found is not None
-        self.timeout_s, self.first_s = found.timeout_s, found.first_s
-        self.suspect_s = found.timeout_s if found.suspect_s is None else found.suspect_s
-        self.last: Estimate = found
+    def _enforce(self, sketch: Sketch) -> None:
+        found = learn(self._known, sketch, factor=FACTOR, rule=BUDGET, cap_s=None, previous_s=None)
+        if found is not None:
+            self.timeout_s, self.first_s, self.limit_s = found.timeout_s, found.first_s, found.limit_s
+
+
+class Monitor:
+    """What the monitor of one rank has seen in this cycle."""
+
+    def __init__(self) -> None:
+        self._ended = 0
+        self._longest_s = self._first_s = self._explained_s = NO_INTERVAL
+        self._counts: dict[int, float] = {}
+
+    def saw(self, took_s: Floats, is_first: Flags, is_explained: Flags) -> None:
+        self._ended += len(took_s)
+        self._longest_s = float(took_s.max(initial=self._longest_s))
+        self._first_s = float(took_s[is_first].max(initial=self._first_s))
+        self._explained_s = float(took_s[is_explained].max(initial=self._explained_s))
+        values, counts = np.unique(took_s[~(is_first | is_explained)].round(3), return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            bucket = bucket_of(value)
+            self._counts[bucket] = self._counts.get(bucket, 0.0) + count
+
+    def sketch(self) -> Sketch:
+        return Sketch(
+            ended=self._ended,
+            longest_s=self._longest_s,
+            first_s=self._first_s,
+            explained_s=self._explained_s,
+            tail=bounded(self._counts),
+        )
 
 
 class Constant(Reference):
@@ -143,7 +160,7 @@ class Constant(Reference):
         self._chosen_s = timeout_s
 
     def update(self) -> None:
-        self.timeout_s = self.first_s = self._chosen_s
+        self.timeout_s = self.first_s = self.limit_s = self._chosen_s
 
 
 @dataclass(frozen=True)
@@ -163,11 +180,12 @@ class Outcome:
 def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
     """A job under a rule.
 
-    ``looks``: a rank that is suspected is only ended if no slow step looks like this one (`Trace.told`), or at `MOST`
-    times the timeout; and a hang ends by so much later as the looks take.
+    ``looks``: a rank that is suspected is ended `CHECK_S` later, unless its step is told from a hang (`Trace.told`):
+    then it is ended at the limit.
     """
     steps = len(trace.took_s)
     begins = np.flatnonzero(trace.begins)
+    told = trace.told if looks else np.zeros(steps, dtype=np.bool_)
     at = of_run = kills = tries = judged = 0
     delay = 0.0
     while at < steps:
@@ -179,18 +197,15 @@ def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
         took = trace.took_s[at:end].copy()
         numbers = np.arange(of_run, of_run + len(took))
         took *= np.array([slow_first(int(n)) for n in numbers[:8]] + [1.0] * (len(took) - 8))[: len(took), None]
-        limit_s = np.where(numbers < FIRST_INTERVALS, rule.first_s, rule.timeout_s)
-        suspect_s = rule.suspect_s if looks and isinstance(rule, Budget) else rule.timeout_s
-        if looks:
-            early_s = np.where(numbers < FIRST_INTERVALS, rule.first_s, suspect_s)
-            limit_s = np.where(trace.told[at:end], MOST * limit_s, early_s)
-        late = np.flatnonzero(took.max(axis=1) > limit_s)
+        suspect_s = np.where(numbers < FIRST_INTERVALS, rule.first_s, rule.timeout_s)
+        late = np.flatnonzero(took.max(axis=1) > np.where(told[at:end], rule.limit_s, suspect_s))
         done = int(late[0]) if len(late) else len(took)
         if rule.timeout_s != _NONE:
-            delay, judged = delay + (suspect_s + (CHECK_S if looks else 0.0)) * done, judged + done
+            delay, judged = delay + (rule.timeout_s + (CHECK_S if looks else 0.0)) * done, judged + done
+        if done:
+            rule.saw(took[:done], of_run, told[at : at + done])
         at += done
         if not len(late):
-            rule.saw(took, of_run)
             of_run += done
             tries = 0
             if of_run % SAVE_EVERY == 0:
@@ -202,7 +217,8 @@ def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
             at, tries = at + 1, 0
         rule.killed()
         # it goes on from the last save, slowly at first, and comes here later
-        rule.saw(np.median(took) * np.array([[slow_first(n)] for n in range(FIRST_INTERVALS)]), 0)
+        first = np.array([[slow_first(n)] * took.shape[1] for n in range(FIRST_INTERVALS)])
+        rule.saw(np.median(took) * first, 0, np.zeros(FIRST_INTERVALS, dtype=np.bool_))
         of_run = FIRST_INTERVALS
     return Outcome(steps, kills, delay / max(judged, 1))
 
@@ -257,14 +273,6 @@ def rows(result: dict[str, Any]) -> list[Row]:
             Row(f"{name}: false kills of the best constant that is as slow", "", of["constant"]),
         ]
     return found
-
-
-def _with(tail: Tail, took_s: Floats) -> Tail:
-    values, counts = np.unique(took_s.round(3), return_counts=True)
-    more = Tail(dict(tail.counts))
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        more.count(bucket_of(value), count)
-    return more
 
 
 def _mean(values: list[float]) -> float:

@@ -1,151 +1,167 @@
-"""The rule `budget` for learned timeouts: a budget of false kills instead of a factor. Pure; see `docs/timeouts.md`.
+"""Rules for learned timeouts, from what is known of a section to its timeouts. Pure; see `docs/timeouts.md`.
 
-The timeout is the length that one interval in ``1 / budget`` is expected to exceed, estimated from the tail of all
-intervals seen, with room for longer ones. It is at most 0.8 of what the reference's rule has given on average, unless
-longer intervals were seen more than once: then it is 1.25 times the longest of those.
+A learned timeout is the moment at which an interval is suspected, not at which it is ended: the ranks are checked for
+progress first. So it may be short: 0.6 of what the reference's rule would usually give without the intervals that such
+a check has explained, unless longer ones were seen more than once and never explained.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-from megatron_ft.core.timeouts import early
-from megatron_ft.core.timeouts.early import Early
+from megatron_ft.core.timeouts.exchange import LearnedTimeout
+from megatron_ft.core.timeouts.known import MOST_RAISED, Known, Past
 from megatron_ft.core.timeouts.reference_rule import calculate_timeout
-from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, length_of
+from megatron_ft.core.timeouts.sketch import Sketch, bounded
+from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, longest, share_left
+from megatron_ft.core.times import MAX_SECONDS
 
-DEFAULT_BUDGET = 1e-6
+BUDGET = "budget"
+REFERENCE = "reference"
+LEARNED_FLOOR_S = 5.0
+"""No learned timeout is below this: five times a step of 20 ms is no timeout, a page fault would kill."""
 FIRST_INTERVALS = 4
 """This many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
-_ROOM = 4.0
-_COMMON = 0.999
-_ROOM_ABOVE_SEEN = 1.25
-_SEEN_TWICE = 1.5
-"""Counts decay: an interval that was seen twice may count a little less than 2."""
-_SEEN_ONCE = 0.5
+CHECK_S = 1.9
+"""From a suspicion until the rank is terminated, at most: a starved rank answers late."""
+_KEPT_CYCLES = 8
+"""The timeout of first intervals is made of this many cycles."""
 _FEW = 12.0
-"""Fewer say too little beside the first ones: then it is what the reference gives."""
-_SHARE_OF_REFERENCE = 0.8
+"""Fewer intervals beside the first ones say too little."""
+_SHARE = 0.6
+_SEEN_TWICE = 1.5
+"""Counts fade: an interval that was seen twice may count a little less than 2."""
+_ABOVE_SEEN = 1.25
+_ABOVE_OPEN = 1.25
 _MOST_UPDATES = 400
-_COMES_DOWN = 0.95
-_MOST_OF_TAIL = 48
-_PRIOR_INDEX = 0.25
-_PRIOR_WEIGHT = 4.0
+LIMIT = 4.0
+"""Hard limit as a multiple of the timeout, even while ranks make progress."""
+_ABOVE_EXPLAINED = 2.0
+_RAISED_HALF_LIFE = 3400
+"""In intervals. A cycle without a kill counts as 1/8 of it at least: "setup" has one interval per cycle."""
+_LEAST_S = 1e-3
+_NOTHING = 1.0 / 64.0
+"""Counts below this are dropped."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What a job knows of one section, all its ranks and earlier runs included; times are seconds."""
+def after_update(known: Known, sketch: Sketch, *, factor: float) -> Known:
+    """Take in the intervals of this cycle so far; ``factor`` is the reference's ``safety_factor``.
 
-    tail: Tail = field(default_factory=Tail)
-    """The tail of all but the first intervals of each cycle."""
-    first_s: float = 0.0
-    """The longest of those."""
-    reference_s: float | None = None
-    """The timeout of the reference's rule."""
-    usual_reference_s: float | None = None
-    """Its mean over the updates, of which there were ``updates``."""
-    updates: int = 0
-    raised: float = 1.0
-    """Doubled by each kill of this timeout, and less with each update since."""
-    early: Early = field(default_factory=Early)
-
-
-class Estimate(NamedTuple):
-    """A timeout, and what each consideration would make it (seconds)."""
-
-    timeout_s: float
-    budget_s: float
-    """One interval in ``1 / budget`` exceeds this."""
-    ceiling_s: float
-    """The most that ``timeout_s`` may be, unless longer intervals were seen more than once."""
-    first_s: float
-    """The timeout of the first intervals of a cycle."""
-    suspect_s: float | None = None
-    """When an interval is suspected, if that is before ``timeout_s``."""
+    Only the moving averages take a step each time; nothing else changes if the sketch is the same as last time.
+    """
+    if not sketch.ended:
+        return known
+    unexplained = longest(sketch.tail)
+    known = replace(
+        known,
+        now=_later(known.start, sketch, sketch.ended),
+        ended=sketch.ended,
+        first_s=max(known.first_s, sketch.first_s),
+        reference_s=_step(known.reference_s, sketch.longest_s, factor),
+    )
+    if unexplained is None:
+        return known
+    average, updates = _step(known.unexplained_s, unexplained, factor), min(known.updates + 1, _MOST_UPDATES)
+    usual = average if known.usual_s is None else known.usual_s * (average / known.usual_s) ** (1 / updates)
+    return replace(known, unexplained_s=average, usual_s=usual, updates=updates)
 
 
-def after_update(known: Known, *, tail: Tail, passed: float, longest_s: float, first_s: float, factor: float) -> Known:
-    """More was seen.
+def begin_cycle(known: Known) -> Known:
+    """Start a new cycle: its sketches begin with nothing."""
+    now = known.now
+    if now.raised < known.start.raised:  # intervals ended, and no kill since
+        now = replace(now, raised=min(now.raised, _faded_raise(known.start.raised, _RAISED_HALF_LIFE / _KEPT_CYCLES)))
+    return replace(known, start=now, now=now, ended=0, first_s=0.0, earlier_first_s=_first_intervals(known))
+
+
+def after_kill(known: Known) -> Known:
+    """Double the timeout: it has ended a rank, the length of whose interval is unknown."""
+    raised = min(2.0 * known.now.raised, MOST_RAISED)
+    return replace(known, start=replace(known.start, raised=raised), now=replace(known.now, raised=raised))
+
+
+def learn(
+    known: Known, sketch: Sketch, *, factor: float, rule: str, cap_s: float | None, previous_s: float | None
+) -> LearnedTimeout | None:
+    """Return the timeouts of a section; None if no interval of it has ever ended.
 
     Args:
-        known: what was known before.
-        tail: that of ``known`` and what all ranks have seen since.
-        passed: how many intervals of one rank that is.
-        longest_s: the longest of this run, the first ones included.
-        first_s: the longest of those; 0 if there was none.
+        known: after `after_update` with this sketch.
+        sketch: intervals of this cycle so far.
         factor: the reference's ``safety_factor``.
+        rule: BUDGET or REFERENCE.
+        cap_s: the user's timeout of the section: doubling extends a learned timeout up to this.
+        previous_s: timeout until now, None if there was none.
     """
-    reference = calculate_timeout(
-        longest=longest_s,
-        safety_factor=factor,
-        current=known.reference_s,
-        current_was_calculated=known.reference_s is not None,
-        floor=0.0,
-    )
-    updates = min(known.updates + 1, _MOST_UPDATES)
-    usual = reference if known.usual_reference_s is None else known.usual_reference_s
-    new, tail = tail.since(known.tail), Tail(dict(tail.counts))
-    tail.forget(passed)
-    return Known(
-        tail=tail,
-        first_s=max(first_s, known.first_s),
-        reference_s=reference,
-        usual_reference_s=usual + (reference - usual) / updates,
-        updates=updates,
-        raised=max(1.0, known.raised * _COMES_DOWN),
-        early=early.after_update(known.early, new=new, longest_s=longest_s, first_s=first_s, factor=factor),
-    )
-
-
-def after_kill(known: Known, factor: float = 2.0) -> Known:
-    """A timeout of this has ended a rank, or several in a row have, which ``factor`` says."""
-    if factor == 1.0:
-        return known
-    return replace(known, raised=known.raised * factor, early=early.after_kill(known.early))
-
-
-def estimate(known: Known, *, budget: float, factor: float) -> Estimate | None:
-    """The timeout; None if nothing was seen."""
-    usual = known.usual_reference_s
-    tail = known.tail
-    if usual is None:
+    estimates = _estimates(known, factor, rule)
+    if estimates is None:
         return None
-    longest, total = tail.longest(_SEEN_ONCE), tail.total
-    first = factor * known.first_s
-    if longest is None or total < _FEW:
-        timeout = max(first, usual, _ROOM_ABOVE_SEEN * (longest or 0.0)) * known.raised
-        return Estimate(timeout, timeout, usual, timeout)
-    common = tail.longest(max(_SEEN_ONCE, (1.0 - _COMMON) * total)) or longest
-    by_budget = max(_extrapolated(tail, total, budget), _ROOM_ABOVE_SEEN * longest)
-    room = _ROOM * (1.0 + HALF_LIFE / (HALF_LIFE + total)) * common  # twice as much while little is known
-    habit = _ROOM_ABOVE_SEEN * (tail.longest(_SEEN_TWICE) or 0.0)
-    ceiling = _SHARE_OF_REFERENCE * usual
-    timeout = known.raised * max(min(max(by_budget, room), ceiling), habit)
-    suspect = known.early.suspect_s
-    if suspect is not None and suspect >= timeout:
-        suspect = None
-    return Estimate(timeout, by_budget, ceiling, max(timeout, first), suspect)
+    raised, least = known.now.raised, _ABOVE_OPEN * sketch.open_s
+
+    def in_force(estimate_s: float) -> float:
+        floored = max(estimate_s, LEARNED_FLOOR_S)
+        doubled = floored * raised
+        capped = doubled if cap_s is None else min(doubled, max(cap_s, floored))
+        return min(max(capped, least), MAX_SECONDS)
+
+    timeout, first = (in_force(estimate) for estimate in estimates)
+    limit = LIMIT * max(timeout, known.reference_s or 0.0, _ABOVE_EXPLAINED * known.now.explained_s)
+    return LearnedTimeout(
+        timeout_s=timeout,
+        first_s=first,
+        limit_s=min(max(limit, first), MAX_SECONDS),
+        previous_s=previous_s,
+        max_observed_s=sketch.longest_s if sketch.ended else None,
+        rank_of_max=sketch.rank if sketch.ended else None,
+        raised=raised,
+    )
 
 
-def _extrapolated(tail: Tail, total: float, budget: float) -> float:
-    """Beyond what was seen the tail goes on as a power law, with the index of its longest part (Hill, Weissman).
+def _estimates(known: Known, factor: float, rule: str) -> tuple[float, float] | None:
+    """Timeout of all intervals, and of the first ones of a cycle."""
+    if known.reference_s is None:
+        return None
+    if rule == REFERENCE:
+        return known.reference_s, known.reference_s
+    first = factor * max(_first_intervals(known), default=0.0)
+    tail = known.now.tail
+    if known.usual_s is None or sum(count for _, count in tail) < _FEW:
+        few = max(first, factor * (longest(tail) or 0.0)) or known.reference_s
+        return few, few
+    timeout = max(_SHARE * known.usual_s, _ABOVE_SEEN * (longest(tail, _SEEN_TWICE) or 0.0))
+    return timeout, max(first, timeout)
 
-    Few intervals say little of an index: it is drawn towards one that is heavy for a training step.
-    """
-    most = min(_MOST_OF_TAIL, total / 4)
-    taken, excess = 0.0, 0.0
-    parts: list[tuple[float, float]] = []
-    base = 0.0
-    for bucket in sorted(tail.counts, reverse=True):
-        count, base = tail.counts[bucket], math.log(length_of(bucket))
-        if taken and taken + count > most:
-            break
-        parts.append((count, base))
-        taken += count
-    excess = math.fsum(count * (log - base) for count, log in parts)
-    index = (excess + _PRIOR_WEIGHT * _PRIOR_INDEX) / (taken + _PRIOR_WEIGHT)
-    expected = max(total * budget, 1e-12)
-    return math.exp(base + index * math.log(max(taken / expected, 1.0)))
+
+def _first_intervals(known: Known) -> tuple[float, ...]:
+    """Longest first interval of each of the last cycles that had one."""
+    this = (known.first_s,) if known.first_s else ()
+    return (*known.earlier_first_s, *this)[-_KEPT_CYCLES:]
+
+
+def _step(average_s: float | None, longest_s: float, factor: float) -> float:
+    return calculate_timeout(
+        longest=max(longest_s, _LEAST_S),
+        safety_factor=factor,
+        current=average_s,
+        current_was_calculated=average_s is not None,
+    )
+
+
+def _later(start: Past, sketch: Sketch, passed: int) -> Past:
+    return Past(
+        tail=_joined(start.tail, sketch.tail, passed),
+        explained_s=max(start.explained_s * share_left(passed, HALF_LIFE), sketch.explained_s),
+        raised=_faded_raise(start.raised, passed),
+    )
+
+
+def _joined(start: Tail, new: Tail, passed: int) -> Tail:
+    share = share_left(passed, HALF_LIFE)
+    counts = {bucket: count * share for bucket, count in start if count * share >= _NOTHING}
+    for bucket, count in new:
+        counts[bucket] = counts.get(bucket, 0.0) + count
+    return bounded(counts)
+
+
+def _faded_raise(raised: float, passed: float) -> float:
+    return max(1.0, raised * share_left(passed, _RAISED_HALF_LIFE))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from megatron_ft.core.codec import Count, Cycle, Seconds
-from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.sketch import Sketch
 
 
@@ -76,7 +76,7 @@ class Intervals:
     cycle: Cycle
     number: Count
     sketches: Mapping[str, Sketch] = field(default_factory=dict)
-    facts: Facts = Facts()  # noqa: RUF009 - frozen
+    facts: Facts = Facts()
     known: Mapping[str, Known] | None = None
     configured: tuple[str, ...] = ()
 

@@ -5,38 +5,46 @@ A plain ``RankMonitorClient.state_dict()`` is read too: it is what Megatron's ow
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError, show
-from megatron_ft.core.timeouts.budget_rule import Known
-from megatron_ft.core.timeouts.early import Early
+from megatron_ft.core.codec import fields, unpack
+from megatron_ft.core.errors import ConfigError, ProtocolError, show
+from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, state_from_dict
-from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout
-from megatron_ft.core.timeouts.tail import BUCKETS, Tail
+from megatron_ft.core.timeouts.known import MOST_RAISED, Known, Past
+from megatron_ft.core.timeouts.learned import (
+    HEARTBEAT_FIELDS,
+    OUT_FIELD,
+    SECTIONS_FIELD,
+    LearnedState,
+    client_state_of,
+    from_timeout,
+)
+from megatron_ft.core.timeouts.sketch import bounded
+from megatron_ft.core.timeouts.tail import BUCKETS
 from megatron_ft.core.times import MAX_SECONDS
 
 SCHEMA = "megatron_ft.ft_state"
-SCHEMA_VERSION = 2
-"""2: what the rule `budget` knows is there (``seen``), and timeouts of first intervals."""
+SCHEMA_VERSION = 3
+"""3: entries and ``seen`` are those of `LearnedTimeout` and `Known`. Versions 1 and 2 are still read."""
+
+
+class NewerStateError(ConfigError):
+    """A newer version of this package has written the document: it isn't broken, and is left alone."""
+
+
+def file_document(state: LearnedState, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole of the file: `to_document`, and all timeouts in the form that nvidia-resiliency-ext reads."""
+    timeouts = {name: entry.timeout_s for name, entry in state.timeouts.items()}
+    return {**to_document(state), **client_state_of(timeouts, state.heartbeats, configured)}
 
 
 def to_document(state: LearnedState) -> dict[str, Any]:
-    """The JSON-able document; keys that end in ``_s`` are seconds."""
-
-    def entry(value: LearnedTimeout) -> dict[str, Any]:
-        return {
-            "timeout_s": value.timeout_s,
-            "previous_s": value.previous_s,
-            "max_observed_s": value.max_observed_s,
-            "rank_of_max": value.rank_of_max,
-            **({} if value.first_s is None else {"first_timeout_s": value.first_s}),
-            **({} if value.suspect_s is None else {"suspect_after_s": value.suspect_s}),
-        }
-
+    """Return the JSON-able document; keys that end in ``_s`` are seconds."""
     beats, out, written = state.heartbeats, state.out_of_section, state.written_at_unix_s
     return {
         "schema": SCHEMA,
@@ -47,10 +55,10 @@ def to_document(state: LearnedState) -> dict[str, Any]:
         "written_at_unix_s": written,
         "world_size": state.world_size,
         "layout": None if state.layout is None else dict(state.layout),
-        "sections": {name: entry(value) for name, value in state.sections.items()},
-        "out_of_section": None if out is None else entry(out),
+        "sections": {name: fields(entry, full=True) for name, entry in state.sections.items()},
+        "out_of_section": None if out is None else fields(out, full=True),
         "heartbeats": None if beats is None else {"initial_s": beats[0], "subsequent_s": beats[1]},
-        "seen": {name: _of_known(known) for name, known in sorted(state.known.items())},
+        "seen": {name: fields(known) for name, known in sorted(state.known.items())},
         "configured_s": None if state.configured is None else dict(state.configured),
     }
 
@@ -60,6 +68,7 @@ def parse(document: object) -> LearnedState:
 
     Raises:
         ConfigError: it is neither, or a value in it can't be right; one line.
+        NewerStateError: a newer version has written it.
     """
     if not isinstance(document, Mapping):
         raise ConfigError(f"holds {_kind(document)}, not a mapping")
@@ -73,10 +82,8 @@ def parse(document: object) -> LearnedState:
         raise ConfigError("holds a timeout that is too large a number") from None
     out = plain.out_of_section
     return LearnedState(
-        sections={
-            name: LearnedTimeout(timeout_s=_timeout(show(name), value)) for name, value in plain.sections.items()
-        },
-        out_of_section=None if out is None else LearnedTimeout(timeout_s=_timeout(OUT_OF_SECTION, out)),
+        sections={name: from_timeout(_timeout(show(name), value)) for name, value in plain.sections.items()},
+        out_of_section=None if out is None else from_timeout(_timeout(OUT_OF_SECTION, out)),
         heartbeats=plain.heartbeats,
     )
 
@@ -86,7 +93,7 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
         raise ConfigError(f"schema is {show(document.get('schema'))}, not {SCHEMA!r}")
     version = _count("schema_version", document.get("schema_version"))
     if version > SCHEMA_VERSION:
-        raise ConfigError(f"schema_version is {version}, newer than {SCHEMA_VERSION}, the newest known here")
+        raise NewerStateError(f"schema_version is {version}, newer than {SCHEMA_VERSION}, the newest known here")
     out, beats, world_size = (document.get(key) for key in ("out_of_section", "heartbeats", "world_size"))
     heartbeats = None
     if beats is not None:
@@ -95,52 +102,56 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
             _timeout("heartbeats.initial_s", pair.get("initial_s")),
             _timeout("heartbeats.subsequent_s", pair.get("subsequent_s")),
         )
+    entry, seen = (_entry, _seen) if version >= 3 else (_entry_of_version_2, _seen_of_version_2)
     return LearnedState(
         sections={
-            str(name): _parse_entry(str(name), value)
+            str(name): entry(show(str(name)), value)
             for name, value in _mapping("sections", document.get("sections")).items()
         },
-        out_of_section=None if out is None else _parse_entry(OUT_OF_SECTION, out),
+        out_of_section=None if out is None else entry(OUT_OF_SECTION, out),
         heartbeats=heartbeats,
         configured=_parse_configured(document.get("configured_s")),
         written_at_unix_s=_number("written_at_unix_s", document.get("written_at_unix_s")),
         world_size=None if world_size is None else _count("world_size", world_size),
         layout=_parse_layout(document.get("layout")),
         known={
-            str(name): _parse_known(str(name), value)
+            str(name): seen(f"seen of {show(str(name))}", value)
             for name, value in _mapping("seen", document.get("seen") or {}).items()
         },
     )
 
 
-def _parse_entry(name: str, value: object) -> LearnedTimeout:
-    where = show(name)
+def _entry(where: str, value: object) -> LearnedTimeout:
+    try:
+        entry = unpack(LearnedTimeout, value)
+    except ProtocolError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    for name in ("timeout_s", "first_s", "limit_s"):
+        _timeout(f"{name} of {where}", getattr(entry, name))
+    return entry
+
+
+def _seen(where: str, value: object) -> Known:
+    try:
+        return unpack(Known, value)
+    except ProtocolError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _entry_of_version_2(where: str, value: object) -> LearnedTimeout:
     entry = _mapping(where, value)
-    rank, first, suspect = (entry.get(key) for key in ("rank_of_max", "first_timeout_s", "suspect_after_s"))
-    return LearnedTimeout(
-        timeout_s=_timeout(f"timeout_s of {where}", entry.get("timeout_s")),
+    rank, first = entry.get("rank_of_max"), entry.get("first_timeout_s")
+    plain = from_timeout(_timeout(f"timeout_s of {where}", entry.get("timeout_s")))
+    return replace(
+        plain,
+        first_s=plain.first_s if first is None else _timeout(f"first_timeout_s of {where}", first),
         previous_s=_number(f"previous_s of {where}", entry.get("previous_s")),
         max_observed_s=_number(f"max_observed_s of {where}", entry.get("max_observed_s")),
         rank_of_max=None if rank is None else _count(f"rank_of_max of {where}", rank),
-        first_s=None if first is None else _timeout(f"first_timeout_s of {where}", first),
-        suspect_s=None if suspect is None else _timeout(f"suspect_after_s of {where}", suspect),
     )
 
 
-def _of_known(known: Known) -> dict[str, Any]:
-    return {
-        "counts": known.tail.to_counts(),
-        "first_s": known.first_s,
-        "reference_s": known.reference_s,
-        "usual_reference_s": known.usual_reference_s,
-        "updates": known.updates,
-        "raised": known.raised,
-        "early": dataclasses.asdict(known.early),
-    }
-
-
-def _parse_known(name: str, value: object) -> Known:
-    where = f"seen of {show(name)}"
+def _seen_of_version_2(where: str, value: object) -> Known:
     entry = _mapping(where, value)
     counts = {}
     for key, count in _mapping(f"counts in {where}", entry.get("counts")).items():
@@ -148,28 +159,15 @@ def _parse_known(name: str, value: object) -> Known:
         if not str(key).isdecimal() or int(key) >= BUCKETS or number is None:
             raise ConfigError(f"counts in {where} must be by numbers below {BUCKETS}, not {show(key)}")
         counts[int(key)] = number
-    raised = _number(f"raised in {where}", entry.get("raised"))
+    first_s = _number(f"first_s in {where}", entry.get("first_s"))
+    raised = _number(f"raised in {where}", entry.get("raised")) or 1.0
+    past = Past(tail=bounded(counts), raised=min(max(1.0, raised), MOST_RAISED))
     return Known(
-        tail=Tail.from_counts(counts),
-        first_s=_number(f"first_s in {where}", entry.get("first_s")) or 0.0,
+        start=past,
+        now=past,
+        earlier_first_s=(first_s,) if first_s else (),
         reference_s=_number(f"reference_s in {where}", entry.get("reference_s")),
-        usual_reference_s=_number(f"usual_reference_s in {where}", entry.get("usual_reference_s")),
-        updates=_count(f"updates in {where}", entry.get("updates")),
-        raised=max(1.0, raised or 1.0),
-        early=_parse_early(f"early in {where}", entry.get("early")),
     )
-
-
-def _parse_early(where: str, value: object) -> Early:
-    """A file of an earlier version has none."""
-    if value is None:
-        return Early()
-    entry = _mapping(where, value)
-    names = ("longest_s", "usual_s", "untold_s")
-    times = {name: _number(f"{name} in {where}", entry.get(name)) or 0.0 for name in names}
-    updates, off = (_count(f"{name} in {where}", entry.get(name)) for name in ("updates", "off"))
-    reference_s = _number(f"reference_s in {where}", entry.get("reference_s"))
-    return Early(**times, reference_s=reference_s, updates=updates if times["usual_s"] else 0, off=off)
 
 
 def _parse_layout(value: object) -> dict[str, int] | None:

@@ -5,11 +5,12 @@ In seconds. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S, LIMIT, after_kill, learn
+from megatron_ft.core.timeouts.exchange import Armed, Learned, LearnedTimeout
 from megatron_ft.core.timeouts.in_force import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -17,7 +18,10 @@ from megatron_ft.core.timeouts.in_force import (
     state_from_dict,
     state_to_dict,
 )
+from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.over_all_ranks import Calculation
+from megatron_ft.core.timeouts.sketch import Sketch
+from megatron_ft.core.times import MAX_SECONDS
 from megatron_ft.core.wording import counted
 
 SECTIONS_FIELD = "rank_section_timeouts"
@@ -25,23 +29,6 @@ OUT_FIELD = "rank_out_of_section_timeout"
 HEARTBEAT_FIELDS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")
 CONFIGURED_FIELDS = (SECTIONS_FIELD, OUT_FIELD, *HEARTBEAT_FIELDS)
 """The fields of the configuration that a learned timeout stands in for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedTimeout:
-    """One learned timeout, and what it came from where that is known."""
-
-    timeout_s: float
-    previous_s: float | None = None
-    """The timeout in force before; None is infinite (or not known)."""
-    max_observed_s: float | None = None
-    """The longest interval over all ranks."""
-    rank_of_max: int | None = None
-    """The rank that had it."""
-    first_s: float | None = None
-    """The timeout of the first intervals of a cycle, where it is another one."""
-    suspect_s: float | None = None
-    """When an interval is suspected, if that is before ``timeout_s``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +47,13 @@ class LearnedState:
     """Sizes of the parallel groups by kind ("tensor": 2); None: not known."""
 
     known: Mapping[str, Known] = field(default_factory=dict)
-    """By section, and OUT_OF_SECTION: what the rule `budget` goes on from."""
+    """By section, and OUT_OF_SECTION: what the rules go on from."""
 
-    def entries(self) -> Iterator[tuple[str, LearnedTimeout]]:
-        """All learned timeouts, with their names."""
-        yield from self.sections.items()
-        if self.out_of_section is not None:
-            yield OUT_OF_SECTION, self.out_of_section
-
-    def entry(self, name: str) -> LearnedTimeout | None:
-        """The entry of a section, or of the time out of section."""
-        return self.out_of_section if name == OUT_OF_SECTION else self.sections.get(name)
+    @property
+    def timeouts(self) -> dict[str, LearnedTimeout]:
+        """By section, and OUT_OF_SECTION."""
+        out = {} if self.out_of_section is None else {OUT_OF_SECTION: self.out_of_section}
+        return {**self.sections, **out}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +77,8 @@ class Superseded:
 class Choice:
     """Which learned timeouts to use."""
 
-    sections: Mapping[str, float] = field(default_factory=dict)
-    out_of_section: float | None = None
+    learned: Mapping[str, LearnedTimeout] = field(default_factory=dict)
+    """By section, and OUT_OF_SECTION."""
     heartbeats: tuple[float, float] | None = None
     superseded: tuple[Superseded, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -103,21 +86,17 @@ class Choice:
 
     @property
     def timeouts(self) -> dict[str, float]:
-        """Every section's and, as ``out_of_section``, the time between them."""
-        out = {} if self.out_of_section is None else {OUT_OF_SECTION: self.out_of_section}
-        return {**self.sections, **out}
+        """The same, in seconds."""
+        return {name: entry.timeout_s for name, entry in self.learned.items()}
 
     @property
     def is_empty(self) -> bool:
         """Nothing learned applies."""
-        return not self.timeouts and self.heartbeats is None
+        return not self.learned and self.heartbeats is None
 
     def client_state(self) -> dict[str, Any]:
-        """For ``RankMonitorClient.load_state_dict``."""
-        return state_to_dict(
-            None if self.heartbeats is None else HeartbeatTimeouts(*self.heartbeats, True),
-            SectionTimeouts(self.sections, self.out_of_section, set(self.sections), self.out_of_section is not None),
-        )
+        """Return these for ``RankMonitorClient.load_state_dict``."""
+        return client_state_of(self.timeouts, self.heartbeats, None)
 
 
 def seconds(value: float | None) -> str:
@@ -141,15 +120,14 @@ def _ranks(world_size: int | None, layout: Mapping[str, int] | None) -> str:
 
 
 def choose(
-    state: LearnedState, *, configured: Mapping[str, Any], known_sections: frozenset[str], floor_s: float
+    state: LearnedState, *, configured: Mapping[str, Any], known_sections: frozenset[str] | None = None
 ) -> Choice:
-    """Which learned timeouts apply: all but those whose configured value the user has changed since.
+    """Return the learned timeouts that apply: all but those whose configured value the user has changed since.
 
     Args:
         state: what was learned.
         configured: today's fields of :data:`CONFIGURED_FIELDS`, only those that the user set.
-        known_sections: names of today's sections.
-        floor_s: least learned section timeout.
+        known_sections: names of today's sections; None: not known, all apply.
     """
     superseded: list[Superseded] = []
 
@@ -168,25 +146,116 @@ def choose(
 
     then = state.configured or {}
     now_sections, then_sections = configured.get(SECTIONS_FIELD) or {}, then.get(SECTIONS_FIELD) or {}
-    sections = {
-        name: max(entry.timeout_s, floor_s)
+    unknown = set() if known_sections is None else set(state.sections) - known_sections
+    learned = {
+        name: _floored(entry)
         for name, entry in state.sections.items()
-        if name in known_sections and applies(name, entry.timeout_s, now_sections, then_sections, name)
+        if name not in unknown and applies(name, entry.timeout_s, now_sections, then_sections, name)
     }
     out = state.out_of_section
-    if out is not None and not applies(OUT_OF_SECTION, out.timeout_s, configured, then, OUT_FIELD):
-        out = None
+    if out is not None and applies(OUT_OF_SECTION, out.timeout_s, configured, then, OUT_FIELD):
+        learned[OUT_OF_SECTION] = _floored(out)
     beats = state.heartbeats
     if beats is not None:
         # one pair: it is loaded as a whole or not at all
         kept = [applies(key, value, configured, then, key) for key, value in zip(HEARTBEAT_FIELDS, beats, strict=True)]
         beats = beats if all(kept) else None
-    return Choice(
+    return Choice(learned=learned, heartbeats=beats, superseded=tuple(superseded), unknown=tuple(sorted(unknown)))
+
+
+def armed(learned: Mapping[str, LearnedTimeout], *, configured: Mapping[str, Any], enforced: bool) -> dict[str, Armed]:
+    """Return what monitors apply of these.
+
+    Timeouts that are not enforced are only reported, and only where the user has configured none.
+    """
+    return {
+        name: Armed(entry.timeout_s, entry.first_s, entry.limit_s, enforced)
+        for name, entry in learned.items()
+        if enforced or configured_s(configured, name) is None
+    }
+
+
+def configured_s(configured: Mapping[str, Any], name: str) -> float | None:
+    """Return the user's timeout of a section, or of OUT_OF_SECTION; None is infinite, or not set."""
+    timeouts = {**(configured.get(SECTIONS_FIELD) or {}), OUT_OF_SECTION: configured.get(OUT_FIELD)}
+    timeout_s: float | None = timeouts.get(name)
+    return timeout_s
+
+
+def state_after(
+    state: LearnedState,
+    learned: Learned,
+    *,
+    configured: Mapping[str, Any],
+    world_size: int | None,
+    layout: Mapping[str, int] | None,
+    written_at_unix_s: float,
+) -> LearnedState:
+    """Return what to write to the file after a survey.
+
+    Timeouts that gave way to a changed configuration are dropped: the file says that it was written under this one.
+    """
+    choice = choose(state, configured=configured)
+    sections = {**choice.learned, **learned.timeouts}
+    return LearnedState(
+        out_of_section=sections.pop(OUT_OF_SECTION, None),
         sections=sections,
-        out_of_section=None if out is None else max(out.timeout_s, floor_s),
-        heartbeats=beats,
-        superseded=tuple(superseded),
-        unknown=tuple(sorted(set(state.sections) - known_sections)),
+        heartbeats=choice.heartbeats,
+        configured={key: configured[key] for key in CONFIGURED_FIELDS if key in configured},
+        written_at_unix_s=written_at_unix_s,
+        world_size=world_size,
+        layout=layout,
+        known={**state.known, **learned.known},
+    )
+
+
+def state_after_kill(
+    state: LearnedState, name: str, *, factor: float, rule: str, configured: Mapping[str, Any]
+) -> LearnedState:
+    """Return the state in which the timeout of this name, which has ended a rank, is doubled."""
+    entry, cap_s = state.timeouts.get(name), configured_s(configured, name)
+    before_s = None if entry is None else entry.timeout_s
+    known = after_kill(state.known.get(name, Known(reference_s=before_s)))
+    state = replace(state, known={**state.known, name: known})
+    doubled = learn(known, Sketch(), factor=factor, rule=rule, cap_s=cap_s, previous_s=before_s)
+    if entry is None or doubled is None:
+        return state
+    doubled = replace(doubled, max_observed_s=entry.max_observed_s, rank_of_max=entry.rank_of_max)
+    if name == OUT_OF_SECTION:
+        return replace(state, out_of_section=doubled)
+    return replace(state, sections={**state.sections, name: doubled})
+
+
+def from_timeout(timeout_s: float) -> LearnedTimeout:
+    """Return a learned timeout of which nothing else is known."""
+    return LearnedTimeout(timeout_s=timeout_s, first_s=timeout_s, limit_s=min(LIMIT * timeout_s, MAX_SECONDS))
+
+
+def client_state_of(
+    learned: Mapping[str, float], heartbeats: tuple[float, float] | None, configured: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the state of a client that has learned these; with ``configured``, the user's other timeouts too."""
+    then = configured or {}
+    sections = {name: timeout_s for name, timeout_s in learned.items() if name != OUT_OF_SECTION}
+    return state_to_dict(
+        None if heartbeats is None else HeartbeatTimeouts(*heartbeats, True),
+        SectionTimeouts(
+            {**(then.get(SECTIONS_FIELD) or {}), **sections},
+            learned.get(OUT_OF_SECTION, then.get(OUT_FIELD)),
+            set(sections),
+            OUT_OF_SECTION in learned,
+        ),
+        with_configured=configured is not None,
+    )
+
+
+def _floored(entry: LearnedTimeout) -> LearnedTimeout:
+    timeout_s = max(entry.timeout_s, LEARNED_FLOOR_S)
+    return replace(
+        entry,
+        timeout_s=timeout_s,
+        first_s=max(entry.first_s, timeout_s),
+        limit_s=max(entry.limit_s, entry.first_s, timeout_s),
     )
 
 
@@ -199,9 +268,8 @@ def from_client(
     written_at_unix_s: float,
     world_size: int,
     layout: Mapping[str, int] | None = None,
-    known: Mapping[str, Known] | None = None,
 ) -> LearnedState:
-    """What to write to the file now.
+    """Return what to write to the file after a client of a rank has calculated timeouts itself.
 
     Args:
         client_state: ``RankMonitorClient.state_dict()``: the timeouts.
@@ -211,23 +279,20 @@ def from_client(
         written_at_unix_s: wall clock.
         world_size: number of ranks.
         layout: sizes of the parallel groups, None if not known.
-        known: what the rule `budget` goes on from; nothing is what the file holds now.
     """
     calculated = state_from_dict(client_state)
 
     def entry(name: str, timeout_s: float) -> LearnedTimeout:
         new = last_calculation.get(name)
         if new is not None:
-            return LearnedTimeout(
-                timeout_s=timeout_s,
+            return replace(
+                from_timeout(timeout_s),
                 previous_s=new.previous_s,
                 max_observed_s=new.max_observed_s,
                 rank_of_max=new.rank_of_max,
-                first_s=new.first_s,
-                suspect_s=new.suspect_s,
             )
-        old = None if earlier is None else earlier.entry(name)
-        return old if old is not None and old.timeout_s == timeout_s else LearnedTimeout(timeout_s=timeout_s)
+        old = None if earlier is None else earlier.timeouts.get(name)
+        return old if old is not None and old.timeout_s == timeout_s else from_timeout(timeout_s)
 
     out = calculated.out_of_section
     return LearnedState(
@@ -238,7 +303,7 @@ def from_client(
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
         layout=layout,
-        known=known or ({} if earlier is None else earlier.known),
+        known={} if earlier is None else earlier.known,
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatron_ft.core.codec import Count, Rank
+from megatron_ft.core.timeouts.tail import Short, Tail
 
-MOST_BUCKETS = 16
-"""Buckets in one sketch, so that a section costs less than 200 bytes on the wire."""
+MOST_BUCKETS = 6
+"""Buckets of one tail. The rule needs only the longest intervals, and a sketch costs less than 200 bytes."""
 NO_INTERVAL = -1.0
 
 
@@ -27,12 +28,12 @@ class Sketch:
     """
 
     ended: Count = 0
-    longest_s: float = NO_INTERVAL
+    longest_s: Short = NO_INTERVAL
     rank: Rank = 0
-    first_s: float = NO_INTERVAL
-    explained_s: float = NO_INTERVAL
-    open_s: float = NO_INTERVAL
-    tail: tuple[tuple[int, float], ...] = ()
+    first_s: Short = NO_INTERVAL
+    explained_s: Short = NO_INTERVAL
+    open_s: Short = NO_INTERVAL
+    tail: Tail = ()
 
 
 def merge(sketches: Iterable[Sketch]) -> Sketch:
@@ -53,8 +54,8 @@ def merge(sketches: Iterable[Sketch]) -> Sketch:
     )
 
 
-def bounded(counts: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """Return (bucket, count) pairs, at most MOST_BUCKETS: the shorter ones are counted as the longest of them."""
+def bounded(counts: dict[int, float]) -> Tail:
+    """Return the tail of these counts: the shorter intervals are counted as the longest of them."""
     ordered = sorted(counts.items())
     surplus = len(ordered) - MOST_BUCKETS
     if surplus > 0:
@@ -63,7 +64,7 @@ def bounded(counts: dict[int, float]) -> tuple[tuple[int, float], ...]:
     return tuple((bucket, round(count, 3)) for bucket, count in ordered)
 
 
-def _joined(tails: list[tuple[tuple[int, float], ...]]) -> dict[int, float]:
+def _joined(tails: list[Tail]) -> dict[int, float]:
     """Merge by the maximum of the survivor counts: how many intervals were at least this long."""
     buckets = sorted({bucket for tail in tails for bucket, _ in tail}, reverse=True)
     counts = [dict(tail) for tail in tails]

@@ -11,17 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts.ft_state_document import parse, to_document
+from megatron_ft.core.timeouts.budget_rule import BUDGET, LEARNED_FLOOR_S, after_update
+from megatron_ft.core.timeouts.exchange import Armed, Learned, LearnedTimeout, Moment
+from megatron_ft.core.timeouts.ft_state_document import NewerStateError, file_document, parse, to_document
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
+from megatron_ft.core.timeouts.known import Known, Past
 from megatron_ft.core.timeouts.learned import (
     Choice,
     LearnedState,
-    LearnedTimeout,
+    armed,
     choose,
     describe_difference,
     from_client,
+    from_timeout,
+    state_after,
+    state_after_kill,
 )
 from megatron_ft.core.timeouts.over_all_ranks import Calculation
+from megatron_ft.core.timeouts.sketch import Sketch
+from megatron_ft.core.timeouts.tail import bucket_of
 
 KNOWN = frozenset({"setup", "step", "checkpointing"})
 CONFIGURED = {
@@ -32,15 +40,15 @@ CONFIGURED = {
 
 def learned(**changes: Any) -> LearnedState:
     values: dict[str, Any] = {
-        "sections": {name: LearnedTimeout(timeout_s=10.0 + i) for i, name in enumerate(sorted(KNOWN))},
-        "out_of_section": LearnedTimeout(timeout_s=20.0),
+        "sections": {name: from_timeout(10.0 + i) for i, name in enumerate(sorted(KNOWN))},
+        "out_of_section": from_timeout(20.0),
         "configured": CONFIGURED,
     }
     return LearnedState(**{**values, **changes})
 
 
-def chosen(state: LearnedState, configured: dict[str, Any], floor_s: float = 0.0) -> Choice:
-    return choose(state, configured=configured, known_sections=KNOWN, floor_s=floor_s)
+def chosen(state: LearnedState, configured: dict[str, Any]) -> Choice:
+    return choose(state, configured=configured, known_sections=KNOWN)
 
 
 def with_step(value: float | None) -> dict[str, Any]:
@@ -59,8 +67,8 @@ def test_learned_wins_over_configured() -> None:
 @pytest.mark.parametrize("now", [200.0, 179.999, None])
 def test_a_configured_value_that_was_changed_since_wins(now: float | None) -> None:
     choice = chosen(learned(), with_step(now))
-    assert "step" not in choice.sections
-    assert choice.sections["setup"] == 11.0
+    assert "step" not in choice.timeouts
+    assert choice.timeouts["setup"] == 11.0
     (superseded,) = choice.superseded
     assert superseded.describe() == (
         f"'step' keeps its configured timeout of {'infinity' if now is None else f'{now:.4g} s'}: "
@@ -76,7 +84,7 @@ def test_a_value_that_the_user_no_longer_sets_doesnt_supersede() -> None:
 def test_a_value_that_the_user_sets_for_the_first_time_wins() -> None:
     configured = {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": 180.0, "checkpointing": 99.0}}
     choice = chosen(learned(), configured)
-    assert "checkpointing" not in choice.sections
+    assert "checkpointing" not in choice.timeouts
     assert "from infinity" in choice.superseded[0].describe()
 
 
@@ -88,8 +96,7 @@ def test_an_explicit_null_that_was_absent_before_changes_nothing() -> None:
 @pytest.mark.parametrize("now", [301.0, None])
 def test_out_of_section_follows_the_same_rule(now: float | None) -> None:
     choice = chosen(learned(), {**CONFIGURED, "rank_out_of_section_timeout": now})
-    assert choice.out_of_section is None
-    assert set(choice.sections) == KNOWN
+    assert set(choice.timeouts) == KNOWN
     assert choice.superseded[0].name == "out_of_section"
 
 
@@ -101,19 +108,22 @@ def test_heartbeats_are_kept_as_a_pair() -> None:
 
 
 def test_without_a_memory_of_the_configuration_learned_wins() -> None:
-    assert set(chosen(learned(configured=None), with_step(1.0)).sections) == KNOWN
+    assert set(chosen(learned(configured=None), with_step(1.0)).timeouts) == {*KNOWN, "out_of_section"}
 
 
 def test_unknown_sections_are_left_out_and_named() -> None:
-    state = learned(sections={"step": LearnedTimeout(timeout_s=9.0), "gone": LearnedTimeout(timeout_s=9.0)})
+    state = learned(sections={"step": from_timeout(9.0), "gone": from_timeout(9.0)})
     choice = chosen(state, {})
-    assert choice.sections == {"step": 9.0}
+    assert choice.timeouts == {"step": 9.0, "out_of_section": 20.0}
     assert choice.unknown == ("gone",)
+    assert choose(state, configured={}).timeouts.keys() == {"step", "gone", "out_of_section"}
 
 
 def test_nothing_is_loaded_below_the_floor() -> None:
-    choice = chosen(learned(), CONFIGURED, floor_s=11.5)
-    assert choice.timeouts == {"checkpointing": 11.5, "setup": 11.5, "step": 12.0, "out_of_section": 20.0}
+    choice = chosen(learned(sections={"step": from_timeout(0.1)}), CONFIGURED)
+    assert choice.learned["step"] == LearnedTimeout(
+        timeout_s=LEARNED_FLOOR_S, first_s=LEARNED_FLOOR_S, limit_s=LEARNED_FLOOR_S
+    )
 
 
 def test_nothing_learned_is_empty() -> None:
@@ -150,7 +160,7 @@ def kept(state: dict[str, Any], **changes: Any) -> LearnedState:
 def test_what_was_calculated_is_kept_with_its_origin() -> None:
     calculation = Calculation(timeout_s=9.0, previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
     state = kept(client_state(step=9.0), last_calculation={"step": calculation, "out_of_section": calculation})
-    expected = LearnedTimeout(timeout_s=9.0, previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
+    expected = dataclasses.replace(from_timeout(9.0), previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
     assert state.sections == {"step": expected}
     assert state.out_of_section is not None
     assert state.out_of_section.rank_of_max == 3
@@ -158,10 +168,10 @@ def test_what_was_calculated_is_kept_with_its_origin() -> None:
 
 
 def test_what_was_only_loaded_keeps_the_origin_it_had() -> None:
-    old = LearnedTimeout(timeout_s=9.0, previous_s=1.0, max_observed_s=1.8, rank_of_max=3)
+    old = dataclasses.replace(from_timeout(9.0), previous_s=1.0, max_observed_s=1.8, rank_of_max=3, raised=2.0)
     earlier = LearnedState(sections={"step": old, "setup": old})
     state = kept(client_state(step=9.0, setup=8.0), earlier=earlier)
-    assert state.sections == {"step": old, "setup": LearnedTimeout(timeout_s=8.0)}
+    assert state.sections == {"step": old, "setup": from_timeout(8.0)}
 
 
 def test_only_the_configured_timeouts_are_remembered() -> None:
@@ -186,24 +196,120 @@ def test_another_size_or_layout_is_told() -> None:
     )
 
 
+# --- for the launcher ---
+
+
+def survey(**timeouts: float) -> Learned:
+    return Learned(
+        0,
+        1,
+        Moment.SAVE,
+        timeouts={name: from_timeout(timeout_s) for name, timeout_s in timeouts.items()},
+        known={name: Known(reference_s=timeout_s) for name, timeout_s in timeouts.items()},
+    )
+
+
+def after(state: LearnedState, learned_now: Learned, configured: dict[str, Any]) -> LearnedState:
+    return state_after(
+        state, learned_now, configured=configured, world_size=4, layout={"tensor": 2}, written_at_unix_s=1.7e9
+    )
+
+
+def test_survey_replaces_its_timeouts_and_keeps_the_others() -> None:
+    state = after(learned(heartbeats=(50.0, 5.0)), survey(step=33.0, out_of_section=44.0), CONFIGURED)
+    assert {name: entry.timeout_s for name, entry in state.timeouts.items()} == {
+        "checkpointing": 10.0,
+        "setup": 11.0,
+        "step": 33.0,
+        "out_of_section": 44.0,
+    }
+    assert state.known["step"].reference_s == 33.0
+    assert (state.heartbeats, state.configured, state.world_size) == ((50.0, 5.0), CONFIGURED, 4)
+    assert parse(json.loads(json.dumps(to_document(state)))) == state
+
+
+def test_timeout_that_gave_way_to_the_configuration_stays_out_of_the_file() -> None:
+    state = after(learned(), survey(setup=33.0), with_step(200.0))
+    assert "step" not in state.timeouts
+    assert "step" not in chosen(state, with_step(200.0)).timeouts
+
+
+def test_armed_timeouts_that_are_only_reported_leave_out_configured_sections() -> None:
+    choice = chosen(learned(), {})
+    assert armed(choice.learned, configured=CONFIGURED, enforced=True).keys() == choice.learned.keys()
+    assert armed(choice.learned, configured=CONFIGURED, enforced=False) == {
+        "checkpointing": Armed(10.0, 10.0, 40.0, False)
+    }
+    no_step = {"rank_section_timeouts": {"step": None}, "rank_out_of_section_timeout": None}
+    assert armed(choice.learned, configured=no_step, enforced=False).keys() == choice.learned.keys()
+
+
+def killed(state: LearnedState, name: str = "step", configured: dict[str, Any] | None = None) -> LearnedState:
+    return state_after_kill(state, name, factor=5.0, rule=BUDGET, configured=configured or {})
+
+
+def quick_state() -> LearnedState:
+    seen = Sketch(ended=1000, longest_s=0.02, first_s=0.02, tail=((bucket_of(0.02), 996.0),))
+    return LearnedState(
+        sections={"step": LearnedTimeout(timeout_s=5.0, first_s=5.0, limit_s=20.0, max_observed_s=0.02, rank_of_max=3)},
+        known={"step": after_update(Known(), seen, factor=5.0)},
+    )
+
+
+def test_doubling_after_a_kill_holds_at_the_floor_and_survives_the_file() -> None:
+    state = killed(quick_state())
+    assert state.sections["step"] == LearnedTimeout(
+        timeout_s=10.0, first_s=10.0, limit_s=40.0, previous_s=5.0, max_observed_s=0.02, rank_of_max=3, raised=2.0
+    )
+    read = parse(json.loads(json.dumps(to_document(state))))
+    assert chosen(read, {}).timeouts == {"step": 10.0}
+    again = killed(read)
+    assert again.sections["step"].timeout_s == 20.0
+    assert again.known["step"].now.raised == 4.0
+
+
+def test_kill_by_a_timeout_of_unknown_origin_doubles_it() -> None:
+    state = LearnedState(sections={"step": from_timeout(60.0)}, out_of_section=from_timeout(70.0))
+    assert killed(state).sections["step"].timeout_s == 120.0
+    assert killed(killed(state)).sections["step"].timeout_s == 240.0
+    out = killed(state, "out_of_section").out_of_section
+    assert out is not None
+    assert out.timeout_s == 140.0
+    assert killed(state, configured={"rank_section_timeouts": {"step": 90.0}}).sections["step"].timeout_s == 90.0
+
+
+def test_kill_by_a_timeout_that_is_not_in_the_file_is_remembered_only() -> None:
+    state = killed(LearnedState(), "other")
+    assert not state.timeouts
+    assert state.known["other"].now.raised == 2.0
+
+
 # --- the document ---
 
 
 def test_the_document_is_readable() -> None:
     state = learned(
-        sections={"step": LearnedTimeout(timeout_s=9.0, previous_s=None, max_observed_s=1.8, rank_of_max=3)},
+        sections={"step": dataclasses.replace(from_timeout(9.0), max_observed_s=1.8, rank_of_max=3)},
         written_at_unix_s=1_700_000_000.25,
         world_size=8,
         layout={"tensor": 2, "data": 4},
     )
     document = to_document(state)
     assert document["schema"] == "megatron_ft.ft_state"
-    assert document["schema_version"] == 2
+    assert document["schema_version"] == 3
     assert document["written_at_utc"] == "2023-11-14T22:13:20+00:00"
     assert document["world_size"] == 8
     assert document["layout"] == {"tensor": 2, "data": 4}
     assert document["sections"] == {
-        "step": {"timeout_s": 9.0, "previous_s": None, "max_observed_s": 1.8, "rank_of_max": 3}
+        "step": {
+            "timeout_s": 9.0,
+            "first_s": 9.0,
+            "limit_s": 36.0,
+            "previous_s": None,
+            "max_observed_s": 1.8,
+            "rank_of_max": 3,
+            "raised": 1.0,
+        }
     }
     assert document["configured_s"] == CONFIGURED
     assert parse({**document, "configured_s": {**CONFIGURED, "": float("inf")}}) == parse(document)
@@ -213,12 +319,31 @@ seconds = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
 entries = st.builds(
     LearnedTimeout,
     timeout_s=seconds,
+    first_s=seconds,
+    limit_s=seconds,
+    raised=st.floats(1.0, 1e6),
     previous_s=st.none() | seconds,
     max_observed_s=st.none() | seconds,
     rank_of_max=st.none() | st.integers(0, 1 << 20),
 )
+tails = st.dictionaries(st.integers(0, 255), st.integers(1, 10**6).map(float), max_size=6).map(
+    lambda counts: tuple(sorted(counts.items()))
+)
+pasts = st.builds(Past, tail=tails, explained_s=seconds, raised=st.floats(1.0, 1e6))
+knowns = st.builds(
+    Known,
+    start=pasts,
+    now=pasts,
+    ended=st.integers(0, 1 << 40),
+    first_s=seconds,
+    earlier_first_s=st.lists(seconds, max_size=8).map(tuple),
+    reference_s=st.none() | seconds,
+    usual_s=st.none() | seconds,
+    updates=st.integers(0, 400),
+)
 states = st.builds(
     LearnedState,
+    known=st.dictionaries(st.text(min_size=1, max_size=20), knowns, max_size=2),
     sections=st.dictionaries(st.text(min_size=1, max_size=20), entries, max_size=5),
     out_of_section=st.none() | entries,
     heartbeats=st.none() | st.tuples(seconds, seconds),
@@ -265,7 +390,7 @@ def test_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st
     place[key] = data.draw(values)
     result = parsed(document)
     if result is not None:
-        choice = choose(result, configured={}, known_sections=frozenset(result.sections), floor_s=0.0)
+        choice = choose(result, configured={}, known_sections=frozenset(result.sections))
         assert all(0.0 < timeout <= 1e9 for timeout in choice.timeouts.values())
         fresh = dataclasses.replace(result, written_at_unix_s=1.7e9)
         assert parse(json.loads(json.dumps(to_document(fresh), allow_nan=False))) == fresh
@@ -280,7 +405,7 @@ def test_any_document_is_read_or_refused(document: Any) -> None:
 def test_a_plain_state_dict_is_read() -> None:
     plain = state_to_dict(HeartbeatTimeouts(50.0, 5.0, True), SectionTimeouts({"step": 9.0}, None, {"step"}, False))
     state = parse(plain)
-    assert state.sections == {"step": LearnedTimeout(timeout_s=9.0)}
+    assert state.sections == {"step": from_timeout(9.0)}
     assert state.heartbeats == (50.0, 5.0)
     assert state.configured is None
 
@@ -297,7 +422,7 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         ({}, "holds no learned timeouts"),
         ({"schema": "x"}, "schema is 'x'"),
         ({"schema": "megatron_ft.ft_state"}, "schema_version"),
-        ({"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {}}, "newer than 2"),
+        ({"schema": "megatron_ft.ft_state", "schema_version": 4, "sections": {}}, "newer than 3"),
         ({"schema": "megatron_ft.ft_state", "schema_version": 1}, "sections must be a mapping, not nothing"),
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {"step": {}}},
@@ -306,6 +431,14 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {"step": {"timeout_s": -2}}},
             "timeout_s of 'step' must be a finite number and not negative, not -2",
+        ),
+        (
+            {"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {"step": {"timeout_s": 1}}},
+            "'step': learned_timeout has no first_s, limit_s",
+        ),
+        (
+            {"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {}, "seen": {"step": {"now": 3}}},
+            "seen of 'step': known has now",
         ),
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {}, "layout": {"tensor": "two"}},
@@ -317,3 +450,46 @@ def test_what_is_wrong_is_said(document: Any, what: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(document)
     assert what in str(error.value)
+
+
+def test_newer_schema_is_told_from_a_broken_document() -> None:
+    newer = {"schema": "megatron_ft.ft_state", "schema_version": 4}
+    with pytest.raises(NewerStateError):
+        parse(newer)
+    with pytest.raises(ConfigError) as broken:
+        parse({**newer, "schema_version": 3})
+    assert not isinstance(broken.value, NewerStateError)
+
+
+def test_document_of_version_2_is_read_with_what_was_known() -> None:
+    entry = {"timeout_s": 9.0, "previous_s": 1.0, "max_observed_s": 1.8, "rank_of_max": 3, "first_timeout_s": 60.0}
+    document = {
+        "schema": "megatron_ft.ft_state",
+        "schema_version": 2,
+        "sections": {"step": {**entry, "suspect_after_s": 6.0}},
+        "out_of_section": {"timeout_s": 20.0},
+        "seen": {"step": {"counts": {"80": 99.0}, "first_s": 12.0, "reference_s": 50.0, "updates": 3, "raised": 4.0}},
+    }
+    state = parse(document)
+    assert state.sections["step"] == LearnedTimeout(
+        timeout_s=9.0, first_s=60.0, limit_s=36.0, previous_s=1.0, max_observed_s=1.8, rank_of_max=3
+    )
+    past = Past(tail=((80, 99.0),), raised=4.0)
+    assert state.known == {"step": Known(start=past, now=past, earlier_first_s=(12.0,), reference_s=50.0)}
+    assert parse({**document, "schema_version": 1, "seen": None}).sections == state.sections
+
+
+def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
+    state = learned(heartbeats=(50.0, 5.0), sections={"step": from_timeout(9.0)}, out_of_section=None)
+    document = json.loads(json.dumps(file_document(state, CONFIGURED)))
+    assert parse(document) == state
+    assert document["current_timeouts"] == {
+        "heartbeat": {"initial": 50.0, "subsequent": 5.0, "were_calculated": True},
+        "section": {
+            "section": {"setup": 600.0, "step": 9.0},
+            "out_of_section": 300.0,
+            "calculated_sections": ["step"],
+            "is_out_of_section_calculated": False,
+        },
+    }
+    assert state_from_dict(document) == ((50.0, 5.0), {"step": 9.0}, None)
