@@ -167,6 +167,8 @@ class CollectiveCounts(NamedTuple):
     """When one of them was seen to change; of a rank whose group is new, when that was seen."""
     entered: int
     completed: int
+    group_timeout_ns: int | None = None
+    """Timeout of the default process group, where it is known."""
 
 
 class BoardSnapshot(NamedTuple):
@@ -354,7 +356,7 @@ def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
 
 def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
     at = W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED
-    found = CollectiveCounts(*(words[word] for word in at))
+    found = CollectiveCounts(*(words[word] for word in at), words[W_GROUP_TIMEOUT] or None)
     return found if found.seen_ns and found.moved_ns else None
 
 

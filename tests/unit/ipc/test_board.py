@@ -483,7 +483,7 @@ def test_counts_of_collectives_are_there_once_they_were_read(board: Board) -> No
         board.words[word] = value
     assert board.snapshot().collectives is None, "it isn't known yet that there is a process group"
     board.words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8)
+    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None)
     board.words[layout.W_COLLECTIVE_AT] = 7
     with pytest.raises(BoardDamagedError, match="last collective is 7"):
         board.snapshot()
