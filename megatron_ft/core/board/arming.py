@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, NO_TIMEOUT, ArmedTimeout, BoardSnapshot, timeout_word
+from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardSnapshot, timeout_word
 from megatron_ft.core.timeouts.exchange import Arm, Armed
+
+_LONGEST_NS = 2.0**62
+"""Longer than any machine runs, and a word of the board holds it."""
 
 
 def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
@@ -55,4 +58,4 @@ def _of(given: Armed) -> ArmedTimeout:
 
 def _raised(arm: Arm, name: str, own_ns: int | None) -> int | None:
     factor = arm.raised.get(name, 1.0)
-    return None if own_ns is None or factor <= 1.0 else min(round(own_ns * factor), NO_TIMEOUT - 1)
+    return None if own_ns is None or factor <= 1.0 else round(min(own_ns * factor, _LONGEST_NS))
