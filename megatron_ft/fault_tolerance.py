@@ -72,6 +72,7 @@ _current_client: Any = None
 _current_save_dir: str | None = None
 """Client and save directory of the latest ``setup``, for a simulated fault, which is given no state."""
 
+
 def setup(config: Any, global_state: Any) -> None:
     """Connect this rank to its monitor and open "setup". Not a collective, and no file is opened.
 

@@ -74,7 +74,9 @@ def test_stall_with_nothing_configured_is_reported_once_and_the_run_goes_on(laun
 
 
 UNEQUAL = {
-    "a rank skips a step": steps(steps=40).replace("    sum_of(8)", "    sum_of(8)\n    if RANK and step == 9: continue"),
+    "a rank skips a step": steps(steps=40).replace(
+        "    sum_of(8)", "    sum_of(8)\n    if RANK and step == 9: continue"
+    ),
     "rank 0 saves alone": steps(steps=45, after="if RANK == 0 and step in (10, 20): save()"),
     "rank 0 evaluates alone": steps(
         steps=40, after="if RANK == 0 and step == 33: [(ft.on_eval_step_start(state), ft.on_eval_step_end(state))]"
@@ -106,9 +108,7 @@ def test_rank_late_at_setup_is_waited_for_inside_the_section_setup(launcher: Lau
 
 def test_step_slow_in_every_cycle_costs_one_restart_below_the_floor(launcher: Launcher, tmp_path: Path) -> None:
     loop = steps(steps=60, slow=50, seconds=9, after="if step % 20 == 19: save()")
-    launched = launcher.start(
-        script(loop, learns=True), *TWO, "--max-restarts=3", script_args=[str(tmp_path / "save")]
-    )
+    launched = launcher.start(script(loop, learns=True), *TWO, "--max-restarts=3", script_args=[str(tmp_path / "save")])
     finished = launched.wait(90)
     assert finished.code == 0, finished.err
     assert len(launched.events("cycle_started")) == 2

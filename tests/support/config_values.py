@@ -23,7 +23,7 @@ CONFIG_VALUES = st.fixed_dictionaries(
         "rank_section_timeouts": st.dictionaries(_names, st.none() | _seconds, max_size=5),
         "rank_out_of_section_timeout": st.none() | _seconds,
         "safety_factor": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
-        "calculated_timeout_floor": st.floats(min_value=0, max_value=MAX_SECONDS),
+        "learn": st.sampled_from(["report", "on", "reference", "off"]),
         "workload_check_interval": _seconds,
         "rank_termination_signal": st.sampled_from(list(signal.Signals)),
         "log_level": st.integers(10, 50),

@@ -174,6 +174,7 @@ class ConfigValues:
         "reported and goes on. on: it is terminated as hung, and timeouts are kept in ft_state.json for the next run, "
         "as a script asks for itself with calc_ft_timeouts. reference: the same, by the rule of nvidia-resiliency-ext. "
         "off: no timeout is learned unless the script asks for it.",
+        names=("ft-learn", "ft-param-learn"),
     )
     workload_check_interval: float = option(
         5.0,

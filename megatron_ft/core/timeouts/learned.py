@@ -19,7 +19,6 @@ from megatron_ft.core.timeouts.in_force import (
     state_to_dict,
 )
 from megatron_ft.core.timeouts.known import Known
-from megatron_ft.core.timeouts.over_all_ranks import Calculation
 from megatron_ft.core.timeouts.sketch import Sketch
 from megatron_ft.core.times import MAX_SECONDS
 from megatron_ft.core.wording import counted
@@ -260,50 +259,21 @@ def _floored(entry: LearnedTimeout) -> LearnedTimeout:
 
 
 def from_client(
-    client_state: Mapping[str, Any],
-    *,
-    last_calculation: Mapping[str, Calculation],
-    earlier: LearnedState | None,
-    configured: Mapping[str, Any],
-    written_at_unix_s: float,
-    world_size: int,
-    layout: Mapping[str, int] | None = None,
+    client_state: Mapping[str, Any], *, configured: Mapping[str, Any], written_at_unix_s: float, world_size: int
 ) -> LearnedState:
     """Return what to write to the file after a client of a rank has calculated timeouts itself.
 
-    Args:
-        client_state: ``RankMonitorClient.state_dict()``: the timeouts.
-        last_calculation: by name, of what this run calculated.
-        earlier: what is in the file now; where a timeout that wasn't calculated anew came from is kept.
-        configured: see :func:`choose`.
-        written_at_unix_s: wall clock.
-        world_size: number of ranks.
-        layout: sizes of the parallel groups, None if not known.
+    ``client_state``: ``RankMonitorClient.state_dict()``. ``configured``: see :func:`choose`.
     """
     calculated = state_from_dict(client_state)
-
-    def entry(name: str, timeout_s: float) -> LearnedTimeout:
-        new = last_calculation.get(name)
-        if new is not None:
-            return replace(
-                from_timeout(timeout_s),
-                previous_s=new.previous_s,
-                max_observed_s=new.max_observed_s,
-                rank_of_max=new.rank_of_max,
-            )
-        old = None if earlier is None else earlier.timeouts.get(name)
-        return old if old is not None and old.timeout_s == timeout_s else from_timeout(timeout_s)
-
     out = calculated.out_of_section
     return LearnedState(
-        sections={name: entry(name, timeout) for name, timeout in sorted(calculated.sections.items())},
-        out_of_section=None if out is None else entry(OUT_OF_SECTION, out),
+        sections={name: from_timeout(timeout_s) for name, timeout_s in sorted(calculated.sections.items())},
+        out_of_section=None if out is None else from_timeout(out),
         heartbeats=calculated.heartbeats,
         configured={key: configured[key] for key in CONFIGURED_FIELDS if key in configured},
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
-        layout=layout,
-        known={} if earlier is None else earlier.known,
     )
 
 

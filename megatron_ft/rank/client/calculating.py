@@ -1,4 +1,4 @@
-"""From what one rank has recorded to new timeouts, with all other ranks: the collective of nvidia-resiliency-ext's API."""
+"""From what one rank has recorded to new timeouts, with all other ranks: a collective of the reference's API."""
 
 from __future__ import annotations
 

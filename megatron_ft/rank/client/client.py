@@ -13,6 +13,7 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S
 from megatron_ft.core.timeouts.in_force import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -21,7 +22,6 @@ from megatron_ft.core.timeouts.in_force import (
     state_to_dict,
 )
 from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_heartbeats
-from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.agreement import RankInfo

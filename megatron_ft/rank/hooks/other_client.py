@@ -1,4 +1,4 @@
-"""Clients that aren't ours, as tests and other packages give to the hooks: by the public calls of the reference's API."""
+"""Clients that aren't ours, as tests and other packages give to the hooks, by the reference's public calls."""
 
 from __future__ import annotations
 

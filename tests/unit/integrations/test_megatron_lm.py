@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ import pytest
 
 from megatron_ft.integrations import megatron_lm
 from tests.support.megatron_lm_loop import CALLS, all_hooks, fresh_state, parse, save, train
-from tests.support.training import Bench, FakeClient, bench, clean_environment, client
+from tests.support.training import FakeClient, bench, clean_environment, client
 
 __all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
 
@@ -197,31 +195,6 @@ def test_megatron_lm_shutting_the_client_down_itself(
 
 
 # --- what Megatron-LM gets wrong ---
-
-
-def test_the_state_file_is_written_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that dies half-way leaves the file of before, not half a file that the next run can't read."""
-    args = parse(bench.tmp_path, "--calc-ft-timeouts")
-    megatron_lm.setup(args)
-    train(20, args)
-    save()
-    before = bench.state_file.read_text()
-    assert json.loads(before)["sections"].keys() == {"step", "checkpointing"}
-
-    def dies(fd: int) -> None:
-        raise KeyboardInterrupt
-
-    train(20, args, first=20)
-    megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)  # so that something new is to be written
-    with monkeypatch.context() as context:
-        context.setattr(os, "fsync", dies)
-        with pytest.raises(KeyboardInterrupt):
-            save()
-    assert bench.state_file.read_text() == before
-    assert [path.name for path in bench.state_file.parent.iterdir()] == ["ft_state.json"]
-    save()
-    assert json.loads(bench.state_file.read_text())["sections"].keys() == {"setup", "step", "checkpointing"}
-    megatron_lm.shutdown()
 
 
 def test_shutdown_closes_setup_when_no_step_was_made(

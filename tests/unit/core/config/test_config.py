@@ -34,10 +34,7 @@ def test_defaults() -> None:
         "rank_section_timeouts": {},
         "rank_out_of_section_timeout": None,
         "safety_factor": 5.0,
-        "timeout_rule": "budget",
-        "false_kill_budget": 1e-6,
-        "calculated_timeout_floor": 5.0,
-        "learn_timeouts": "auto",
+        "learn": "report",
         "workload_check_interval": 5.0,
         "rank_termination_signal": signal.SIGKILL,
         "log_level": logging.INFO,
@@ -92,10 +89,23 @@ def test_bad_safety_factor(bad: Any) -> None:
         FaultToleranceConfig(safety_factor=bad)
 
 
-def test_floor_may_be_zero_but_not_negative() -> None:
-    assert FaultToleranceConfig(calculated_timeout_floor=0).calculated_timeout_floor == 0
-    with pytest.raises(ConfigError, match="calculated_timeout_floor"):
-        FaultToleranceConfig(calculated_timeout_floor=-0.1)
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("timeout_rule", "--ft-learn reference"),
+        ("learn_timeouts", "--ft-learn"),
+        ("false_kill_budget", "one interval in a million"),
+        ("calculated_timeout_floor", "5 s"),
+    ],
+)
+def test_removed_option_is_refused_with_what_to_use(name: str, use: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no option {name} any more: .*{use}"):
+        FaultToleranceConfig(**{name: 1})
+
+
+@pytest.mark.parametrize(("given", "stored"), [(True, "on"), (False, "off"), ("report", "report")])
+def test_learn_takes_the_words_that_yaml_reads_as_booleans(given: object, stored: str) -> None:
+    assert FaultToleranceConfig(learn=given).learn == stored
 
 
 @pytest.mark.parametrize("given", ["SIGTERM", "sigterm", "TERM", " SIGTERM ", 15, signal.SIGTERM])

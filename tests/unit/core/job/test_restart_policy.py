@@ -264,7 +264,9 @@ def test_fifty_random_faults_with_steady_progress_never_stall() -> None:
 def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[AnyFailed | MinHealthy]) -> None:
     for count, action in ((2, Action.RESTART), (3, Action.GIVE_UP), (4, Action.GIVE_UP)):
         policies = [policy(100, min_nodes=1, max_stalled=bound) for bound in (3, 0)]
-        decision, unbounded = (each.decide(F, restarts_before=4, advance=Advance(20, 25, stalled=count)) for each in policies)
+        decision, unbounded = (
+            each.decide(F, restarts_before=4, advance=Advance(20, 25, stalled=count)) for each in policies
+        )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
     compared = "none began an iteration after 25, resumed after 20 or completed a save"

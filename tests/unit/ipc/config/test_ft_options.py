@@ -15,16 +15,14 @@ from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.records.launcher import Config
-from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, read_ft_options
+from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, read_ft_options, with_hint
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 
 TEXTS = {
     "rank_section_timeouts": "setup:600,step:null",
     "rank_termination_signal": "SIGTERM",
     "log_level": "DEBUG",
-    "timeout_rule": "reference",
-    "false_kill_budget": "1e-4",
-    "learn_timeouts": "off",
+    "learn": "reference",
 }
 
 
@@ -95,13 +93,27 @@ def test_config_can_also_be_read_by_from_args() -> None:
 
 def test_help_shows_one_spelling_of_each_option_and_its_default() -> None:
     text = " ".join(parser().format_help().split())
-    for field in FIELDS:
-        assert text.count(f"--ft-param-{field} ") == 2  # usage and list
-        assert f"--ft-{field}" not in text
+    for field, option in FIELDS.items():
+        shown, *others = option.names
+        assert text.count(f"--{shown} ") == 2, field  # usage and list
+        assert not any(f"--{other} " in text for other in others), field
     for name in IGNORED:
         assert f"-{name} " not in text
     assert "Default: 3600." in text
     assert "Default: SIGKILL." in text
+
+
+@pytest.mark.parametrize("word", ["--ft-learn-timeouts=off", "--ft-param-timeout_rule=reference"])
+def test_removed_option_on_the_command_line_is_one_line_with_what_to_use(word: str) -> None:
+    name = "learn_timeouts" if "learn" in word else "timeout_rule"
+    text = with_hint(f"unrecognized arguments: {word}", parser())
+    assert text.startswith(f"there is no option {name} any more: use learn")
+
+
+@pytest.mark.parametrize(("word", "stored"), [("on", "on"), ("off", "off"), ("report", "report")])
+def test_learn_in_a_file_may_be_a_word_that_yaml_reads_as_a_boolean(word: str, stored: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"fault_tolerance:\n  learn: {word}\n")
+    assert read(f"--fault-tol-cfg-path={path}").config.learn == stored
 
 
 def test_command_line_over_file_over_defaults(tmp_path: Path) -> None:
