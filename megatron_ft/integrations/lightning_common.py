@@ -245,14 +245,15 @@ class FitCallback(LightningCallback):
         if document is None:
             return
         assert client.section_timeouts is not None
-        choice = learned.choose(
-            parse(document), configured=_configured(client), known_sections=frozenset(client.section_timeouts.section)
-        )
+        state, known = parse(document), frozenset(client.section_timeouts.section)
+        choice = learned.choose(state, configured=_configured(client), known_sections=known)
         for superseded in choice.superseded:
             self._warn(superseded.describe())
         if not choice.is_empty:
-            client.load_state_dict(choice.client_state())
-            summary = ", ".join(f"{name} {learned.seconds(value)}" for name, value in choice.timeouts.items())
+            # as they were calculated: the client applies the floor, and goes on from these
+            calculated = {name: state.timeouts[name].timeout_s for name in choice.learned}
+            client.load_state_dict(learned.client_state_of(calculated, choice.heartbeats, None))
+            summary = ", ".join(f"{name} {learned.seconds(value)}" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 
     def _learned(self, timeouts: object) -> None:

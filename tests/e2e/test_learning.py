@@ -1,4 +1,4 @@
-"""Jobs whose hooks must not harm them: nothing configured, ranks that step unequally, stalls, doubling across cycles."""
+"""Jobs whose hooks must not harm them: nothing configured, ranks that step unequally, stalls, doubled timeouts."""
 
 from __future__ import annotations
 

@@ -93,10 +93,6 @@ class Choice:
         """Nothing learned applies."""
         return not self.learned and self.heartbeats is None
 
-    def client_state(self) -> dict[str, Any]:
-        """Return these for ``RankMonitorClient.load_state_dict``."""
-        return client_state_of(self.timeouts, self.heartbeats, None)
-
 
 def seconds(value: float | None) -> str:
     """A timeout for a person to read."""

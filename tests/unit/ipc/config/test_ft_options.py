@@ -95,7 +95,7 @@ def test_help_shows_one_spelling_of_each_option_and_its_default() -> None:
     text = " ".join(parser().format_help().split())
     for field, option in FIELDS.items():
         shown, *others = option.names
-        assert text.count(f"--{shown} ") == 2, field  # usage and list
+        assert text.count(f"--{shown} {option.kind.metavar}") == 2, field  # usage and list
         assert not any(f"--{other} " in text for other in others), field
     for name in IGNORED:
         assert f"-{name} " not in text
