@@ -20,18 +20,15 @@ if TYPE_CHECKING:
 
 _NOTHING_FOUND = 1
 _OUT = "out_of_section"
-_OPTIONS = {
-    "false_kill_budget": ("SHARE", "for the rule budget: share of healthy intervals that may exceed a timeout"),
-    "safety_factor": ("FACTOR", "of both rules"),
-    "calculated_timeout_floor": ("SECONDS", "no learned timeout is below this"),
-}
 _DESCRIPTION = """\
 Play the runs in a log directory again under other timeouts: in which healthy intervals they would have terminated a
 rank, and how much sooner (or later) each hang would have been detected. Without --timeouts or --rule, both rules are
 shown. It reads only the event logs, offline. Heartbeats are left out."""
 _EPILOG = """\
 A learned timeout is learned from the logs alone, from nothing, each time the run saved. Before, no rank is judged. A
-rank that would have been terminated goes on here, as the log does: what the job would have done instead isn't in it."""
+rank that would have been terminated goes on here, as the log does: what the job would have done instead isn't in it.
+The check for progress, which extends most learned timeouts, isn't in the logs either: with a learned timeout, these are
+the intervals in which the ranks would have been checked."""
 
 
 def add_command(commands: Any) -> None:
@@ -49,19 +46,15 @@ def add_command(commands: Any) -> None:
         "--timeouts", metavar="NAME:SECONDS,...", help=f"fixed timeouts of sections; {_OUT} is the time in no section"
     )
     which.add_argument("--rule", choices=("budget", "ours", "reference"), help="what this rule would have learned")
-    for name, (metavar, text) in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+    parser.add_argument("--safety-factor", metavar="FACTOR", help="of both rules")
     parser.add_argument("--suggest", action="store_true", help="print the last timeouts as configuration, too")
     parser.add_argument("--png", metavar="FILE", help="draw how long each section took, and the timeouts")
     parser.set_defaults(run=_replay)
 
 
 def _replay(args: argparse.Namespace) -> int:
-    texts = {name: getattr(args, name) for name in _OPTIONS}
-    config = ConfigValues.from_kwargs(
-        ignore_not_recognized=False,
-        **{name: _number(name, text) for name, text in texts.items() if text is not None},
-    )
+    given = {} if args.safety_factor is None else {"safety_factor": _number("safety_factor", args.safety_factor)}
+    factor = ConfigValues.from_kwargs(ignore_not_recognized=False, **given).safety_factor
     fixed = None if args.timeouts is None else _fixed(args.timeouts)
     check_extra("rich", "drawing tables")
     if args.png is not None:
@@ -79,7 +72,7 @@ def _replay(args: argparse.Namespace) -> int:
     of_rules: dict[str, list[Replayed]] = {}
     for name in wanted:
         name = "budget" if name == "ours" else name
-        rules = _rules(timelines, name, config, fixed)
+        rules = _rules(timelines, name, factor, fixed)
         found = of_rules[name] = [replay(timelines, section, rule) for section, rule in rules.items()]
         print_replay("as given" if name == "timeouts" else f"rule {name}", found)
         print(_cost(analyses, sum(len(each.would_end) for each in found)))
@@ -143,20 +136,17 @@ def _fixed(text: str) -> dict[str, float | None]:
 
 
 def _rules(
-    timelines: Sequence[Timeline], name: str, config: ConfigValues, fixed: Mapping[str, float | None] | None
+    timelines: Sequence[Timeline], name: str, factor: float, fixed: Mapping[str, float | None] | None
 ) -> dict[str, Rule]:
     from megatron_ft.cli.analysis import replay
 
-    factor, floor_s = config.safety_factor, config.calculated_timeout_floor
     sections = replay.sections_of(timelines)
     if fixed is not None:
         unknown = [each for each in fixed if each not in sections]
         if unknown:
             raise ConfigError(f"--timeouts: {unknown} aren't in these logs, which have {sections}")
         return {each: replay.Rule(fixed[each]) for each in sections if each in fixed}
-    if name == "reference":
-        return {each: replay.ReferenceRule(factor, floor_s) for each in sections}
-    return {each: replay.BudgetRule(config.false_kill_budget, factor, floor_s) for each in sections}
+    return {each: replay.LearnedRule(name, factor) for each in sections}
 
 
 def _cost(analyses: Sequence[Analysis], ended: int) -> str:

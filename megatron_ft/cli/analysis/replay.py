@@ -15,9 +15,10 @@ import numpy as np
 from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, ended, judged
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, Known, after_update, estimate
-from megatron_ft.core.timeouts.reference_rule import calculate_timeout
-from megatron_ft.core.timeouts.tail import Tail
+from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, after_update, begin_cycle, learn
+from megatron_ft.core.timeouts.known import Known
+from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded, merge
+from megatron_ft.core.timeouts.tail import bucket_of
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 SAVE = "checkpointing"
@@ -26,10 +27,7 @@ _LEAST = 16
 
 
 class Rule:
-    """What the timeout of one section is. Times are seconds; None is no timeout.
-
-    This one is a fixed timeout, which the user has chosen.
-    """
+    """Timeout of one section, which the user has chosen. Times are seconds; None is no timeout."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
@@ -37,70 +35,47 @@ class Rule:
         """Of the first intervals of a cycle."""
 
     def begin_cycle(self) -> None:
-        """The processes are new."""
+        """Take note that all processes are new."""
 
-    def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
-        """What each rank has seen since the last time, but for the first ones of the cycle; the longest of those."""
+    def learn(self, took_s: Sequence[Sequence[float]]) -> None:
+        """Learn from all intervals of this cycle so far, by rank."""
 
 
-class _LearnedRule(Rule):
-    """Knows the longest interval of this cycle."""
+class LearnedRule(Rule):
+    """Timeouts that a rule of this name would have learned."""
 
-    def __init__(self, factor: float, floor_s: float) -> None:
+    def __init__(self, name: str, factor: float) -> None:
         super().__init__(None)
-        self._factor, self._floor_s = factor, floor_s
-        self._longest_s = 0.0
-
-    def begin_cycle(self) -> None:
-        self._longest_s = 0.0
-
-    def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
-        self._longest_s = max(self._longest_s, first_s, *(max(of_rank, default=0.0) for of_rank in took_s))
-
-
-class ReferenceRule(_LearnedRule):
-    """The longest interval of this cycle times a factor; the mean of that and the timeout before."""
-
-    def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
-        """See ``Rule``."""
-        super().learn(took_s, first_s)
-        self.timeout_s = self.first_s = calculate_timeout(
-            longest=self._longest_s,
-            safety_factor=self._factor,
-            current=self.timeout_s,
-            current_was_calculated=self.timeout_s is not None,
-            floor=self._floor_s,
-        )
-
-
-class BudgetRule(_LearnedRule):
-    """The tail of all intervals of the run."""
-
-    def __init__(self, budget: float, factor: float, floor_s: float) -> None:
-        super().__init__(factor, floor_s)
-        self._budget = budget
+        self._name, self._factor = name, factor
         self._known = Known()
 
-    def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
-        """See ``Rule``."""
-        super().learn(took_s, first_s)
-        before = self._known.tail
-        tails = [Tail(dict(before.counts)) for _ in took_s]
-        for tail, of_rank in zip(tails, took_s, strict=True):
-            tail.add(of_rank)
-        tail = Tail.joined(tails) if tails else before
-        self._known = after_update(
-            self._known,
-            tail=tail,
-            passed=max((len(of_rank) for of_rank in took_s), default=0),
-            longest_s=self._longest_s,
-            first_s=first_s,
-            factor=self._factor,
-        )
-        found = estimate(self._known, budget=self._budget, factor=self._factor)
-        assert found is not None
-        self.timeout_s = max(found.timeout_s, self._floor_s)
-        self.first_s = max(found.first_s, self.timeout_s)
+    @property
+    def reference_s(self) -> float | None:
+        """What nvidia-resiliency-ext would have learned, which has no floor."""
+        return self._known.reference_s
+
+    def begin_cycle(self) -> None:
+        self._known = begin_cycle(self._known)
+
+    def learn(self, took_s: Sequence[Sequence[float]]) -> None:
+        sketch = merge(_sketch(of_rank) for of_rank in took_s)
+        self._known = after_update(self._known, sketch, factor=self._factor)
+        found = learn(self._known, sketch, factor=self._factor, rule=self._name, cap_s=None, previous_s=self.timeout_s)
+        if found is not None:
+            self.timeout_s, self.first_s = found.timeout_s, found.first_s
+
+
+def _sketch(took_s: Sequence[float]) -> Sketch:
+    counts: dict[int, float] = {}
+    for length_s in took_s[FIRST_INTERVALS:]:
+        bucket = bucket_of(length_s)
+        counts[bucket] = counts.get(bucket, 0.0) + 1.0
+    return Sketch(
+        ended=len(took_s),
+        longest_s=max(took_s, default=NO_INTERVAL),
+        first_s=max(took_s[:FIRST_INTERVALS], default=NO_INTERVAL),
+        tail=bounded(counts),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,22 +140,22 @@ def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: Ru
     worst: WouldEnd | None = None
     seen = 0
     for from_ns, to_ns in _between_saves(timeline, tracks):
+        is_new = False
         took: list[list[float]] = []
-        first_s = 0.0
         if hang is not None and from_ns <= hang.at_ns < to_ns:
             _note_hang(tracks, name, rule, found)
         for track, end_ns, took_ns in of_ranks:
             begin, end = (int(at) for at in np.searchsorted(end_ns, (from_ns, to_ns), side="right"))
             middle = min(max(begin, FIRST_INTERVALS), end)
             took_s = took_ns / 1e9
-            took.append(took_s[middle:end].tolist())
-            first_s = max(first_s, float(took_s[begin:middle].max(initial=0.0)))
+            took.append(took_s[:end].tolist())
+            is_new = is_new or end > begin
             for part, limit in ((slice(begin, middle), rule.first_s), (slice(middle, end), rule.timeout_s)):
                 this = _judge(track, end_ns[part], took_s[part], limit, found)
                 worst = this if worst is None or (this is not None and this.took_s > worst.took_s) else worst
             seen = max(seen, end)
-        if (name != "step" or seen >= _LEAST) and (first_s or any(took)):
-            rule.learn(took, first_s)
+        if (name != "step" or seen >= _LEAST) and is_new:
+            rule.learn(took)
     if worst is not None:
         found.would_end.append(worst)
 

@@ -45,7 +45,7 @@ def test_a_step_that_repeats_is_tried_again_five_times_at_most() -> None:
     assert rules.play(trace(steps), rules.Reference()).kills == 1
     assert rules.play(trace(steps, repeats=(600,)), rules.Reference()).kills == 5
     steps[600] = 15.0
-    assert rules.play(trace(steps, repeats=(600,)), rules.Budget()).kills == 1
+    assert rules.play(trace(steps, repeats=(600,)), rules.Budget()).kills == 2  # 5 s, 10 s, 20 s
 
 
 def test_a_step_ten_times_as_long_now_and_then_ends_ours_once_at_most() -> None:
@@ -56,15 +56,27 @@ def test_a_step_ten_times_as_long_now_and_then_ends_ours_once_at_most() -> None:
     assert rules.play(trace(steps, repeats=slow), rules.Budget()).kills <= 1
 
 
-def test_a_step_in_which_somebody_moves_is_ended_at_four_timeouts() -> None:
+def test_step_that_is_told_from_a_hang_is_ended_at_the_limit() -> None:
     steps = [1.0] * 1000
-    steps[600] = 15.0  # the timeout is 4
-    assert rules.play(trace(steps), rules.Reference(4.0), looks=True).kills == 1
-    assert rules.play(trace(steps, moving=(600,)), rules.Reference(4.0), looks=True).kills == 0
-    steps[600] = 4 * 4.0 * 2.0 + 0.1  # the first steps of a run take twice as long
-    assert rules.play(trace(steps, moving=(600,)), rules.Reference(4.0), looks=True).kills == 1
-    without, with_looks = (rules.play(trace([1.0] * 600), rules.Reference(), looks=looks) for looks in (False, True))
+    steps[600] = 15.0
+    assert rules.play(trace(steps), rules.Budget(), looks=True).kills == 1
+    assert rules.play(trace(steps, moving=(600,)), rules.Budget(), looks=True).kills == 0
+    steps[600] = 50.0  # four times what the reference gives, which has seen a first step of 2 s
+    assert rules.play(trace(steps, moving=(600,)), rules.Budget(), looks=True).kills == 1
+
+
+def test_check_for_progress_is_part_of_the_delay() -> None:
+    without, with_looks = (rules.play(trace([1.0] * 600), rules.Budget(), looks=looks) for looks in (False, True))
     assert with_looks.delay_s == pytest.approx(without.delay_s + 1.9)
+
+
+def test_told_step_does_not_raise_the_timeout() -> None:
+    steps, told = [1.0] * 1000, (600, 610, 620)
+    for at in told:
+        steps[at] = 15.0
+    rule = rules.Budget()
+    rules.play(trace(steps, moving=told), rule, looks=True)
+    assert rule.timeout_s == 5.0
 
 
 def test_what_was_recorded_is_read_again() -> None:

@@ -103,7 +103,7 @@ def test_what_is_suggested_can_be_pasted() -> None:
         (("--timeouts", "step"), "must be NAME:SECONDS"),
         (("--timeouts", "out_of_section:1,out_of_section:2"), "each name once"),
         (("--rule", "mine"), "invalid choice"),
-        (("--false-kill-budget", "7"), "at most 0.1"),
+        (("--safety-factor", "0"), "safety_factor"),
         (("--safety-factor", "x"), "is no number"),
     ],
 )

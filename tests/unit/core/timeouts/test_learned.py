@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,13 +22,13 @@ from megatron_ft.core.timeouts.learned import (
     LearnedState,
     armed,
     choose,
+    client_state_of,
     describe_difference,
     from_client,
     from_timeout,
     state_after,
     state_after_kill,
 )
-from megatron_ft.core.timeouts.over_all_ranks import Calculation
 from megatron_ft.core.timeouts.sketch import Sketch
 from megatron_ft.core.timeouts.tail import bucket_of
 
@@ -131,8 +132,9 @@ def test_nothing_learned_is_empty() -> None:
     assert not chosen(LearnedState(heartbeats=(1.0, 1.0)), {}).is_empty
 
 
-def test_the_client_understands_the_choice() -> None:
-    state = chosen(learned(heartbeats=(50.0, 5.0)), CONFIGURED).client_state()
+def test_client_understands_the_state_of_chosen_timeouts() -> None:
+    choice = chosen(learned(heartbeats=(50.0, 5.0)), CONFIGURED)
+    state = client_state_of(choice.timeouts, choice.heartbeats, None)
     calculated = state_from_dict(json.loads(json.dumps(state)))
     assert calculated.heartbeats == (50.0, 5.0)
     assert calculated.sections == {"checkpointing": 10.0, "setup": 11.0, "step": 12.0}
@@ -146,32 +148,14 @@ def client_state(**sections: float) -> dict[str, Any]:
     return state_to_dict(None, SectionTimeouts(sections, 7.0, set(sections), True))
 
 
-def kept(state: dict[str, Any], **changes: Any) -> LearnedState:
-    values: dict[str, Any] = {
-        "last_calculation": {},
-        "earlier": None,
-        "configured": CONFIGURED,
-        "written_at_unix_s": 1.7e9,
-        "world_size": 4,
-    }
-    return from_client(state, **{**values, **changes})
+def kept(state: dict[str, Any], configured: Mapping[str, Any] = CONFIGURED) -> LearnedState:
+    return from_client(state, configured=configured, written_at_unix_s=1.7e9, world_size=4)
 
 
-def test_what_was_calculated_is_kept_with_its_origin() -> None:
-    calculation = Calculation(timeout_s=9.0, previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
-    state = kept(client_state(step=9.0), last_calculation={"step": calculation, "out_of_section": calculation})
-    expected = dataclasses.replace(from_timeout(9.0), previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
-    assert state.sections == {"step": expected}
-    assert state.out_of_section is not None
-    assert state.out_of_section.rank_of_max == 3
-    assert state.configured == CONFIGURED
-
-
-def test_what_was_only_loaded_keeps_the_origin_it_had() -> None:
-    old = dataclasses.replace(from_timeout(9.0), previous_s=1.0, max_observed_s=1.8, rank_of_max=3, raised=2.0)
-    earlier = LearnedState(sections={"step": old, "setup": old})
-    state = kept(client_state(step=9.0, setup=8.0), earlier=earlier)
-    assert state.sections == {"step": old, "setup": from_timeout(8.0)}
+def test_timeouts_that_a_client_calculated_are_kept() -> None:
+    state = kept(client_state(step=9.0))
+    assert (state.sections, state.out_of_section) == ({"step": from_timeout(9.0)}, from_timeout(7.0))
+    assert (state.configured, state.world_size) == (CONFIGURED, 4)
 
 
 def test_only_the_configured_timeouts_are_remembered() -> None:
