@@ -114,13 +114,11 @@ class SectionSketches:
             board: a snapshot; it was taken before ``now_ns``.
             gaps: times that are the rank's not at all, or not in full.
         """
-        if board.ring_head < self.read_to:
-            return  # the board was renewed, and the rank has written nothing on it yet
         if first > self.read_to:
             self._skip_lost(words, board)
         self.read_to = first + len(words) // 2
         self._count(words, now_ns, gaps)
-        if not is_blank(board):
+        if not is_blank(board):  # else the rank hasn't given back yet what is open
             self._compare(board)
 
     def explain(self, key: IntervalKey, board: BoardSnapshot) -> None:
