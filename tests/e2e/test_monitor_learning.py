@@ -228,5 +228,14 @@ def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_writ
         while found.count < 32:
             found = launcher.next(Milestone)
         assert found == Milestone(0, Moment.STEPS, 32)
+        board = launcher.slot._board
+        assert board is not None
+        for word in (layout.W_COLLECTIVES_SEEN_AT, layout.W_COLLECTIVE_AT):
+            board.words[word] = time.monotonic_ns()
+        board.words[layout.W_GROUP_TIMEOUT] = 600
+        reading = launcher.slot.reading(0)
+        assert reading.snapshot is not None
+        assert reading.collectives is not None
+        assert reading.collectives.group_timeout_ns == 600
         launcher.slot.state_written(layout.STATE_WRITTEN)
         assert expect(process, "written") == str(layout.STATE_WRITTEN)

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap, lost_between
-from megatron_ft.core.board.intervals import HangKind, IntervalKey, is_blank
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind, IntervalKey, is_blank
 from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, SECTION_SHIFT, BoardSnapshot
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded
 from megatron_ft.core.timeouts.tail import bucket_of
@@ -114,13 +113,11 @@ class SectionSketches:
             board: a snapshot; it was taken before ``now_ns``.
             gaps: times that are the rank's not at all, or not in full.
         """
-        if board.ring_head < self.read_to:
-            return  # the board was renewed, and the rank has written nothing on it yet
         if first > self.read_to:
             self._skip_lost(words, board)
         self.read_to = first + len(words) // 2
         self._count(words, now_ns, gaps)
-        if not is_blank(board):
+        if not is_blank(board):  # else the rank hasn't given back yet what is open
             self._compare(board)
 
     def explain(self, key: IntervalKey, board: BoardSnapshot) -> None:

@@ -16,11 +16,10 @@ from megatron_ft.core.board.hang_detector import (
     excuse,
     extend_timeout,
 )
-from megatron_ft.core.board.intervals import HangKind
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.core.diagnosis.evidence import with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from tests.fuzz.healthy import BOARD, SimulatedNode, live
 
 S = 1_000_000_000
@@ -568,9 +567,10 @@ def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> Non
     verdict = judged(watching, board(sections=(armed(),)), START + 10 * S).verdict
     assert verdict is not None
     extend_timeout(watching, verdict, 15 * S)
-    assert judged(watching, board(sections=(armed(timeout_ns=5 * S),)), START + 14 * S).action is Action.WATCH
-    assert judged(watching, board(sections=(armed(timeout_ns=18 * S),)), START + 16 * S).action is Action.WATCH
-    assert judged(watching, board(sections=(armed(timeout_ns=5 * S),)), START + 17 * S).action is Action.END_RANK
+    for timeout_s, at_s, action in ((5, 14.9, Action.WATCH), (18, 16.9, Action.WATCH), (5, 17.0, Action.END_RANK)):
+        watching.asked_ns = None  # no look is late
+        shown = board(sections=(armed(timeout_ns=timeout_s * S),))
+        assert judged(watching, shown, START + round(at_s * S)).action is action
 
 
 def test_of_two_overdue_intervals_the_enforced_one_is_judged_first() -> None:

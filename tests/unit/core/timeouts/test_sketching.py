@@ -10,9 +10,8 @@ import pytest
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap
-from megatron_ft.core.board.intervals import HangKind, IntervalKey
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind, IntervalKey
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
@@ -316,6 +315,10 @@ def test_a_monitor_that_takes_over_counts_from_then_on_and_knows_what_is_open() 
     found = watch.look()
     assert dict(found["step"].tail) == {bucket_of(4.0): 1.0, bucket_of(2.0): 1.0}
     assert dict(found[IDLE].tail) == {bucket_of(6.0): 1.0}
+    rank.passes(3)
+    watch = Watch(rank, takes_over=True)
+    rank.spend("step", 2.0, before_s=1.0)
+    assert dict(watch.look()[IDLE].tail) == {bucket_of(4.0): 1.0}
 
 
 def test_a_renewed_board_loses_no_interval() -> None:
@@ -352,11 +355,14 @@ def test_a_renewed_board_loses_no_interval() -> None:
     assert dict(watch.look()["step"].tail) == {bucket_of(5.0): 1.0}
 
 
-def test_a_stray_write_into_the_ring_counts_for_nothing_and_is_recovered_from() -> None:
+@pytest.mark.parametrize(
+    "stray", [(2**63, 0xFFFF << 48), (5, layout.EVENT_END << layout.KIND_SHIFT | 1 << layout.SECTION_SHIFT), (START, 0)]
+)
+def test_a_stray_write_into_the_ring_counts_for_nothing_and_is_recovered_from(stray: tuple[int, int]) -> None:
     rank, watch = settled()
     rank.start("step")
     rank.passes(2)
-    rank.words += (2**63, 0xFFFF << 48)
+    rank.words += stray
     rank.passes(1)
     rank.end("step")  # its start is in doubt
     rank.start("save")
