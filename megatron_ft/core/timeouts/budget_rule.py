@@ -20,8 +20,6 @@ BUDGET = "budget"
 REFERENCE = "reference"
 LEARNED_FLOOR_S = 5.0
 """No learned timeout is below this: five times a step of 20 ms is no timeout, a page fault would kill."""
-FIRST_INTERVALS = 4
-"""This many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
 CHECK_S = 1.9
 """From a suspicion until the rank is terminated, at most: a starved rank answers late."""
 _KEPT_CYCLES = 8
