@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from megatron_ft.core.agent.suspicion import CHECK_S
+from megatron_ft.core.board.intervals import FIRST_INTERVALS
 from megatron_ft.core.timeouts.budget_rule import (
     BUDGET,
-    CHECK_S,
-    FIRST_INTERVALS,
     after_kill,
     after_update,
     begin_cycle,

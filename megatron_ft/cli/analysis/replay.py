@@ -15,7 +15,8 @@ import numpy as np
 from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, ended, judged
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, after_update, begin_cycle, learn
+from megatron_ft.core.board.intervals import FIRST_INTERVALS
+from megatron_ft.core.timeouts.budget_rule import after_update, begin_cycle, learn
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded, merge
 from megatron_ft.core.timeouts.tail import bucket_of

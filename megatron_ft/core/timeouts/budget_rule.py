@@ -20,8 +20,6 @@ BUDGET = "budget"
 REFERENCE = "reference"
 LEARNED_FLOOR_S = 5.0
 """No learned timeout is below this: five times a step of 20 ms is no timeout, a page fault would kill."""
-CHECK_S = 1.9
-"""From a suspicion until the rank is terminated, at most: a starved rank answers late."""
 _KEPT_CYCLES = 8
 """The timeout of first intervals is made of this many cycles."""
 _FEW = 12.0

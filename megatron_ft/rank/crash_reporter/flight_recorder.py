@@ -53,7 +53,7 @@ def group_timeout_ns() -> int | None:
 
         group: Any = distributed_c10d._get_default_group()
         timeouts = [group._get_backend(device).options._timeout for device in group._device_types]
-        return min(round(timeout.total_seconds() * 1e9) for timeout in timeouts)
+        return round(min(float(timeout.total_seconds()) for timeout in timeouts) * 1e9)
     except Exception:  # noqa: BLE001 - private parts of torch: if they raise, the launcher uses its own default
         return None
 

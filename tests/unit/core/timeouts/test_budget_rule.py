@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_ft.core.agent.suspicion import CHECK_S
 from megatron_ft.core.codec import fields, unpack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.timeouts.budget_rule import (
     BUDGET,
-    CHECK_S,
     LEARNED_FLOOR_S,
     LIMIT,
     REFERENCE,
