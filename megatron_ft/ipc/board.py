@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from megatron_ft.core.board import layout
-from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot
 
 
 class RingEvent(NamedTuple):
@@ -71,6 +71,8 @@ class Board:
         for word in range(1, layout.SECTION_TABLE):
             if word != layout.W_CLOSING or words[word] != layout.CLOSING:
                 words[word] = 0
+        for index in range(layout.MAX_SECTIONS):
+            _put_armed(words, layout.slot(index) + layout.S_ARMED, None)
         words[layout.W_CYCLE] = cycle
         words[layout.W_RANK] = rank
         words[layout.W_PID] = pid
@@ -90,7 +92,7 @@ class Board:
         words[layout.W_MAGIC] = layout.MAGIC
 
     def put_section(self, index: int, name: str, timeout_s: float | None) -> None:
-        """Write a section's place in the table; seconds, None is infinite. It isn't read until the count includes it.
+        """Write the rank's words of a section; seconds, None is infinite. They aren't read until the count includes it.
 
         Raises:
             ValueError: the table is full.
@@ -104,7 +106,16 @@ class Board:
         self.words[at + layout.S_OPENED_AT] = 0
         self.words[at + layout.S_OPEN_COUNT] = 0
         self.words[at + layout.S_TIMEOUT] = layout.timeout_word(timeout_s)
-        self.words[at + layout.S_FIRST_TIMEOUT] = self.words[at + layout.S_LEARNED] = 0
+        self.words[at + layout.S_CALCULATED] = 0
+
+    def put_armed(self, board: BoardSnapshot) -> None:
+        """Write the armed timeouts of ``board``, where the words are others."""
+        words = self.words
+        _put_armed(words, layout.W_OUT_OF_SECTION_ARMED, board.armed_out_of_section)
+        for index, section in enumerate(board.sections):
+            _put_armed(words, layout.slot(index) + layout.S_ARMED, section.armed)
+        words[layout.W_INITIAL_HEARTBEAT_ARMED] = board.armed_initial_heartbeat_ns or 0
+        words[layout.W_HEARTBEAT_ARMED] = board.armed_heartbeat_ns or 0
 
     def put_place(self, text: str) -> None:
         """Write where in its code the rank is; one that reads meanwhile may see parts of two texts."""
@@ -148,10 +159,34 @@ class Board:
                 value=code & layout.VALUE_MASK,
             )
 
+    def ring_words(self, since_head: int, head: int) -> tuple[int, list[int]]:
+        """Two words of each event from number ``since_head`` up to ``head``, and the number of the first one.
+
+        Events that the rank has overwritten, maybe only meanwhile, are left out.
+        """
+        begin = max(since_head, head - layout.RING_EVENTS)
+        first, last = begin & layout.RING_MASK, head & layout.RING_MASK
+        ring = self.words[layout.RING : layout.PLACE]
+        if begin >= head:
+            return head, []
+        if first < last:
+            found = ring[2 * first : 2 * last].tolist()
+        else:
+            found = ring[2 * first :].tolist() + ring[: 2 * last].tolist()
+        # the rank may be about to write the next one
+        oldest = min(max(begin, self.words[layout.W_RING_HEAD] + 1 - layout.RING_EVENTS), head)
+        return oldest, found[2 * (oldest - begin) :]
+
     def close(self) -> None:
         """Unmap; calling it again does nothing."""
         self.words.release()
         self._map.close()
+
+
+def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:
+    wanted = layout.armed_words(armed)
+    if words[at : at + 4].tolist() != list(wanted):
+        words[at], words[at + 1], words[at + 2], words[at + 3] = wanted
 
 
 class BoardTimeouts(NamedTuple):

@@ -19,6 +19,7 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.shared import Warning_
+from megatron_ft.core.timeouts.exchange import Intervals, Milestone
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -104,6 +105,8 @@ class Reports:
             watch_only=greeting.watch_only,
             user_code_ns=greeting.user_code_ns or None,
             has_group=greeting.has_group,
+            state_path=greeting.state_path,
+            learns=greeting.learns,
             at_ns=time.monotonic_ns(),
         )
         self._tell(report, attached.fds)
@@ -121,6 +124,14 @@ class Reports:
     def progress_checked(self, attached: AttachedRank, progress: str) -> None:
         """Report the progress of a rank between the two moments of `CheckProgress`."""
         self._tell(ProgressChecked(attached.cycle, progress))
+
+    def milestone(self, milestone: Milestone) -> None:
+        """Report a point in time at which timeouts may be learned."""
+        self._tell(milestone)
+
+    def intervals(self, intervals: Intervals) -> None:
+        """Answer a survey."""
+        self._tell(intervals)
 
     def evidence(self, log_dir: str | None, attached: AttachedRank, evidence: HangEvidence) -> None:
         """Send the launcher the note on a rank, and write the evidence files."""
@@ -234,7 +245,8 @@ def _rank_hung(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed
         observed_only=observed_only,
         at_ns=at_ns,
         learned=verdict.is_learned,
-        learned_timeout_s=None if verdict.learned_ns is None else verdict.learned_ns / 1e9,
+        limit_s=seconds(verdict.limit_ns),
+        enforced=verdict.enforced,
     )
 
 

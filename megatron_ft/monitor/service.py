@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import time
+from dataclasses import replace
 
 from megatron_ft.core.board.hang_detector import Action, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
@@ -27,6 +28,7 @@ from megatron_ft.core.messages.monitor import (
     Stop,
 )
 from megatron_ft.core.messages.rank import Hello, Refused, ToRank, Welcome
+from megatron_ft.core.timeouts.exchange import Arm, Intervals, Survey
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError, Message
@@ -62,6 +64,8 @@ class MonitorService:
         self._group: int | None = None
         self._running = True
         self._paused_at_ns: int | None = None
+        self._ended: Intervals | None = None
+        """Intervals of the last rank that has ended: a survey at the end of the run may come too late for it."""
         self._started: int | None = None
         """The process group of the rank that the launcher has started last."""
 
@@ -69,7 +73,7 @@ class MonitorService:
         """Serve until stopped."""
         if self._settings.attached is not None:
             attached, config = self._settings.attached, self._settings.config
-            self._watch(WatchedRank.take_over(attached, config, has_launcher=self._has_launcher))
+            self._watch(WatchedRank.take_over(attached, config))
         while self._running:
             watched = self._watched
             for fd, _ in self._poll():
@@ -133,9 +137,11 @@ class MonitorService:
             return
         if isinstance(order, RankOrder):
             watched = self._watched
-            if watched is not None and watched.attached.cycle == order.cycle:  # else it was meant for the rank before
+            if watched is not None and watched.attached.cycle == order.cycle:
                 self._obey_of_rank(watched, order)
-            return
+            elif isinstance(order, Survey) and self._ended is not None and self._ended.cycle == order.cycle:
+                self._reports.intervals(replace(self._ended, number=order.number))
+            return  # else it was meant for the rank before
         match order:
             case Stop():
                 self._running = False
@@ -162,6 +168,11 @@ class MonitorService:
                 self._termination.hurry()
             case Release():
                 self._suspicion.clear()  # the cycle is over: the launcher ends this rank with all the others
+            case Survey(number=number):
+                self._reports.intervals(watched.intervals(number, self._paused_at_ns))
+            case Arm():
+                watched.arm(order)
+                self._next_look_ns = time.monotonic_ns()
             case CheckProgress() | ExtendTimeout() | ConfirmHang():
                 if self._suspicion.obey(watched, order):
                     self._next_look_ns = time.monotonic_ns()
@@ -227,7 +238,6 @@ class MonitorService:
                 cycle=greeting.cycle,
                 warmup_iterations=greeting.warmup_iterations,
                 watch_only=greeting.watch_only,
-                has_launcher=self._has_launcher,
             )
         except OSError as error:
             if pidfd >= 0:
@@ -289,6 +299,8 @@ class MonitorService:
         self._reports.news(watched, reading.snapshot)
         self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
+        for milestone in watched.take_milestones(reading.snapshot):
+            self._reports.milestone(milestone)
         if watched.take_end(reading.snapshot):
             self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.action is Action.END_RANK:
@@ -299,22 +311,22 @@ class MonitorService:
             self._suspicion.clear()
 
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
-        """From here on the rank is ended, whatever can or can't be seen of it."""
-        observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
+        """From here on the rank is ended, whatever can or can't be seen of it; or it is only reported."""
+        only_reports, now_ns = self._settings.observe_only or not verdict.enforced, time.monotonic_ns()
         deadline_ns = now_ns + round(EVIDENCE_S * 1e9)
-        if not observe_only:
+        if not only_reports:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(
                 watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at
             )
-        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
+        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=only_reports)
         try:
-            self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
+            self._examine(watched, verdict, passive=only_reports, deadline_ns=deadline_ns)
         except Exception as error:  # noqa: BLE001 - a rank is terminated whether or not evidence can be collected
             self._reports.warn(f"the evidence on rank {watched.attached.rank} can't be collected: {error!r}")
-        if observe_only:
+        if only_reports:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
@@ -352,6 +364,7 @@ class MonitorService:
         if snapshot is not None:
             self._reports.news(self._watched, snapshot)
             self._reports.progress(self._watched, snapshot, at_once=True)
+            self._ended = self._watched.intervals(0, self._paused_at_ns)
         self._reports.rank_gone(attached, snapshot)
         self._leave_rank()
 

@@ -1,4 +1,7 @@
-"""A learned timeout is over: the launcher decides whether the rank is terminated, by the progress of all ranks."""
+"""A learned timeout is over: the launcher decides whether the rank hangs, by the progress of all ranks.
+
+A rank that exceeds a timeout that isn't enforced is only reported. If the launcher doesn't answer, it isn't even that.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +49,25 @@ class Suspicion:
         return min(times, default=None)
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: Overdue) -> bool:
-        """Ask the launcher, if the timeout was learned; returns False if the rank is to be terminated now."""
-        was_confirmed, self._is_confirmed = self._is_confirmed, False
+        """Ask the launcher, if the timeout was learned; returns False if the rank surely hangs."""
+        is_same = self._is_about(verdict)
+        was_confirmed, self._is_confirmed = self._is_confirmed and is_same, False
+        if not self._has_launcher and not verdict.enforced:
+            watched.put_off(verdict)
+            return True
         if not (verdict.is_learned and self._has_launcher) or was_confirmed:
             self._verdict = None
             return False
-        if self._verdict is not None and self._verdict.since_ns == verdict.since_ns:
+        if is_same:
             return True  # it has been asked
         self._verdict, self._answer_by_ns = verdict, time.monotonic_ns() + _ANSWER_NS
         self._reports.suspect(watched.attached, verdict)
         return True
+
+    def _is_about(self, verdict: Overdue) -> bool:
+        """Return False, too, if the timeout is enforced only since it was suspected, or only until then."""
+        mine = self._verdict
+        return mine is not None and mine.key == verdict.key and mine.enforced == verdict.enforced
 
     def clear(self) -> None:
         """Drop the suspicion."""
@@ -85,7 +97,7 @@ class Suspicion:
         return self._is_confirmed
 
     def act(self, watched: WatchedRank) -> bool:
-        """Do what is due; returns True if the hang is confirmed, because the launcher hasn't answered in time."""
+        """Do what is due; returns True if the board is to be checked, because the launcher hasn't answered in time."""
         now_ns = time.monotonic_ns()
         if self._first is not None and now_ns >= self._again_ns:
             second = _take_sample(watched.attached, watched.final_snapshot())
@@ -93,11 +105,11 @@ class Suspicion:
             self._first = None
         if self._verdict is None or now_ns < self._answer_by_ns:
             return False
-        if self._verdict.learned_ns is not None:  # it was early: then its timeout counts, as without a launcher
-            watched.extend_timeout(self._verdict, self._verdict.learned_ns / 1e9)
-            self.clear()
-            return False
-        return self._confirm()
+        if self._verdict.enforced:
+            return self._confirm()
+        watched.put_off(self._verdict)
+        self.clear()
+        return True
 
 
 def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.board import layout
+from megatron_ft.core.board.arming import with_armed
 from megatron_ft.core.board.consistency import contradiction
 from megatron_ft.core.board.hang_detector import (
     Action,
     Check,
+    Gap,
     MonitorState,
     Overdue,
     check_board,
@@ -24,6 +27,8 @@ from megatron_ft.core.board.intervals import is_blank
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
+from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
@@ -52,16 +57,17 @@ class News(NamedTuple):
 class WatchedRank:
     """Owns the descriptors of one attached rank."""
 
-    def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int, has_launcher: bool) -> None:
+    def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int) -> None:
         self.attached = attached
         self._config = config
         self.board = Board(attached.board_fd)
         self._check_interval_ns = round(config.workload_check_interval * 1e9)
-        self.state = MonitorState(
-            check_interval_ns=self._check_interval_ns, last_look_ns=start_ns, suspects_early=has_launcher
-        )
+        self.state = MonitorState(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
         self._was_stopped = False
-        self._shown_version = 0
+        self._shown_timeouts: tuple[int, Arm | None] = 0, None
+        self._arm: Arm | None = None
+        self._sketches: SectionSketches | None = None
+        self._milestones = Milestones()
         self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
         self.last_good: BoardSnapshot | None = None
         self._before: BoardSnapshot | None = None
@@ -84,11 +90,8 @@ class WatchedRank:
         cycle: int,
         warmup_iterations: int,
         watch_only: bool = False,
-        has_launcher: bool = False,
     ) -> WatchedRank:
         """Make a fresh board for a rank that said hello; ``watch_only``: one without timeouts.
-
-        ``has_launcher``: one can be asked about a rank that is suspected.
 
         Raises:
             OSError: there is no memory for a board.
@@ -102,7 +105,7 @@ class WatchedRank:
             made += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             board_fd, wake_fd, stack_fd, ask_fd, answers_fd = made
             attached = AttachedRank(board_fd, wake_fd, pidfd, stack_fd, ask_fd, pid, rank, cycle)
-            watched = cls(attached, config, start_ns=start_ns, has_launcher=has_launcher)
+            watched = cls(attached, config, start_ns=start_ns)
         except OSError:
             close_fds(made)
             raise
@@ -117,12 +120,13 @@ class WatchedRank:
             watch_only=watch_only,
         )
         watched.last_good = watched._before = watched.board.snapshot()  # no other process has it yet
+        watched._sketches = SectionSketches(watched.last_good)
         return watched
 
     @classmethod
-    def take_over(cls, attached: AttachedRank, config: ConfigValues, *, has_launcher: bool = False) -> WatchedRank:
+    def take_over(cls, attached: AttachedRank, config: ConfigValues) -> WatchedRank:
         """Go on with the board of a monitor that died or was stopped."""
-        watched = cls(attached, config, start_ns=time.monotonic_ns(), has_launcher=has_launcher)
+        watched = cls(attached, config, start_ns=time.monotonic_ns())
         words = watched.board.words
         now = time.monotonic_ns()
         # if no check was made when one was due, the node may have been stopped; check_board allows for it
@@ -155,16 +159,17 @@ class WatchedRank:
         words[layout.W_LAST_LOOK] = now
         resting = outcome.action in (Action.REST, Action.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
+        self._feed(snapshot, now, self.state.gaps)
         return Reading(snapshot, outcome, damage)
 
     def take_news(self, snapshot: BoardSnapshot) -> News:
         """What this reading shows for the first time; its timeouts also when they are others than before."""
         news = News(
-            timeouts=snapshot.timeouts_version != self._shown_version,
+            timeouts=(snapshot.timeouts_version, self._arm) != self._shown_timeouts,
             first_iteration=bool(snapshot.first_iteration_at_ns) and not self._has_shown_iteration,
             first_step=bool(snapshot.first_step_at_ns) and not self._has_shown_step,
         )
-        self._shown_version = snapshot.timeouts_version
+        self._shown_timeouts = snapshot.timeouts_version, self._arm
         self._has_shown_iteration |= news.first_iteration
         self._has_shown_step |= news.first_step
         return news
@@ -193,8 +198,33 @@ class WatchedRank:
         dismiss(self.state, verdict)
 
     def extend_timeout(self, verdict: Overdue, timeout_s: float) -> None:
-        """Let what was overdue last so long in all."""
+        """Let what was overdue last so long in all: ranks make progress."""
         extend_timeout(self.state, verdict, round(timeout_s * 1e9))
+        if self._sketches is not None and self.last_good is not None:
+            self._sketches.explain(verdict.key, self.last_good)
+
+    def put_off(self, verdict: Overdue) -> None:
+        """Let what was overdue last for its timeout once more: nobody could be asked whether ranks make progress."""
+        extend_timeout(self.state, verdict, verdict.elapsed_ns + verdict.timeout_ns)
+
+    def arm(self, order: Arm) -> None:
+        """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
+        self._arm = order
+
+    def take_milestones(self, snapshot: BoardSnapshot) -> list[Milestone]:
+        """Milestones that this reading is the first to show."""
+        return self._milestones.take(snapshot)
+
+    def intervals(self, number: int, paused_since_ns: int | None) -> Intervals:
+        """Answer the survey of this number. The time since ``paused_since_ns`` isn't the rank's."""
+        cycle, board = self.attached.cycle, self.final_snapshot()
+        if board is None or board.watch_only:
+            return Intervals(cycle, number)
+        now_ns, gaps = time.monotonic_ns(), self.state.gaps
+        if paused_since_ns is not None:
+            gaps = [*gaps, Gap(paused_since_ns, now_ns, now_ns - paused_since_ns, 0)]
+        sketches = self._feed(board, now_ns, gaps)
+        return Intervals(cycle, number, sketches.sketches(board, now_ns, gaps), facts_of(board))
 
     def excuse_since(self, since_ns: int) -> None:
         """Don't count the time since ``since_ns``: hang detection was suspended."""
@@ -238,12 +268,25 @@ class WatchedRank:
             why = contradiction(self._before, snapshot, self._before_ns)
             if why is not None:
                 raise BoardDamagedError(why)
+        snapshot = with_armed(self._arm, snapshot)
+        self.board.put_armed(snapshot)
         return snapshot, now
+
+    def _feed(self, snapshot: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> SectionSketches:
+        sketches = self._sketches
+        if sketches is None:  # the monitor before this one has counted what came before
+            sketches = self._sketches = SectionSketches(snapshot, from_ring_head=snapshot.ring_head)
+        if snapshot.ring_head > sketches.read_to and not snapshot.watch_only:
+            first, words = self.board.ring_words(sketches.read_to, snapshot.ring_head)
+        else:
+            first, words = sketches.read_to, []
+        sketches.feed(first, words, snapshot, now_ns, gaps)
+        return sketches
 
     def _renew(self) -> None:
         """Write a fresh board into the same memory; the new epoch makes the client stamp what it has open."""
         known = self.last_good
-        timeouts = configured_timeouts(self._config) if known is None else timeouts_in_force(known)
+        timeouts = configured_timeouts(self._config) if known is None else own_timeouts(known)
         if self.is_watch_only:
             timeouts = NO_TIMEOUTS
         now = time.monotonic_ns()
@@ -265,6 +308,11 @@ class WatchedRank:
         words[layout.W_STACK_SIGNAL] = known.stack_signal
         words[layout.W_MAIN_THREAD] = known.main_thread
         words[layout.W_LOGGED_HEAD] = known.ring_head
+        words[layout.W_LEARNING_FACTS] = known.learning_facts
+        words[layout.W_STEPS] = known.steps
+        words[layout.W_SAVES] = known.saves
+        words[layout.W_ITERATIONS_BACK] = known.iterations_back
+        words[layout.W_GROUP_TIMEOUT] = known.group_timeout_ns or 0
 
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
@@ -278,14 +326,14 @@ def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
     )
 
 
-def timeouts_in_force(snapshot: BoardSnapshot) -> BoardTimeouts:
-    """The timeouts a board shows, in seconds."""
+def own_timeouts(snapshot: BoardSnapshot) -> BoardTimeouts:
+    """The timeouts that the rank has written on a board, in seconds."""
     return BoardTimeouts(
-        initial_heartbeat=seconds(snapshot.initial_heartbeat_timeout_ns),
-        heartbeat=seconds(snapshot.heartbeat_timeout_ns),
+        initial_heartbeat=seconds(snapshot.own_initial_heartbeat_timeout_ns),
+        heartbeat=seconds(snapshot.own_heartbeat_timeout_ns),
         heartbeat_flags=snapshot.heartbeat_flags,
-        sections={section.name: seconds(section.timeout_ns) for section in snapshot.sections},
-        out_of_section=seconds(snapshot.out_of_section_timeout_ns),
+        sections={section.name: seconds(section.own_timeout_ns) for section in snapshot.sections},
+        out_of_section=seconds(snapshot.own_out_of_section_timeout_ns),
     )
 
 

@@ -35,6 +35,10 @@ _TIMEOUT_S = 600.0
 _WORDS_READ = layout.RING
 _JUDGED = layout.slot(len(_SECTIONS))
 """The words behind these are nobody's."""
+_STAMPS = (
+    *(layout.W_FIRST_ITERATION_AT, layout.W_FIRST_STEP_AT, layout.W_LAST_HEARTBEAT, layout.W_WARM_UP_OVER_AT),
+    *(layout.W_COLLECTIVES_SEEN_AT, layout.W_COLLECTIVE_AT),
+)
 _LEAST_RENEWED = 0.9
 _LONGEST_REASON = 400
 
@@ -67,11 +71,14 @@ def _random_board(rng: random.Random) -> bytes:
         _put(raw, layout.W_MAGIC, layout.MAGIC)
         _put(raw, layout.W_START, _before(now, rng.randrange(1, 10**12)))
         _put(raw, layout.W_CLOSING, rng.choice((0, 0, 0, 1, layout.CLOSING)))
-        for word in (layout.W_FIRST_ITERATION_AT, layout.W_FIRST_STEP_AT, layout.W_LAST_HEARTBEAT):
+        for word in _STAMPS:
             _put(raw, word, rng.choice((0, now, _before(now, rng.randrange(10**12)))))
         for word in (layout.W_LAST_TRANSITION, layout.W_LAST_LOOK):
             _put(raw, word, rng.choice((0, now, _before(now, rng.randrange(10**9)))))
         _put(raw, layout.W_SECTION_COUNT, rng.choice((0, 1, 3, 64, 65, 2**63)))
+        _put(raw, layout.W_LEARNING_FACTS, rng.choice((0, rng.randrange(64), rng.randrange(64), 64)))
+        for word in (layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK):
+            _put(raw, word, rng.choice((0, 1, rng.randrange(10**6), layout.MOST_COUNT)))
     for index in range(layout.MAX_SECTIONS if kind > 1 else 0):
         at = layout.slot(index)
         name = rng.choice(("step", "ü", "\x1b[2J", "a\nb", "x" * 63, f"s{index}", "")).encode()

@@ -21,6 +21,7 @@ Message = dict[str, Any]
 HELLOS: tuple[Message, ...] = (
     {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0, "user_code_ns": 0},
     {"type": "hello", "cycle": 7, "rank": 3, "warmup_iterations": 5},
+    {"type": "hello", "cycle": 1, "rank": 0, "warmup_iterations": 0, "state_path": "/a/ft_state.json", "learns": True},
     {"type": "hello", "cycle": 2**62, "rank": 10**7, "warmup_iterations": 2**62},
 )
 REQUESTS: tuple[Message, ...] = (
@@ -34,6 +35,13 @@ ORDERS: tuple[Message, ...] = (
     {"type": "pause", "since_ns": None},
     {"type": "resume"},
     {"type": "collect", "cycle": 1, "passive": False, "deadline_ns": 1},
+    {"type": "survey", "cycle": 0, "number": 1, "moment": "save"},
+    {
+        "type": "arm",
+        "cycle": 0,
+        "timeouts": {"step": {"timeout_s": 1e6, "first_s": 1e6, "limit_s": 4e6, "enforced": False}},
+        "raised": {"heartbeat": 2.0},
+    },
 )
 """None ends a rank that isn't found hung, or looks at one: those do what they say, that is no fuzzing."""
 
@@ -84,6 +92,8 @@ REPORTS: tuple[Message, ...] = (
     {"type": "signalled", "rank": 1, "cycle": 0, "pid": 77, "signal": "SIGTERM", "at_ns": 10**12},
     {"type": "warning", "text": "the board was damaged"},
     {"type": "detached", "rank": 1, "cycle": 0, "pid": 77, "at_ns": 10**12},
+    {"type": "milestone", "cycle": 0, "moment": "steps", "count": 64},
+    {"type": "intervals", "cycle": 0, "number": 1, "facts": {"learns": True, "saved": True}},
 )
 """What a monitor tells its launcher."""
 

@@ -110,17 +110,16 @@ def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> 
     first = verdicts[0]
     more = f" (and {counted(len(verdicts) - 1, 'other rank')} of this node)" if len(verdicts) > 1 else ""
     where = f"in '{first.section}'" if first.section is not None else first.kind.replace("_", " ")
-    than = "usual" if first.learned_timeout_s is not None else f"its learned timeout of {first.timeout_s:.1f} s"
     return (
-        f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than {than}, but "
-        f"{progress}: extending the timeout, to at most {most_s:.1f} s in total"
+        f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than its learned timeout of "
+        f"{first.timeout_s:.1f} s, but {progress}: extending the timeout, to at most {most_s:.1f} s in total"
     )
 
 
-def most_time_is_over(verdict: HangVerdict, most: float) -> str:
-    """A rank has had all the time that a learned timeout allows for, because others, or it, seemed to move."""
+def most_time_is_over(verdict: HangVerdict, most_s: float) -> str:
+    """Say that a rank is ended though ranks seem to make progress: its timeout can't be extended beyond ``most_s``."""
     what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
-    return f"{what}: {most:g} times its learned timeout has passed, terminating it although ranks seem to make progress"
+    return f"{what}: its timeout is extended to at most {most_s:.1f} s, terminating it although ranks make progress"
 
 
 def _at(verdict: HangVerdict) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.timeouts.exchange import Intervals, Milestone
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class Attached:
     has_group: bool = False
     watch_only: bool = False
     """Its script calls no hooks (so far): evidence can be collected on it, and its collectives are counted."""
+    state_path: str = ""
+    """File of learned timeouts; "": there is none."""
+    learns: bool = False
+    """The script asks for learned timeouts (calc_ft_timeouts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,10 @@ class Trains:
 
 @dataclass(frozen=True, slots=True)
 class FoundHung:
-    """A monitor has found its rank hung. ``observed_only``: the rank is only reported (--ft-observe-only)."""
+    """A monitor has found its rank hung.
+
+    ``observed_only``: the rank is only reported (--ft-observe-only, or a timeout that isn't enforced).
+    """
 
     local_rank: int
     cycle: int
@@ -89,4 +97,33 @@ class Signalled:
     number: signal.Signals
 
 
-FromMonitor = Attached | Detached | Trains | FoundHung | Suspected | ProgressChecked | EvidenceCollected | Signalled
+@dataclass(frozen=True, slots=True)
+class MilestoneReached:
+    """A rank has reached a point in time at which timeouts may be learned."""
+
+    local_rank: int
+    cycle: int
+    milestone: Milestone
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalsReported:
+    """A monitor has answered a `Survey`."""
+
+    local_rank: int
+    cycle: int
+    intervals: Intervals
+
+
+FromMonitor = (
+    Attached
+    | Detached
+    | Trains
+    | FoundHung
+    | Suspected
+    | ProgressChecked
+    | EvidenceCollected
+    | Signalled
+    | MilestoneReached
+    | IntervalsReported
+)

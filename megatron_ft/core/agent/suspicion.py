@@ -1,11 +1,12 @@
-"""A rank whose learned timeout is over is terminated only if no rank of the job makes progress. Pure.
+"""A rank whose learned timeout is over is found hung only if no rank of the job makes progress. Pure.
 
-A monitor asks here when its rank has passed a learned timeout, or the moment before it from which a rank is suspected
-(`core.timeouts.early`). All ranks of the job are observed twice, and as long as one of them makes progress the suspects
-are given more time, a quarter more each time and `MOST` timeouts in all at most: some ranks only seem to move. If none
-does, the hang is confirmed, as when any other timeout is over.
-Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node count,
-and those of other nodes may be what this one waits for: then a rank has its learned timeout before it is suspected.
+A monitor asks here when its rank has passed a learned timeout. All ranks of the job are observed twice, and as long as
+one of them makes progress the suspects are given more time, a quarter more each time, up to the limit of the interval
+(`MOST` timeouts, if it has none): some ranks only seem to move. If none does, the hang is confirmed: the rank is
+terminated, or only reported, if its timeout isn't enforced.
+Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node can be
+asked, and those of other nodes may be what this one waits for. Then no hang is confirmed before the longest interval
+that was ever extended, and a quarter more, is over.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job.messages import Moving, Suspected
-from megatron_ft.core.timeouts.early import CHECK_S
 
+CHECK_S = 1.9
+"""From a suspicion until the hang is confirmed, at most: a starved rank answers late."""
 MOST = 4.0
-"""So many times its learned timeout a rank may take at most, even if others make progress."""
+"""Limit of an interval that has none of its own, as a multiple of its timeout."""
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
 _SHARE, _LEAST_S, _LONGEST_S = 0.2, 0.1, 1.0
@@ -57,13 +59,9 @@ class Suspicion:
         """A learned timeout of a rank of this node is over."""
         if self._is_over:
             return
-        learned_s = verdict.learned_timeout_s
-        if learned_s is not None and verdict.elapsed_s < learned_s and not self._sees_all_ranks:
-            turn.do(ExtendTimeout(verdict.local_rank, learned_s))
-            return
         if verdict.elapsed_s >= _most_s(verdict):
-            if not self._observes_only:
-                turn.do(Say(lines.most_time_is_over(verdict, MOST)))
+            if verdict.enforced and not self._observes_only:
+                turn.do(Say(lines.most_time_is_over(verdict, _most_s(verdict))))
             turn.do(ConfirmHang(verdict.local_rank))
             return
         self._suspects[verdict.local_rank] = verdict
@@ -110,7 +108,15 @@ class Suspicion:
             return
         self._bound_ns, self._awaited = None, set()
         suspects, self._suspects = self._suspects, {}
-        turn.do(*(ConfirmHang(local_rank) for local_rank in sorted(suspects)))
+        turn.do(*(self._decided(verdict) for _, verdict in sorted(suspects.items())))
+
+    def _decided(self, verdict: HangVerdict) -> ExtendTimeout | ConfirmHang:
+        """Return what follows if no rank that can be asked makes progress."""
+        # the limit is that many times the longest interval that was extended
+        least_s = 0.0 if verdict.limit_s is None else _MORE * verdict.limit_s / MOST
+        if verdict.elapsed_s < least_s and not self._sees_all_ranks:
+            return ExtendTimeout(verdict.local_rank, least_s)
+        return ConfirmHang(verdict.local_rank)
 
     def close(self) -> None:
         """Stop: all ranks are about to be terminated."""
@@ -128,7 +134,7 @@ class Suspicion:
                 event_records.more_time(self._record.cycle, verdict, until_s, progress),
             )
             key = (local_rank, -1 if verdict.iteration is None else verdict.iteration, verdict.timed)
-            if key not in self._given:
+            if verdict.enforced and key not in self._given:
                 self._given.add(key)
                 news.append(verdict)
         if news:
@@ -136,4 +142,4 @@ class Suspicion:
 
 
 def _most_s(verdict: HangVerdict) -> float:
-    return MOST * (verdict.learned_timeout_s or verdict.timeout_s)
+    return MOST * verdict.timeout_s if verdict.limit_s is None else verdict.limit_s

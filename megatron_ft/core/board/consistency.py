@@ -2,6 +2,7 @@
 
 ``layout.decode`` finds words that are impossible by themselves. These functions find what the writer never does: it
 never counts back, never changes its rank or pid, and changes a timeout only together with the timeouts' version.
+Armed timeouts are the monitor's own words: it compares them with what it has armed, and repairs them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 
 _FIXED = ("cycle", "rank", "pid", "start_ns", "warmup_iterations", "epoch")
-_COUNTS = ("iterations_seen", "heartbeats", "ring_head", "timeouts_version")
+_COUNTS = ("iterations_seen", "heartbeats", "ring_head", "timeouts_version", "steps", "saves", "iterations_back")
 _STAMPS = (
     "last_heartbeat_ns",
     "last_transition_ns",
@@ -18,15 +19,13 @@ _STAMPS = (
     "warm_up_over_ns",
 )
 _TIMEOUTS = (
-    "initial_heartbeat_timeout_ns",
-    "heartbeat_timeout_ns",
+    "own_initial_heartbeat_timeout_ns",
+    "own_heartbeat_timeout_ns",
     "heartbeat_flags",
-    "out_of_section_timeout_ns",
-    "is_out_of_section_learned",
-    "first_out_of_section_ns",
-    "suspect_out_of_section_ns",
+    "own_out_of_section_timeout_ns",
+    "is_out_of_section_calculated",
 )
-_SECTION_TIMEOUTS = ("timeout_ns", "first_timeout_ns", "is_learned", "suspect_after_ns")
+_SECTION_TIMEOUTS = ("own_timeout_ns", "is_calculated")
 _MOST_MORE = 2**40
 """No rank counts that far between two checks, nor in its life: after a renewal, the ring goes on where it was."""
 _LATE_NS = 1_000_000_000

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_ft.core.board.intervals import HangKind, Interval, running_intervals, smallest_timeout
+from megatron_ft.core.board.intervals import HangKind, Interval, IntervalKey, running_intervals, smallest_timeout
 from megatron_ft.core.board.layout import BoardSnapshot
 
 CONFIRM_AFTER_NS = 10_000_000
@@ -52,8 +53,15 @@ class Overdue(NamedTuple):
     """All that are open, outermost first."""
     is_learned: bool = False
     """The timeout was calculated from observed intervals."""
-    learned_ns: int | None = None
-    """That one, where ``timeout_ns`` is only when the interval was suspected."""
+    limit_ns: int | None = None
+    """Longest that it may last even while ranks make progress; None: a multiple of the timeout."""
+    enforced: bool = True
+    """False: the rank is only reported, and never ended."""
+
+    @property
+    def key(self) -> IntervalKey:
+        """The interval that is overdue."""
+        return IntervalKey(self.kind, self.section, self.since_ns)
 
 
 class Action(enum.Enum):
@@ -77,7 +85,7 @@ class Check(NamedTuple):
 class _Suspect(NamedTuple):
     """An interval seen overdue once; only a second reading, not before this time, makes it a verdict."""
 
-    interval: Interval
+    key: IntervalKey
     confirm_at_ns: int
 
 
@@ -101,18 +109,16 @@ class MonitorState:
 
     check_interval_ns: int
     last_look_ns: int
-    suspects_early: bool = False
-    """A launcher can be asked: a suspicion before the timeout is over terminates no rank."""
     asked_ns: int | None = None
     gaps: list[Gap] = field(default_factory=list)
     """In order, without overlap."""
     suspect: _Suspect | None = None
     put_off: int = 0
     """How often in a row a second reading came so late that it counted as a first one."""
-    dismissed: Interval | None = None
-    """Overdue, reported, and left alone: it isn't checked again as long as it lasts."""
-    given: dict[Interval, int] = field(default_factory=dict)
-    """Interval -> its total timeout, in nanoseconds, where a learned one was extended because a rank made progress."""
+    dismissed: set[IntervalKey] = field(default_factory=set)
+    """Overdue, reported, and left alone: they aren't checked again as long as they last."""
+    given: dict[IntervalKey, int] = field(default_factory=dict)
+    """Interval -> its total timeout, in nanoseconds, where a learned one was extended."""
 
     def check_each(self, interval_ns: int) -> None:
         """Check the board once in that time, at least."""
@@ -129,7 +135,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     Changes ``state``.
     """
     assert now_ns >= state.last_look_ns, (now_ns, state.last_look_ns)
-    smallest = smallest_timeout(board, early=state.suspects_early)
+    smallest = smallest_timeout(board)
     _note_gap(state, smallest, now_ns, was_stopped)
     state.last_look_ns = now_ns
     if board.closing:
@@ -138,21 +144,24 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
         return Check(Action.REST, None, None)
 
     nearest: int | None = None
-    overdue: tuple[int, Interval] | None = None
-    running = list(running_intervals(board, early=state.suspects_early))
-    state.given = {interval: timeout_ns for interval, timeout_ns in state.given.items() if interval in running}
+    overdue: list[tuple[bool, int, Interval]] = []
+    running = list(running_intervals(board))
+    _forget_ended(state, running)
     for interval in running:
-        if interval == state.dismissed:
+        if interval.key in state.dismissed:
             continue
-        timeout_ns = state.given.get(interval, interval.timeout_ns)
+        # a timeout that was armed meanwhile may be longer than what was given
+        timeout_ns = max(interval.timeout_ns, state.given.get(interval.key, 0))
         deadline = interval.since_ns + timeout_ns + _stood_still(state, interval)
-        if now_ns >= deadline and (overdue is None or deadline < overdue[0]):
-            overdue = (deadline, interval)
+        if now_ns >= deadline:
+            overdue.append((not interval.enforced, deadline, interval))
         if nearest is None or deadline < nearest:
             nearest = deadline
 
-    if overdue is not None:
-        return _judge_overdue(state, board, overdue[1], now_ns)
+    if overdue:
+        # what may be ended first: a report takes seconds
+        _, _, first = min(overdue, key=lambda each: each[:2])
+        return _judge_overdue(state, board, first, now_ns)
     state.suspect = None
     state.put_off = 0
     bounds = [now_ns + state.check_interval_ns]
@@ -165,17 +174,14 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
 
 
 def dismiss(state: MonitorState, verdict: Overdue) -> None:
-    """Don't report this hang again (--ft-observe-only terminates no rank); the next verdict is on another interval.
-
-    Changes ``state``.
-    """
-    state.dismissed = _interval_of(verdict)
+    """Don't report this hang again: its rank isn't ended. Changes ``state``."""
+    state.dismissed.add(verdict.key)
     state.suspect = None
 
 
 def extend_timeout(state: MonitorState, verdict: Overdue, timeout_ns: int) -> None:
     """Let the interval of a verdict last ``timeout_ns`` in all before it is overdue again. Changes ``state``."""
-    state.given[_interval_of(verdict)] = timeout_ns
+    state.given[verdict.key] = timeout_ns
     state.suspect = None
 
 
@@ -188,10 +194,22 @@ def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
     state.asked_ns = None
 
 
-def _interval_of(verdict: Overdue) -> Interval:
-    return Interval(
-        verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned, verdict.learned_ns
-    )
+def lost_between(gaps: Sequence[Gap], start_ns: int, end_ns: int) -> int:
+    """How much of this time surely isn't the rank's: a pause, or a time in which the node was stopped."""
+    lost_ns = 0
+    for gap in reversed(gaps):  # in order: the ones before are older still
+        if gap.end_ns <= start_ns:
+            break
+        lost_ns += max(0, min(gap.lost_ns, min(gap.end_ns, end_ns) - max(gap.start_ns, start_ns)))
+    return lost_ns
+
+
+def _forget_ended(state: MonitorState, running: list[Interval]) -> None:
+    if not state.dismissed and not state.given:
+        return
+    keys = {interval.key for interval in running}
+    state.dismissed &= keys
+    state.given = {key: timeout_ns for key, timeout_ns in state.given.items() if key in keys}
 
 
 def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Check:
@@ -204,10 +222,11 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         iteration=board.iteration,
         open_sections=tuple(s.name for s in board.open_sections),
         is_learned=interval.is_learned,
-        learned_ns=interval.learned_ns,
+        limit_ns=interval.limit_ns,
+        enforced=interval.enforced,
     )
-    if state.suspect is None or state.suspect.interval != interval:
-        state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
+    if state.suspect is None or state.suspect.key != interval.key:
+        state.suspect = _Suspect(interval.key, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
         state.asked_ns = None  # a check that comes after this isn't late
         return Check(Action.END_RANK, None, verdict)

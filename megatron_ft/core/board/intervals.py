@@ -8,8 +8,8 @@ Rules
   one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
 * Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
   section: they don't apply to one that opens sections and sends no heartbeat.
-* A learned timeout may have a moment before it from which an interval is suspected (`core.timeouts.early`). It counts
-  only where a launcher can be asked, and is the timeout that the verdict has; what was learned is beside it.
+* An armed timeout (learned, written by the monitor) applies instead of the rank's own one. An interval that exceeds one
+  that isn't enforced is only reported.
 * During warm-up (see :func:`_is_warming_up`) the timeouts of "step" and out of section are at least the initial
   heartbeat timeout. If a section "warmup" is configured they aren't: its timeout is then that of "step" until more than
   the warm-up's iterations have begun.
@@ -21,7 +21,7 @@ import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, BoardSnapshot, SectionView
+from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.times import earliest
 
@@ -41,6 +41,14 @@ class HangKind(enum.Enum):
     HEARTBEAT = "heartbeat"
 
 
+class IntervalKey(NamedTuple):
+    """Identity of an interval, whatever its timeout is meanwhile."""
+
+    kind: HangKind
+    section: str | None
+    since_ns: int
+
+
 class Interval(NamedTuple):
     """A time that is running against a timeout."""
 
@@ -49,15 +57,29 @@ class Interval(NamedTuple):
     since_ns: int
     timeout_ns: int
     is_learned: bool = False
-    learned_ns: int | None = None
-    """That one, where ``timeout_ns`` is only when the interval is suspected."""
+    """The timeout was armed, or calculated by the rank's client."""
+    limit_ns: int | None = None
+    """Longest that it may last even while ranks make progress; None: a multiple of the timeout."""
+    enforced: bool = True
+    """False: it is reported when it is overdue, and never ended."""
+
+    @property
+    def key(self) -> IntervalKey:
+        """Its identity."""
+        return IntervalKey(self.kind, self.section, self.since_ns)
 
 
-def running_intervals(board: BoardSnapshot, *, early: bool = False) -> Iterator[Interval]:
-    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``.
+class _Bound(NamedTuple):
+    """The last fields of an `Interval`; ``timeout_ns`` None: there is no timeout."""
 
-    ``early``: where an interval is suspected before its timeout, with that time as its timeout.
-    """
+    timeout_ns: int | None
+    is_learned: bool = False
+    limit_ns: int | None = None
+    enforced: bool = True
+
+
+def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
+    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``."""
     if board.closing:
         return
     slow = next((section for section in board.sections if section.name == WARMUP), None)
@@ -68,26 +90,16 @@ def running_intervals(board: BoardSnapshot, *, early: bool = False) -> Iterator[
         if not section.opened_at_ns:
             continue
         any_open = True
-        timeout_ns = section.timeout_ns
-        if section.first_timeout_ns is not None and section.open_count <= FIRST_INTERVALS:
-            timeout_ns = section.first_timeout_ns
+        bound = _section_bound(section, is_first=section.open_count <= FIRST_INTERVALS)
         if section.name == STEP:
-            timeout_ns = _step_timeout(board, timeout_ns, slow, warming_up=warming_up)
-        if timeout_ns is not None:
-            suspect_ns = section.suspect_after_ns if early and timeout_ns == section.timeout_ns else None
-            timeouts = _with_suspicion(timeout_ns, suspect_ns, is_learned=section.is_learned)
-            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, *timeouts)
-    out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
-    if board.first_out_of_section_ns is not None and sum(s.open_count for s in board.sections) < FIRST_INTERVALS:
-        out_of_section_ns = board.first_out_of_section_ns
-    if warming_up:
-        out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
-    if not any_open and out_of_section_ns is not None:
-        since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
-        is_usual = early and out_of_section_ns == board.out_of_section_timeout_ns
-        suspect_ns = board.suspect_out_of_section_ns if is_usual else None
-        timeouts = _with_suspicion(out_of_section_ns, suspect_ns, is_learned=board.is_out_of_section_learned)
-        yield Interval(HangKind.OUT_OF_SECTION, None, since, *timeouts)
+            bound = _step_bound(board, bound, slow, warming_up=warming_up)
+        if bound.timeout_ns is not None:
+            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, bound.timeout_ns, *bound[1:])
+    if not any_open:
+        bound = _out_of_section_bound(board, warming_up=warming_up)
+        if bound.timeout_ns is not None:
+            since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
+            yield Interval(HangKind.OUT_OF_SECTION, None, since, bound.timeout_ns, *bound[1:])
 
     may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
     if board.heartbeats == 0:
@@ -113,34 +125,55 @@ def is_blank(board: BoardSnapshot) -> bool:
     return board.epoch != 0 and not has_written
 
 
-def _with_suspicion(timeout_ns: int, suspect_ns: int | None, *, is_learned: bool) -> tuple[int, bool, int | None]:
-    """The last three fields of an `Interval`."""
-    is_early = is_learned and suspect_ns is not None and suspect_ns < timeout_ns
-    return (suspect_ns, True, timeout_ns) if is_early and suspect_ns is not None else (timeout_ns, is_learned, None)
+def _section_bound(section: SectionView, *, is_first: bool = False) -> _Bound:
+    if section.armed is None:
+        return _Bound(section.own_timeout_ns, section.is_calculated)
+    return _armed_bound(section.armed, is_first=is_first)
 
 
-def _longest_timeout(board: BoardSnapshot) -> int | None:
-    """The longest of all, None if one is infinite: a rank may be in any section, or in none."""
-    timeouts = [board.out_of_section_timeout_ns, *(section.timeout_ns for section in board.sections)]
-    finite = [timeout for timeout in timeouts if timeout is not None]
-    return max(finite) if len(finite) == len(timeouts) else None
+def _armed_bound(armed: ArmedTimeout, *, is_first: bool) -> _Bound:
+    timeout_ns = armed.first_ns if is_first and armed.first_ns is not None else armed.timeout_ns
+    limit_ns = armed.limit_ns if armed.limit_ns is not None and armed.limit_ns > timeout_ns else None
+    return _Bound(timeout_ns, is_learned=True, limit_ns=limit_ns, enforced=armed.enforced)
 
 
-def _step_timeout(
-    board: BoardSnapshot, timeout_ns: int | None, slow: SectionView | None, *, warming_up: bool
-) -> int | None:
+def _out_of_section_bound(board: BoardSnapshot, *, warming_up: bool) -> _Bound:
+    bound = _Bound(board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated)
+    if board.armed_out_of_section is not None:
+        opened = sum(section.open_count for section in board.sections)
+        bound = _armed_bound(board.armed_out_of_section, is_first=opened < FIRST_INTERVALS)
+    if is_blank(board):
+        bound = _longest([bound, *(_section_bound(section) for section in board.sections)])
+    return _warm_up_bound(board, bound) if warming_up else bound
+
+
+def _longest(bounds: list[_Bound]) -> _Bound:
+    """The longest of all, no timeout if one is infinite: a rank may be in any section, or in none."""
+    finite = [bound.timeout_ns for bound in bounds if bound.timeout_ns is not None]
+    return _Bound(
+        max(finite) if len(finite) == len(bounds) else None,
+        is_learned=any(bound.is_learned for bound in bounds),
+        enforced=all(bound.enforced for bound in bounds),
+    )
+
+
+def _step_bound(board: BoardSnapshot, bound: _Bound, slow: SectionView | None, *, warming_up: bool) -> _Bound:
     """That of a "step"; ``slow``: the section "warmup", if it is configured."""
     if warming_up:
-        return _warm_up_timeout(board, timeout_ns)
+        return _warm_up_bound(board, bound)
     if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or _WARMUP_ITERATIONS):
-        return slow.timeout_ns
-    return timeout_ns
+        return _section_bound(slow)
+    return bound
 
 
-def _warm_up_timeout(board: BoardSnapshot, timeout_ns: int | None) -> int | None:
-    """The timeout while the rank warms up: at least as long as the start of a rank may take."""
+def _warm_up_bound(board: BoardSnapshot, bound: _Bound) -> _Bound:
+    """While the rank warms up: at least as long as the start of a rank may take."""
     start_ns = board.initial_heartbeat_timeout_ns
-    return None if timeout_ns is None or start_ns is None else max(timeout_ns, start_ns)
+    if bound.timeout_ns is None or start_ns is None:
+        return _Bound(None)
+    timeout_ns = max(bound.timeout_ns, start_ns)
+    limit_ns = bound.limit_ns if bound.limit_ns is not None and bound.limit_ns > timeout_ns else None
+    return bound._replace(timeout_ns=timeout_ns, limit_ns=limit_ns)
 
 
 def _is_warming_up(board: BoardSnapshot) -> bool:
@@ -157,14 +190,13 @@ def _is_warming_up(board: BoardSnapshot) -> bool:
     return bool(steps) or board.iterations_seen > 0
 
 
-def smallest_timeout(board: BoardSnapshot, *, early: bool) -> int | None:
+def smallest_timeout(board: BoardSnapshot) -> int | None:
     """The smallest finite timeout: nothing that starts after a look can be late before it is over."""
-    timeouts = [s.timeout_ns for s in board.sections]
-    timeouts += [
+    armed = [board.armed_out_of_section, *(section.armed for section in board.sections)]
+    return earliest(
         board.out_of_section_timeout_ns,
         board.initial_heartbeat_timeout_ns,
         board.heartbeat_timeout_ns,
-    ]
-    if early:
-        timeouts += [board.suspect_out_of_section_ns, *(s.suspect_after_ns for s in board.sections)]
-    return earliest(*timeouts)
+        *(section.timeout_ns for section in board.sections),
+        *(each.first_ns for each in armed if each is not None),
+    )

@@ -68,6 +68,8 @@ W_ITERATIONS_BACK = 44  # how often the iteration number went down: it is no mea
 W_GROUP_TIMEOUT = 45  # timeout of the default process group; 0: unknown
 W_STATE_WRITTEN = 46  # (launcher) STATE_ values: what became of the last timeouts that were to be written
 
+MOST_COUNT = 2**48
+"""No rank counts that far."""
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because it would not be written again."""
 FLAG_ARE_LEARNED = 4
@@ -83,6 +85,7 @@ FACT_ENOUGH_STEPS = 8
 FACT_ASYNC_SAVES = 16
 FACT_RUN_ENDS = 32
 """The rank is about to end its monitoring, at the end of its run."""
+_ALL_FACTS = 2 * FACT_RUN_ENDS - 1
 STATE_WRITTEN, STATE_NOT_WRITTEN = 1, 2
 ARMED_ENFORCED = 1
 """A rank that exceeds the armed timeout may be terminated; else it is only reported."""
@@ -125,18 +128,34 @@ def slot(index: int) -> int:
     return SECTION_TABLE + SECTION_WORDS * index
 
 
+class ArmedTimeout(NamedTuple):
+    """Learned timeout that the monitor applies instead of the rank's own one."""
+
+    timeout_ns: int
+    first_ns: int | None = None
+    """Timeout of the first intervals of a cycle; None: the same."""
+    limit_ns: int | None = None
+    """Longest that an interval may last even while ranks make progress."""
+    enforced: bool = True
+    """False: a rank that exceeds the timeout is only reported."""
+
+
 class SectionView(NamedTuple):
     """One section as the board shows it."""
 
     name: str
     opened_at_ns: int
     open_count: int
-    timeout_ns: int | None
-    first_timeout_ns: int | None = None
-    """Timeout of the first intervals of a cycle; None: the same."""
-    is_learned: bool = False
-    suspect_after_ns: int | None = None
-    """When an interval is suspected; None: at its timeout."""
+    own_timeout_ns: int | None
+    """Timeout that the rank has written."""
+    is_calculated: bool = False
+    """The rank's client has calculated its own timeout from observed intervals."""
+    armed: ArmedTimeout | None = None
+
+    @property
+    def timeout_ns(self) -> int | None:
+        """Timeout in force."""
+        return self.own_timeout_ns if self.armed is None else self.armed.timeout_ns
 
 
 class CollectiveCounts(NamedTuple):
@@ -148,6 +167,8 @@ class CollectiveCounts(NamedTuple):
     """When one of them was seen to change; of a rank whose group is new, when that was seen."""
     entered: int
     completed: int
+    group_timeout_ns: int | None = None
+    """Timeout of the default process group, where it is known."""
 
 
 class BoardSnapshot(NamedTuple):
@@ -166,10 +187,10 @@ class BoardSnapshot(NamedTuple):
     last_look_ns: int
     next_look_ns: int
     timeouts_version: int
-    initial_heartbeat_timeout_ns: int | None
-    heartbeat_timeout_ns: int | None
+    own_initial_heartbeat_timeout_ns: int | None
+    own_heartbeat_timeout_ns: int | None
     heartbeat_flags: int
-    out_of_section_timeout_ns: int | None
+    own_out_of_section_timeout_ns: int | None
     warmup_iterations: int
     epoch: int
     ring_head: int
@@ -180,11 +201,17 @@ class BoardSnapshot(NamedTuple):
     stack_signal: int = 0
     main_thread: int = 0
     warm_up_over_ns: int = 0
-    is_out_of_section_learned: bool = False
-    first_out_of_section_ns: int | None = None
-    """The timeout of the first times of a cycle in which no section is open; None: the same."""
-    suspect_out_of_section_ns: int | None = None
-    """When the time in no section is suspected; None: at its timeout."""
+    is_out_of_section_calculated: bool = False
+    armed_out_of_section: ArmedTimeout | None = None
+    armed_initial_heartbeat_ns: int | None = None
+    armed_heartbeat_ns: int | None = None
+    learning_facts: int = 0
+    """FACT_ bits."""
+    steps: int = 0
+    saves: int = 0
+    iterations_back: int = 0
+    group_timeout_ns: int | None = None
+    """Timeout of the default process group, where it is known."""
     watch_only: bool = False
     """The script calls no hooks."""
     collectives: CollectiveCounts | None = None
@@ -194,6 +221,22 @@ class BoardSnapshot(NamedTuple):
     def open_sections(self) -> tuple[SectionView, ...]:
         """The sections open now, outermost (longest open) first."""
         return tuple(sorted((s for s in self.sections if s.opened_at_ns), key=lambda s: s.opened_at_ns))
+
+    @property
+    def out_of_section_timeout_ns(self) -> int | None:
+        """Timeout in force while no section is open."""
+        armed = self.armed_out_of_section
+        return self.own_out_of_section_timeout_ns if armed is None else armed.timeout_ns
+
+    @property
+    def initial_heartbeat_timeout_ns(self) -> int | None:
+        """Timeout in force until the first heartbeat."""
+        return self.armed_initial_heartbeat_ns or self.own_initial_heartbeat_timeout_ns
+
+    @property
+    def heartbeat_timeout_ns(self) -> int | None:
+        """Timeout in force between two heartbeats."""
+        return self.armed_heartbeat_ns or self.own_heartbeat_timeout_ns
 
 
 def is_through_its_start(board: BoardSnapshot) -> bool:
@@ -232,6 +275,11 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         _check_stamp(what, words[word], start, now_ns)
     if words[W_CLOSING] not in (0, CLOSING):
         raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
+    if words[W_LEARNING_FACTS] > _ALL_FACTS:
+        raise BoardDamagedError(f"facts for learning are {words[W_LEARNING_FACTS]:#x}")
+    for what, word in (("steps", W_STEPS), ("saves", W_SAVES), ("iterations back", W_ITERATIONS_BACK)):
+        if words[word] > MOST_COUNT:
+            raise BoardDamagedError(f"number of {what} is {words[word]}")
     count = words[W_SECTION_COUNT]
     if count > MAX_SECTIONS:
         raise BoardDamagedError(f"section count is {count}")
@@ -250,10 +298,10 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         last_look_ns=words[W_LAST_LOOK],
         next_look_ns=words[W_NEXT_LOOK],
         timeouts_version=words[W_TIMEOUTS_VERSION],
-        initial_heartbeat_timeout_ns=_timeout("initial heartbeat", words[W_INITIAL_HEARTBEAT_TIMEOUT]),
-        heartbeat_timeout_ns=_timeout("heartbeat", words[W_HEARTBEAT_TIMEOUT]),
+        own_initial_heartbeat_timeout_ns=_timeout("initial heartbeat", words[W_INITIAL_HEARTBEAT_TIMEOUT]),
+        own_heartbeat_timeout_ns=_timeout("heartbeat", words[W_HEARTBEAT_TIMEOUT]),
         heartbeat_flags=words[W_HEARTBEAT_FLAGS],
-        out_of_section_timeout_ns=_timeout("out of section", words[W_OUT_OF_SECTION_TIMEOUT]),
+        own_out_of_section_timeout_ns=_timeout("out of section", words[W_OUT_OF_SECTION_TIMEOUT]),
         warmup_iterations=words[W_WARMUP_ITERATIONS],
         epoch=words[W_EPOCH],
         ring_head=words[W_RING_HEAD],
@@ -264,9 +312,15 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         stack_signal=words[W_STACK_SIGNAL],
         main_thread=words[W_MAIN_THREAD],
         warm_up_over_ns=words[W_WARM_UP_OVER_AT],
-        is_out_of_section_learned=words[W_OUT_OF_SECTION_LEARNED] == 1,
-        first_out_of_section_ns=_timeout_if_other("out of section", words[W_OUT_OF_SECTION_FIRST]),
-        suspect_out_of_section_ns=_timeout_if_other("out of section", words[W_OUT_OF_SECTION_SUSPECT]),
+        is_out_of_section_calculated=words[W_OUT_OF_SECTION_CALCULATED] == 1,
+        armed_out_of_section=_armed(words, W_OUT_OF_SECTION_ARMED),
+        armed_initial_heartbeat_ns=words[W_INITIAL_HEARTBEAT_ARMED] or None,
+        armed_heartbeat_ns=words[W_HEARTBEAT_ARMED] or None,
+        learning_facts=words[W_LEARNING_FACTS],
+        steps=words[W_STEPS],
+        saves=words[W_SAVES],
+        iterations_back=words[W_ITERATIONS_BACK],
+        group_timeout_ns=words[W_GROUP_TIMEOUT] or None,
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
@@ -277,6 +331,14 @@ def timeout_word(seconds: float | None) -> int:
     return NO_TIMEOUT if seconds is None else min(max(1, round(seconds * 1e9)), NO_TIMEOUT - 1)
 
 
+def armed_words(armed: ArmedTimeout | None) -> tuple[int, int, int, int]:
+    """The four words of an armed timeout."""
+    if armed is None:
+        return 0, 0, 0, 0
+    flags = ARMED_ENFORCED if armed.enforced else 0
+    return armed.timeout_ns, armed.first_ns or 0, armed.limit_ns or 0, flags
+
+
 def encode_name(name: str) -> bytes:
     """A section's name, padded with zeros; the config has checked that it fits."""
     data = name.encode()
@@ -284,9 +346,17 @@ def encode_name(name: str) -> bytes:
     return data.ljust(NAME_BYTES, b"\0")
 
 
+def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
+    """Any value can be read: the monitor compares these words with what it has armed."""
+    timeout_ns, first_ns, limit_ns, flags = words[at : at + 4]
+    if not timeout_ns:
+        return None
+    return ArmedTimeout(timeout_ns, first_ns or None, limit_ns or None, flags == ARMED_ENFORCED)
+
+
 def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
     at = W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED
-    found = CollectiveCounts(*(words[word] for word in at))
+    found = CollectiveCounts(*(words[word] for word in at), words[W_GROUP_TIMEOUT] or None)
     return found if found.seen_ns and found.moved_ns else None
 
 
@@ -308,9 +378,8 @@ def _decode_section(
         opened_at,
         words[at + S_OPEN_COUNT],
         _timeout(name, words[at + S_TIMEOUT]),
-        _timeout_if_other(name, words[at + S_FIRST_TIMEOUT]),
-        words[at + S_LEARNED] == 1,
-        _timeout_if_other(name, words[at + S_SUSPECT_AFTER]),
+        words[at + S_CALCULATED] == 1,
+        _armed(words, at + S_ARMED),
     )
 
 
@@ -321,10 +390,6 @@ def _check_stamp(what: str, stamp: int, start: int, now_ns: int) -> None:
 
 def _iteration(word: int) -> int | None:
     return word - 1 if word else None
-
-
-def _timeout_if_other(what: str, word: int) -> int | None:
-    return _timeout(what, word) if word else None
 
 
 def _timeout(what: str, word: int) -> int | None:

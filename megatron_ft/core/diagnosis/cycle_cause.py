@@ -57,8 +57,10 @@ class HangVerdict:
     """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
     learned: bool = False
     """The timeout was calculated from observed intervals."""
-    learned_timeout_s: float | None = None
-    """That timeout, where the rank was suspected sooner, after ``timeout_s``."""
+    limit_s: float | None = None
+    """Longest that the interval may last even while ranks make progress; None: a multiple of the timeout."""
+    enforced: bool = True
+    """False: the rank is only reported, and never ended."""
 
     @property
     def is_certain(self) -> bool:

@@ -8,6 +8,7 @@ from megatron_ft.core.codec import Cycle, Moment, Pid, Seconds, Vocabulary
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung, Warning_
+from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A learned timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds."""
+    """A learned timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds.
+
+    If the timeout isn't enforced, the rank is reported if the launcher says so, and never terminated.
+    """
 
     verdict: RankHung
 
@@ -33,7 +37,19 @@ class ProgressChecked:
     progress: str = ""
 
 
-Report = Attached | Detached | FirstStep | RankHung | Suspect | ProgressChecked | Observation | Signalled | Warning_
+Report = (
+    Attached
+    | Detached
+    | FirstStep
+    | RankHung
+    | Suspect
+    | ProgressChecked
+    | Observation
+    | Signalled
+    | Milestone
+    | Intervals
+    | Warning_
+)
 REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 
@@ -78,7 +94,10 @@ class ExtendTimeout:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmHang:
-    """No rank makes progress: terminate the rank of this cycle, if the interval in question still lasts."""
+    """No rank makes progress: terminate the rank of this cycle, if the interval in question still lasts.
+
+    If the timeout isn't enforced, the rank is reported instead.
+    """
 
     cycle: Cycle
 
@@ -100,7 +119,7 @@ class Stop:
     """The job is over."""
 
 
-RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang
+RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang | Survey | Arm
 """These are about one rank in one cycle."""
 Order = RankStarted | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

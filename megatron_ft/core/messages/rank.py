@@ -12,6 +12,7 @@ from typing import Any
 from megatron_ft.core.codec import Count, Cycle, Moment, Rank, Vocabulary, fields, unpack
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.stacks import Frame
+from megatron_ft.core.records.monitor import StatePath
 
 # -- when the rank connects -------------------------------------------------------------------------------------
 
@@ -25,6 +26,8 @@ class Hello:
         has_group: it has set its process group up.
         again: it has said so before, and got no answer.
         watch_only: its script calls no hooks (so far): only its collectives are watched, by the launcher.
+        state_path: file of learned timeouts; "": there is none.
+        learns: the script asks for learned timeouts (calc_ft_timeouts).
     """
 
     cycle: Cycle
@@ -34,6 +37,8 @@ class Hello:
     has_group: bool = False
     again: bool = False
     watch_only: bool = False
+    state_path: StatePath = ""
+    learns: bool = False
 
 
 FromRank = Hello

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from megatron_ft.core.codec import Count, Cycle, IntList, Moment, Pid, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, Form, IntList, Moment, Pid, Rank, Seconds
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.wording import shown
+
+_LONGEST_PATH = 4096
+"""PATH_MAX of Linux."""
+
+
+def _path(value: Any) -> str:
+    if type(value) is not str or len(value) > _LONGEST_PATH or "\0" in value:
+        raise ProtocolError(shown(value))
+    return value
+
+
+StatePath = Annotated[str, Form(_path, lambda path: path)]
+"""Path of a file of learned timeouts, as a rank names it; "": none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +33,8 @@ class Attached:
         user_code_ns: when its script began, if that is known.
         has_group: it had set its process group up before.
         watch_only: its script calls no hooks (so far): only its collectives are watched. That isn't logged.
+        state_path: file of learned timeouts; "": there is none.
+        learns: the script asks for learned timeouts (calc_ft_timeouts).
     """
 
     rank: Rank
@@ -26,6 +44,8 @@ class Attached:
     user_code_ns: Moment | None = None
     has_group: bool = False
     watch_only: bool = False
+    state_path: StatePath = ""
+    learns: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,10 +68,11 @@ class RankHung:
         iteration: done by then.
         open_sections: their names, the outermost first.
         state: of its process, as /proc has it: "R", "S", "D", "T".
-        observed_only: it isn't ended (--ft-observe-only).
+        observed_only: it isn't ended (--ft-observe-only, or a timeout that isn't enforced).
         text: the verdict in words, from a launcher only.
         learned: the timeout was calculated from observed intervals.
-        learned_timeout_s: that timeout, where ``timeout_s`` is only when the rank was suspected, which is sooner.
+        limit_s: longest that the interval may last even while ranks make progress; of a learned timeout only.
+        enforced: ranks that exceed the timeout may be ended.
     """
 
     rank: Rank
@@ -90,7 +91,8 @@ class RankHung:
     observed_only: bool = False
     text: str | None = None
     learned: bool = False
-    learned_timeout_s: Seconds | None = None
+    limit_s: Seconds | None = None
+    enforced: bool = True
     NAME: ClassVar[str] = "verdict"
 
 

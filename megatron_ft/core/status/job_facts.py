@@ -47,7 +47,7 @@ class RankReading(NamedTuple):
     process_state: str | None = "S"
     """The letter of /proc/<pid>/stat; None if the process has ended."""
     collectives: CollectiveCounts | None = None
-    """For a rank whose script calls no hooks: nothing else is known of it."""
+    """Counts of its collectives; of a rank whose script calls no hooks nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True)

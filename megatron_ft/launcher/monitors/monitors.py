@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.agent.monitor_events import IntervalsReported, MilestoneReached
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
@@ -16,6 +17,7 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.timeouts.exchange import Intervals, Milestone
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
@@ -164,8 +166,16 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
     """What a monitor reports, as an event of the launcher's machine; None if it says nothing of a rank."""
     match report:
         case Attached():
-            known = report.at_ns, report.user_code_ns, report.has_group, report.watch_only
-            return edge.Attached(local_rank, report.cycle, *known)
+            return edge.Attached(
+                local_rank,
+                report.cycle,
+                report.at_ns,
+                user_code_ns=report.user_code_ns,
+                has_group=report.has_group,
+                watch_only=report.watch_only,
+                state_path=report.state_path,
+                learns=report.learns,
+            )
         case Detached():
             return edge.Detached(local_rank, report.cycle, report.at_ns or time.monotonic_ns())
         case FirstStep():
@@ -178,6 +188,10 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
             return edge.ProgressChecked(local_rank, cycle, progress)
         case RankHung():
             return edge.FoundHung(local_rank, report.cycle, _verdict(local_rank, report), report.observed_only)
+        case Milestone():
+            return MilestoneReached(local_rank, report.cycle, report)
+        case Intervals():
+            return IntervalsReported(local_rank, report.cycle, report)
         case Signalled():
             number = signal.Signals.__members__.get(report.signal)
             return None if number is None else edge.Signalled(local_rank, number)
@@ -196,5 +210,6 @@ def _verdict(local_rank: int, verdict: RankHung) -> HangVerdict:
         at_ns=verdict.at_ns,
         stopped=verdict.state == "T",
         learned=verdict.learned,
-        learned_timeout_s=verdict.learned_timeout_s,
+        limit_s=verdict.limit_s,
+        enforced=verdict.enforced,
     )

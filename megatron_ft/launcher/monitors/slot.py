@@ -33,6 +33,7 @@ from megatron_ft.core.records.launcher import MonitorReplaced
 from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.shared import Warning_
 from megatron_ft.core.status.job_facts import RankReading
+from megatron_ft.core.timeouts.exchange import Arm, Survey
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog
@@ -86,6 +87,8 @@ class MonitorSlot:
         self._seen_overdue = False
         self._paused_since_ns: int | None = None
         self._rank_pid: int | None = None
+        self._arm: Arm | None = None
+        """Learned timeouts that were armed last; they are those of one cycle."""
 
     @property
     def pid(self) -> int | None:
@@ -143,19 +146,20 @@ class MonitorSlot:
             self._order(RankStarted(self._rank_pid))
         if self._paused_since_ns is not None:
             self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
+        self._arm_attached()
 
     def reading(self, cycle: int) -> RankReading:
-        """The rank's board in this cycle, or that it is damaged; of a rank without hooks its collectives.
+        """The rank's board in this cycle and its collectives, or that the board is damaged.
 
-        Nothing, if none is attached.
+        Of a rank without hooks only its collectives; nothing, if none is attached.
         """
         if self._board is None or self._attached is None or self._attached.cycle != cycle:
             return RankReading()
         try:
             snapshot = self._board.snapshot()
-            return RankReading(collectives=snapshot.collectives) if snapshot.watch_only else RankReading(snapshot)
         except BoardDamagedError:
             return RankReading(damaged=True)  # its monitor renews it and says so
+        return RankReading(None if snapshot.watch_only else snapshot, collectives=snapshot.collectives)
 
     def read(self) -> None:
         """Take what the monitor has sent."""
@@ -212,6 +216,20 @@ class MonitorSlot:
             case edge.ConfirmHang():
                 self._order(ConfirmHang(cycle))
 
+    def survey(self, survey: Survey) -> None:
+        """Ask for the intervals of the rank, also of one that has ended; the answer is an `Intervals`."""
+        self._order(survey)
+
+    def arm(self, arm: Arm) -> None:
+        """Have learned timeouts applied for this cycle, also by a monitor that replaces this one."""
+        self._arm = arm
+        self._arm_attached()
+
+    def state_written(self, value: int) -> None:
+        """Tell the rank what became of the learned timeouts that were to be written: a STATE_ value of the board."""
+        if self._board is not None:
+            self._board.words[layout.W_STATE_WRITTEN] = value
+
     def release(self) -> None:
         """Let a rank that was found hung be terminated now."""
         if self._attached is not None:
@@ -246,6 +264,10 @@ class MonitorSlot:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket_path)
+
+    def _arm_attached(self) -> None:
+        if self._arm is not None and self._attached is not None and self._arm.cycle == self._attached.cycle:
+            self._order(self._arm)
 
     def _order(self, order: Order) -> None:
         if self._channel is None:
@@ -355,6 +377,7 @@ class MonitorSlot:
         self._attached = AttachedRank(board, wake, pidfd, stack, ask, report.pid, report.rank, report.cycle)
         self._board = Board(self._attached.board_fd)
         self._seen_overdue = False
+        self._arm_attached()  # it may have been attached before, without hooks
 
     def _living_rank(self) -> AttachedRank | None:
         if self._attached is None or is_gone(self._attached.pidfd):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.layout import BoardDamagedError
+from megatron_ft.core.board.layout import ArmedTimeout, BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.in_force import SectionTimeouts
@@ -483,7 +483,7 @@ def test_counts_of_collectives_are_there_once_they_were_read(board: Board) -> No
         board.words[word] = value
     assert board.snapshot().collectives is None, "it isn't known yet that there is a process group"
     board.words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8)
+    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None)
     board.words[layout.W_COLLECTIVE_AT] = 7
     with pytest.raises(BoardDamagedError, match="last collective is 7"):
         board.snapshot()
@@ -495,3 +495,89 @@ def test_a_place_is_a_text_of_any_length(board: Board) -> None:
     assert board.place().startswith("train.py:12 üü")
     board.put_place("a.py:1 b")
     assert board.place() == "a.py:1 b"
+
+
+def armed(board: Board) -> BoardSnapshot:
+    sections = tuple(each._replace(armed=ArmedTimeout(5, 6, 7, enforced=False)) for each in board.snapshot().sections)
+    return board.snapshot()._replace(
+        sections=sections, armed_out_of_section=ArmedTimeout(8), armed_heartbeat_ns=9, armed_initial_heartbeat_ns=10
+    )
+
+
+def test_armed_timeouts_are_in_force_and_the_own_ones_are_kept(board: Board) -> None:
+    wanted = armed(board)
+    board.put_armed(wanted)
+    shown = board.snapshot()
+    assert shown == wanted
+    assert [each.timeout_ns for each in shown.sections] == [5, 5, 5]
+    assert (shown.out_of_section_timeout_ns, shown.heartbeat_timeout_ns, shown.initial_heartbeat_timeout_ns) == (
+        8,
+        9,
+        10,
+    )
+    assert [each.own_timeout_ns for each in shown.sections] == [600_000_000_000, 1_500_000_000, None]
+    assert shown.own_out_of_section_timeout_ns == 250_000_000
+
+
+def test_a_rank_that_writes_its_sections_again_leaves_armed_timeouts_alone(board: Board) -> None:
+    board.put_armed(armed(board))
+    board.put_section(1, "step", 3.0)
+    step = board.snapshot().sections[1]
+    assert (step.own_timeout_ns, step.timeout_ns) == (3_000_000_000, 5)
+
+
+def test_a_fresh_board_is_not_armed_whatever_was_in_its_memory(board: Board) -> None:
+    board.put_armed(armed(board))
+    for word in range(layout.SECTION_TABLE, layout.RING):
+        board.words[word] = board.words[word] or 7
+    timeouts = BoardTimeouts(None, None, 0, SECTIONS, None)
+    board.initialise(cycle=0, rank=0, pid=1, start_ns=1, warmup_iterations=0, timeouts=timeouts)
+    board.words[layout.W_SECTION_COUNT] = len(SECTIONS)
+    shown = board.snapshot()
+    assert [each.armed for each in shown.sections] == [None] * 3
+    assert shown.armed_out_of_section is shown.armed_heartbeat_ns is shown.armed_initial_heartbeat_ns is None
+    last = layout.slot(layout.MAX_SECTIONS - 1)
+    assert board.words[last + layout.S_ARMED] == 0
+
+
+@pytest.mark.parametrize("word", [layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK, layout.W_LEARNING_FACTS])
+def test_a_count_or_fact_that_no_rank_writes_is_damage(board: Board, word: int) -> None:
+    board.words[word] = 2**60
+    with pytest.raises(BoardDamagedError):
+        board.snapshot()
+
+
+def test_what_a_rank_says_for_learning_is_in_the_snapshot(board: Board) -> None:
+    assert board.snapshot().group_timeout_ns is None
+    words = (layout.W_LEARNING_FACTS, layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK, layout.W_GROUP_TIMEOUT)
+    for value, word in enumerate(words, 1):
+        board.words[word] = value
+    shown = board.snapshot()
+    found = shown.learning_facts, shown.steps, shown.saves, shown.iterations_back, shown.group_timeout_ns
+    assert found == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("since", [0, 100, layout.RING_EVENTS - 1, layout.RING_EVENTS, layout.RING_EVENTS + 50])
+def test_ring_words_are_those_of_the_events_that_are_still_there(board: Board, recorder: Recorder, since: int) -> None:
+    for number in range(layout.RING_EVENTS + 100):
+        recorder.iteration(number)
+    head = board.snapshot().ring_head
+    first, words = board.ring_words(since, head)
+    # the oldest one may be overwritten at any moment
+    assert first == max(since, 101)
+    assert [code & layout.VALUE_MASK for code in words[1::2]] == list(range(first, head))
+    assert board.ring_words(head, head) == (head, [])
+
+
+def test_ring_words_leave_out_what_was_overwritten_since_the_snapshot(board: Board, recorder: Recorder) -> None:
+    for number in range(50):
+        recorder.iteration(number)
+    head = board.snapshot().ring_head
+    for number in range(50, layout.RING_EVENTS + 20):
+        recorder.iteration(number)
+    first, words = board.ring_words(0, head)
+    assert first == 21
+    assert [code & layout.VALUE_MASK for code in words[1::2]] == list(range(21, 50))
+    for number in range(layout.RING_EVENTS + 20, layout.RING_EVENTS + 90):
+        recorder.iteration(number)
+    assert board.ring_words(0, head) == (head, [])

@@ -9,6 +9,7 @@ import pytest
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
+from megatron_ft.core.messages.monitor import ConfirmHang
 from megatron_ft.monitor import suspicion
 
 S = 1_000_000_000
@@ -36,13 +37,51 @@ def test_one_whose_learned_timeout_is_over_is_terminated(now_ns: list[int]) -> N
     now_ns[0] += round(0.2e9)
     assert mine.act(watched)
     assert not mine.ask_launcher_first(watched, OVERDUE)
-    watched.extend_timeout.assert_not_called()
+    watched.put_off.assert_not_called()
 
 
-def test_one_that_is_suspected_early_has_its_learned_timeout(now_ns: list[int]) -> None:
-    early = OVERDUE._replace(learned_ns=60 * S)
-    mine, watched = asked(early)
+REPORT_ONLY = OVERDUE._replace(enforced=False)
+
+
+def test_one_that_is_only_reported_is_put_off_in_silence_if_the_launcher_does_not_answer(now_ns: list[int]) -> None:
+    mine, watched = asked(REPORT_ONLY)
     now_ns[0] += round((EVIDENCE_S + 1.1) * 1e9)
-    assert not mine.act(watched)
-    watched.extend_timeout.assert_called_once_with(early, 60.0)
+    assert mine.act(watched)
+    watched.put_off.assert_called_once_with(REPORT_ONLY)
+    watched.extend_timeout.assert_not_called()
     assert mine.due_ns is None
+    assert mine.ask_launcher_first(watched, REPORT_ONLY), "it is asked anew"
+
+
+def test_one_that_is_only_reported_is_put_off_without_a_launcher() -> None:
+    watched = mock.Mock()
+    mine = suspicion.Suspicion(mock.Mock(), has_launcher=False)
+    assert mine.ask_launcher_first(watched, REPORT_ONLY)
+    watched.put_off.assert_called_once_with(REPORT_ONLY)
+    assert not mine.ask_launcher_first(watched, OVERDUE)
+
+
+def test_a_confirmed_hang_is_reported_once_the_board_shows_it_again(now_ns: list[int]) -> None:
+    mine, watched = asked(REPORT_ONLY)
+    assert mine.obey(watched, ConfirmHang(0))
+    assert not mine.ask_launcher_first(watched, REPORT_ONLY)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [OVERDUE._replace(section="outer"), OVERDUE._replace(since_ns=2), OVERDUE],
+    ids=["other section", "other interval", "enforced since"],
+)
+def test_the_confirmation_of_a_report_counts_for_no_other_interval(now_ns: list[int], other: Overdue) -> None:
+    mine, watched = asked(REPORT_ONLY)
+    assert mine.obey(watched, ConfirmHang(0))
+    assert mine.ask_launcher_first(watched, other), "the launcher is asked about it"
+    assert mine.ask_launcher_first(watched, other)
+
+
+def test_rearming_does_not_ask_the_launcher_twice(now_ns: list[int]) -> None:
+    reports = mock.Mock()
+    mine = suspicion.Suspicion(reports, has_launcher=True)
+    mine.ask_launcher_first(mock.Mock(), OVERDUE)
+    mine.ask_launcher_first(mock.Mock(), OVERDUE._replace(timeout_ns=9 * S))
+    assert reports.suspect.call_count == 1

@@ -11,7 +11,8 @@ import pytest
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Action
 from megatron_ft.core.board.intervals import HangKind, running_intervals
-from megatron_ft.core.timeouts.in_force import SectionTimeouts
+from megatron_ft.core.timeouts.exchange import Arm, Armed
+from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
@@ -19,6 +20,7 @@ from tests.support.clock import Clock, clock
 
 __all__ = ["clock"]
 
+S = 1_000_000_000
 TIMEOUTS = {"step": 0.3, "checkpointing": 30.0}
 
 
@@ -119,3 +121,101 @@ def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
     assert reading.snapshot.watch_only
     assert list(running_intervals(reading.snapshot)) == []
     watched.close()
+
+
+ARM = Arm(0, {"late": Armed(5.0, 6.0, 20.0), "step": Armed(7.0, 8.0, 30.0)}, {"heartbeat": 2.0})
+
+
+def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: WatchedRank) -> None:
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    watched.arm(ARM)
+    watched.read()
+    recorder.add_section("late")
+    shown = watched.read().snapshot.sections
+    assert [each.timeout_ns for each in shown] == [7 * S, 30 * S, 5 * S]
+    assert watched.board.snapshot().sections == shown, "the launcher reads the words"
+
+
+def test_arming_is_news_of_timeouts_once(watched: WatchedRank) -> None:
+    assert watched.take_news(watched.read().snapshot).timeouts
+    assert not watched.take_news(watched.read().snapshot).timeouts
+    watched.arm(ARM)
+    assert watched.take_news(watched.read().snapshot).timeouts
+    assert not watched.take_news(watched.read().snapshot).timeouts
+
+
+def test_a_raised_timeout_follows_what_the_client_calculates_anew(watched: WatchedRank) -> None:
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    watched.arm(ARM)
+    recorder.heartbeat()
+    for own_s in (10.0, 12.0):
+        recorder.write_heartbeat_timeouts(HeartbeatTimeouts(own_s, own_s, were_calculated=True))
+        assert watched.read().snapshot.heartbeat_timeout_ns == 2 * own_s * S
+
+
+def test_a_renewed_board_is_armed_and_keeps_own_timeouts_and_facts(clock: Clock, watched: WatchedRank) -> None:
+    watched.arm(ARM)
+    words = watched.board.words
+    facts = {
+        layout.W_LEARNING_FACTS: layout.FACT_HOOKS | layout.FACT_LEARNS,
+        layout.W_STEPS: 40,
+        layout.W_SAVES: 2,
+        layout.W_ITERATIONS_BACK: 1,
+        layout.W_GROUP_TIMEOUT: 600 * S,
+    }
+    for word, value in facts.items():
+        words[word] = value
+    assert watched.read().damage is None
+    words[layout.W_LAST_TRANSITION] = 7
+    reading = watched.read()
+    assert reading.damage is not None
+    assert {word: words[word] for word in facts} == facts
+    (step, _) = reading.snapshot.sections
+    assert (step.timeout_ns, step.own_timeout_ns) == (7 * S, round(0.3 * S))
+    assert watched.board.snapshot().sections[0].armed == step.armed
+
+
+def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock: Clock, watched: WatchedRank) -> None:
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    recorder.start("step")
+    step = layout.slot(0)
+    for word, value in ((layout.S_ARMED, 2**60), (layout.S_ARMED_FLAGS, 0)):
+        watched.board.words[step + word] = value
+    clock.pass_s(0.5)
+    reading = watched.read()
+    assert (reading.damage, reading.outcome.action) == (None, Action.CONFIRM)
+    assert watched.board.words[step + layout.S_ARMED] == 0
+
+
+def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer_is_not(
+    clock: Clock, watched: WatchedRank
+) -> None:
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    watched.arm(Arm(0, {"step": Armed(0.3, 0.3, 100.0, enforced=True)}))
+    for put_off in (True, False):
+        recorder.start("step")
+        outcome = watched.read().outcome
+        while outcome.action is not Action.END_RANK:
+            clock.pass_s(0.011)
+            outcome = watched.read().outcome
+        verdict = outcome.verdict
+        assert verdict is not None
+        if put_off:
+            watched.put_off(verdict)
+        else:
+            watched.extend_timeout(verdict, 5.0)
+        assert watched.read().outcome.action is Action.WATCH
+        recorder.end("step")
+        watched.read()
+        found = watched.intervals(1, None).sketches["step"]
+        assert (found.explained_s > 0) == (not put_off)
+
+
+def test_a_survey_in_a_pause_counts_nothing_of_the_pause(clock: Clock, watched: WatchedRank) -> None:
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    recorder.start("step")
+    watched.read()
+    clock.pass_s(1.0)
+    paused_ns = time.monotonic_ns()
+    clock.pass_s(100.0)
+    assert 0.9 < watched.intervals(1, paused_ns).sketches["step"].open_s < 1.5

@@ -101,7 +101,7 @@ def test_four_timeouts_are_the_most_whoever_moves() -> None:
     assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 40.0)]
     driven.done.clear()
     assert [type(effect) for effect in suspect(driven, elapsed_s=40.01)] == [edge.Say, edge.ConfirmHang]
-    assert "4 times its learned timeout has passed" in driven.said[0]
+    assert "its timeout is extended to at most 40.0 s, terminating it although ranks make progress" in driven.said[0]
 
 
 def test_under_observe_only_nobody_is_said_to_be_ended() -> None:
@@ -195,32 +195,50 @@ def test_nodes_that_decide_for_themselves_ask_nobody() -> None:
     assert looked(driven, 0) == [edge.ConfirmHang(0)]
 
 
-def test_a_rank_that_is_suspected_early_may_still_have_four_times_its_learned_timeout() -> None:
+def test_the_limit_of_an_interval_bounds_its_extensions() -> None:
     driven = running(1)
-    suspect(driven, learned_timeout_s=60.0)
-    looked(driven, 0, "waits for its file system (in rpc_wait_bit_killable)")
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
-    assert driven.said == [
-        "rank 0: in 'step' for 10.0 s after iteration 7, longer than usual, but rank 0 waits for its file system "
-        "(in rpc_wait_bit_killable): extending the timeout, to at most 240.0 s in total"
-    ]
-    driven.done.clear()
-    suspect(driven, elapsed_s=239.0, learned_timeout_s=60.0)
+    suspect(driven, elapsed_s=239.0, limit_s=240.0)
     looked(driven, 0, "waits for its file system (in rpc_wait_bit_killable)")
     assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 240.0)]
+    assert driven.said[0].endswith("extending the timeout, to at most 240.0 s in total")
     driven.done.clear()
-    effects = suspect(driven, elapsed_s=240.01, learned_timeout_s=60.0)
-    assert [type(effect) for effect in effects] == [edge.Say, edge.ConfirmHang]
+    assert [type(effect) for effect in suspect(driven, elapsed_s=240.01, limit_s=240.0)] == [edge.Say, edge.ConfirmHang]
 
 
-def test_one_that_stands_still_is_terminated_long_before_its_learned_timeout() -> None:
+def test_one_that_stands_still_is_confirmed_long_before_its_limit() -> None:
     driven = running(1)
-    suspect(driven, learned_timeout_s=60.0)
+    suspect(driven, limit_s=240.0)
     assert looked(driven, 0) == [edge.ConfirmHang(0)]
 
 
-def test_where_other_nodes_cannot_be_asked_it_has_its_learned_timeout_first() -> None:
+def test_a_rank_that_is_only_reported_is_checked_and_confirmed_without_a_line() -> None:
+    driven = running(2)
+    assert [type(each) for each in suspect(driven, enforced=False)] == [edge.CheckProgress, edge.CheckProgress]
+    looked(driven, 0)
+    looked(driven, 1, "has completed 2 collectives")
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
+    assert (driven.said, driven.written) == ([], ["more_time"])
+    driven.done.clear()
+    suspect(driven, enforced=False, elapsed_s=12.5)
+    looked(driven, 0)
+    assert looked(driven, 1) == [edge.ConfirmHang(0)]
+    driven.done.clear()
+    assert suspect(driven, enforced=False, elapsed_s=40.01) == [edge.ConfirmHang(0)]
+
+
+def test_where_other_nodes_cannot_be_asked_no_hang_is_confirmed_before_the_longest_explained_interval() -> None:
+    """And a quarter more; the limit is four times the longest."""
     driven = running(1, nodes=2, min_healthy=True)
-    assert suspect(driven, learned_timeout_s=60.0) == [edge.ExtendTimeout(0, 60.0)]
+    suspect(driven, limit_s=240.0)
+    assert looked(driven, 0) == [edge.ExtendTimeout(0, 75.0)]
     assert driven.said == []
-    assert [type(each) for each in suspect(driven, elapsed_s=60.0, learned_timeout_s=60.0)] == [edge.CheckProgress]
+    driven.done.clear()
+    suspect(driven, elapsed_s=75.0, limit_s=240.0)
+    assert looked(driven, 0) == [edge.ConfirmHang(0)]
+
+
+def test_where_other_nodes_cannot_be_asked_progress_on_this_node_counts() -> None:
+    driven = running(1, nodes=2, min_healthy=True)
+    suspect(driven, limit_s=240.0)
+    looked(driven, 0, "has begun an iteration")
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.board.consistency import contradiction
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, SectionView
 from tests.support.status_facts import NOW, START, S, snapshot
 
 LOOKED = NOW - 10 * S
 STEP, SAVE = SectionView("step", LOOKED - S, 3, 10 * S), SectionView("save", 0, 1, 40 * S)
-BEFORE = snapshot(sections=(STEP, SAVE), last_transition_ns=LOOKED - S, heartbeats=2, last_heartbeat_ns=LOOKED - S)
+BEFORE = snapshot(
+    sections=(STEP, SAVE), last_transition_ns=LOOKED - S, heartbeats=2, last_heartbeat_ns=LOOKED - S, steps=4
+)
 
 
 @dataclass
@@ -37,9 +39,15 @@ HONEST = {
     "opened, told late": Change({}, save=SAVE._replace(opened_at_ns=LOOKED - S // 2, open_count=2)),
     "said again after a renewal": Change({}, save=SAVE._replace(opened_at_ns=START, open_count=2)),
     "one more section": Change({"sections": (STEP, SAVE, SectionView("new", 0, 0, None))}),
-    "new timeouts": Change({"timeouts_version": 2, "out_of_section_timeout_ns": S}, step=STEP._replace(timeout_ns=S)),
+    "new timeouts": Change(
+        {"timeouts_version": 2, "own_out_of_section_timeout_ns": S}, step=STEP._replace(own_timeout_ns=S)
+    ),
     "heartbeat": Change({"heartbeats": 3, "last_heartbeat_ns": NOW}),
     "the end": Change({"closing": True}),
+    "armed by the monitor": Change(
+        {"armed_out_of_section": ArmedTimeout(S), "armed_heartbeat_ns": S}, step=STEP._replace(armed=ArmedTimeout(S))
+    ),
+    "facts for learning": Change({"learning_facts": 5, "steps": 5, "saves": 1, "group_timeout_ns": S}),
 }
 DAMAGED = {
     "another cycle": Change({"cycle": 1}),
@@ -49,15 +57,15 @@ DAMAGED = {
     "counts too far": Change({"ring_head": 2**41}),
     "back in time": Change({"last_transition_ns": LOOKED - 2 * S}),
     "heartbeat forgotten": Change({"last_heartbeat_ns": 0}),
-    "timeout without version": Change({"out_of_section_timeout_ns": S}),
-    "section's timeout without version": Change({}, step=STEP._replace(timeout_ns=S)),
-    "first timeout without version": Change({}, step=STEP._replace(first_timeout_ns=S)),
-    "learned without version": Change({}, step=STEP._replace(is_learned=True)),
-    "first out of section without version": Change({"first_out_of_section_ns": S}),
-    "learned out of section without version": Change({"is_out_of_section_learned": True}),
-    "infinite without version": Change({}, step=STEP._replace(timeout_ns=None)),
+    "timeout without version": Change({"own_out_of_section_timeout_ns": S}),
+    "section's timeout without version": Change({}, step=STEP._replace(own_timeout_ns=S)),
+    "calculated without version": Change({}, step=STEP._replace(is_calculated=True)),
+    "calculated out of section without version": Change({"is_out_of_section_calculated": True}),
+    "steps back": Change({"steps": 3}),
+    "saves too far": Change({"saves": 2**41}),
+    "infinite without version": Change({}, step=STEP._replace(own_timeout_ns=None)),
     "flags without version": Change({"heartbeat_flags": 4}),
-    "versions back": Change({"timeouts_version": 0, "out_of_section_timeout_ns": S}),
+    "versions back": Change({"timeouts_version": 0, "own_out_of_section_timeout_ns": S}),
     "fewer sections": Change({"sections": (STEP,)}),
     "another name": Change({}, step=STEP._replace(name="stop")),
     "opened long ago": Change({"last_transition_ns": NOW}, save=SAVE._replace(opened_at_ns=START + S, open_count=2)),

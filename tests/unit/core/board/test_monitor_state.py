@@ -9,6 +9,7 @@ import pytest
 from megatron_ft.core.board.hang_detector import (
     CONFIRM_AFTER_NS,
     Action,
+    Check,
     MonitorState,
     check_board,
     dismiss,
@@ -16,7 +17,7 @@ from megatron_ft.core.board.hang_detector import (
     extend_timeout,
 )
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.core.diagnosis.evidence import with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
@@ -27,7 +28,7 @@ START = 1000 * S
 
 
 def board(**changes: object) -> BoardSnapshot:
-    return BOARD._replace(out_of_section_timeout_ns=None)._replace(**changes)
+    return BOARD._replace(own_out_of_section_timeout_ns=None)._replace(**changes)
 
 
 def section(name: str = "step", opened_at: int = 0, timeout: float | None = 10.0, count: int = 1) -> SectionView:
@@ -44,7 +45,7 @@ def test_on_a_renewed_board_a_rank_may_be_in_any_section(
 ) -> None:
     """What it had open when its board was damaged shows with its next event only, which may be far away."""
     sections = (section(timeout=10.0, count=0), section("checkpointing", timeout=longest, count=0))
-    blank = board(sections=sections, out_of_section_timeout_ns=out_of_section * S, epoch=START)
+    blank = board(sections=sections, own_out_of_section_timeout_ns=out_of_section * S, epoch=START)
     watching = state()
     for second in range(1, 100 if bound is None else bound):
         assert check_board(watching, blank, START + second * S).action is Action.WATCH
@@ -106,9 +107,9 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
 
 def test_out_of_section_counts_only_while_none_is_open() -> None:
     now = START + 20 * S
-    idle = board(out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
+    idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
     assert check_board(state(at=now), idle, now).action is Action.CONFIRM
-    busy = board(out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
+    busy = board(own_out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
     assert check_board(state(at=now), busy, now).action is Action.WATCH
 
 
@@ -149,8 +150,8 @@ def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only(heartbeats: int
     snapshot = board(
         heartbeats=heartbeats,
         last_heartbeat_ns=START if heartbeats else 0,
-        initial_heartbeat_timeout_ns=7 * S,
-        heartbeat_timeout_ns=7 * S,
+        own_initial_heartbeat_timeout_ns=7 * S,
+        own_heartbeat_timeout_ns=7 * S,
         sections=(section(opened_at=0, timeout=None, count=int(opened)),),
     )
     outcome = check_board(state(at=now), snapshot, now)
@@ -162,7 +163,7 @@ def test_the_two_mechanisms_are_independent() -> None:
     beating_but_stuck = board(
         heartbeats=9,
         last_heartbeat_ns=now - 1,
-        heartbeat_timeout_ns=100 * S,
+        own_heartbeat_timeout_ns=100 * S,
         sections=(section(opened_at=START, timeout=7.0),),
     )
     outcome = check_board(state(at=now), beating_but_stuck, now)
@@ -171,7 +172,7 @@ def test_the_two_mechanisms_are_independent() -> None:
     moving_but_silent = board(
         heartbeats=1,
         last_heartbeat_ns=START,
-        heartbeat_timeout_ns=7 * S,
+        own_heartbeat_timeout_ns=7 * S,
         sections=(section(opened_at=now - 1, timeout=7.0),),
     )
     outcome = check_board(state(at=now), moving_but_silent, now)
@@ -200,7 +201,7 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
     snapshot = board(
         warmup_iterations=warmup,
         iterations_seen=seen,
-        out_of_section_timeout_ns=7 * S,
+        own_out_of_section_timeout_ns=7 * S,
         sections=(section(name, count=steps_opened),),
     )
     assert (check_board(state(at=now), snapshot, now).action is Action.CONFIRM) == judged
@@ -215,8 +216,8 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
     snapshot = board(
         warmup_iterations=3,
         iterations_seen=1,
-        initial_heartbeat_timeout_ns=None if start_timeout is None else start_timeout * S,
-        out_of_section_timeout_ns=10 * S,
+        own_initial_heartbeat_timeout_ns=None if start_timeout is None else start_timeout * S,
+        own_out_of_section_timeout_ns=10 * S,
         sections=(section(opened_at=opened_at, count=0), section("setup")),
     )
     for seconds in (9, 59, 3600):
@@ -242,7 +243,7 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
 
 def test_where_a_section_warmup_is_configured_the_time_out_of_section_is_judged_from_the_start() -> None:
     sections = (section(count=0), section("warmup", count=0))
-    snapshot = board(warmup_iterations=3, out_of_section_timeout_ns=7 * S, sections=sections)
+    snapshot = board(warmup_iterations=3, own_out_of_section_timeout_ns=7 * S, sections=sections)
     now = START + 8 * S
     assert check_board(state(at=now), snapshot, now).action is Action.CONFIRM
     snapshot = snapshot._replace(sections=sections[:1])
@@ -256,7 +257,7 @@ def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
         warmup_iterations=1,
         iterations_seen=2,
         warm_up_over_ns=over,
-        out_of_section_timeout_ns=7 * S,
+        own_out_of_section_timeout_ns=7 * S,
         last_transition_ns=START + S,
     )
     assert check_board(state(at=over), snapshot, over + 7 * S - 1).action is Action.WATCH
@@ -383,7 +384,7 @@ def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
 
 
 def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
-    watching, slow = state(), section(opened_at=START)._replace(is_learned=True)
+    watching, slow = state(), section(opened_at=START)._replace(is_calculated=True)
     shown = board(sections=(slow,))
 
     def found(at_s: float) -> Action:
@@ -426,8 +427,8 @@ STEP = section("step", opened_at=START, timeout=3.0)
         (board(), None),
         (board(sections=(STEP,)), 1.0),
         (board(sections=(STEP, section("forward", opened_at=START + S, timeout=0.5))), -0.5),
-        (board(sections=(STEP,), heartbeats=1, last_heartbeat_ns=START, heartbeat_timeout_ns=2 * S), 0.0),
-        (board(out_of_section_timeout_ns=5 * S), 3.0),
+        (board(sections=(STEP,), heartbeats=1, last_heartbeat_ns=START, own_heartbeat_timeout_ns=2 * S), 0.0),
+        (board(own_out_of_section_timeout_ns=5 * S), 3.0),
         (board(sections=(STEP,), closing=True), None),
     ],
 )
@@ -437,7 +438,7 @@ def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: fl
 
 @pytest.mark.parametrize(("count", "bound"), [(1, 60), (FIRST_INTERVALS, 60), (FIRST_INTERVALS + 1, 10), (100, 10)])
 def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: int, bound: int) -> None:
-    slow = section(opened_at=START, count=count)._replace(first_timeout_ns=60 * S)
+    slow = section(opened_at=START, count=count)._replace(armed=ArmedTimeout(10 * S, 60 * S))
     watching = state(check_interval=100.0)
     assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).action is Action.WATCH
     assert check_board(watching, board(sections=(slow,)), START + bound * S).action is Action.CONFIRM
@@ -446,54 +447,19 @@ def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: i
 @pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
 def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile(opened: int, bound: int) -> None:
     sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
-    idle = board(sections=sections, out_of_section_timeout_ns=10 * S, first_out_of_section_ns=60 * S)
+    idle = board(sections=sections, armed_out_of_section=ArmedTimeout(10 * S, 60 * S))
     watching = state(check_interval=100.0)
     assert check_board(watching, idle, START + bound * S - 1).action is Action.WATCH
     assert check_board(watching, idle, START + bound * S).action is Action.CONFIRM
 
 
-SUSPECTED = {"is_learned": True, "suspect_after_ns": 4 * S}
-
-
-def test_where_a_launcher_can_be_asked_a_rank_is_suspected_before_its_learned_timeout() -> None:
-    slow = section(opened_at=START)._replace(**SUSPECTED)
-    alone, asking = state(check_interval=100.0), state(check_interval=100.0)
-    asking.suspects_early = True
-    assert check_board(alone, board(sections=(slow,)), START + 4 * S).action is Action.WATCH
-    assert check_board(asking, board(sections=(slow,)), START + 4 * S - 1).action is Action.WATCH
-    assert check_board(asking, board(sections=(slow,)), START + 4 * S).action is Action.CONFIRM
-    found = check_board(asking, board(sections=(slow,)), START + 4 * S + CONFIRM_AFTER_NS)
-    assert found.action is Action.END_RANK
-    assert found.verdict is not None
-    assert (found.verdict.timeout_ns, found.verdict.learned_ns) == (4 * S, 10 * S)
-    extend_timeout(asking, found.verdict, 10 * S)
-    assert check_board(asking, board(sections=(slow,)), START + 10 * S - 1).action is Action.WATCH
-    assert check_board(asking, board(sections=(slow,)), START + 10 * S).action is Action.CONFIRM
-
-
-@pytest.mark.parametrize("change", [{"is_learned": False}, {"first_timeout_ns": 60 * S}, {"suspect_after_ns": 11 * S}])
-def test_what_was_configured_and_first_intervals_have_no_such_moment(change: dict[str, Any]) -> None:
-    slow = section(opened_at=START)._replace(**{**SUSPECTED, **change})
-    asking = state(check_interval=100.0)
-    asking.suspects_early = True
-    assert check_board(asking, board(sections=(slow,)), START + 9 * S).action is Action.WATCH
-
-
-def test_the_time_in_no_section_has_one_too() -> None:
-    idle = board(out_of_section_timeout_ns=10 * S, is_out_of_section_learned=True, suspect_out_of_section_ns=4 * S)
-    alone, asking = state(check_interval=100.0), state(check_interval=100.0)
-    asking.suspects_early = True
-    assert check_board(alone, idle, START + 4 * S).action is Action.WATCH
-    assert check_board(asking, idle, START + 4 * S).action is Action.CONFIRM
-
-
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
-    mine = section(opened_at=START)._replace(is_learned=learned)
+    mine = section(opened_at=START)._replace(is_calculated=learned)
     found = check_board(state(), board(sections=(mine,)), START + 10 * S).verdict
     assert found is not None
     assert found.is_learned is learned
-    idle = board(out_of_section_timeout_ns=10 * S, is_out_of_section_learned=learned)
+    idle = board(own_out_of_section_timeout_ns=10 * S, is_out_of_section_calculated=learned)
     found = check_board(state(), idle, START + 10 * S).verdict
     assert found is not None
     assert found.is_learned is learned
@@ -503,3 +469,119 @@ def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     assert verdict is not None
     dismiss(watching, verdict)
     assert check_board(watching, board(sections=(mine,)), START + 11 * S).action is Action.WATCH
+
+
+# -- armed timeouts -----------------------------------------------------------------------------------------------
+
+
+def judged(watching: MonitorState, shown: BoardSnapshot, at_ns: int) -> Check:
+    """The second of two readings."""
+    check_board(watching, shown, at_ns)
+    return check_board(watching, shown, at_ns + CONFIRM_AFTER_NS)
+
+
+def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, **more: Any) -> SectionView:
+    timeout = ArmedTimeout(**{"timeout_ns": 10 * S, **more})
+    return section(opened_at=opened_at, timeout=own, count=count)._replace(armed=timeout)
+
+
+def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() -> None:
+    shown = board(sections=(armed(own=3.0, limit_ns=40 * S, enforced=False),))
+    watching = state(check_interval=100.0)
+    assert check_board(watching, shown, START + 10 * S - 1).action is Action.WATCH
+    verdict = judged(watching, shown, START + 10 * S).verdict
+    assert verdict is not None
+    assert (verdict.timeout_ns, verdict.limit_ns, verdict.enforced, verdict.is_learned) == (10 * S, 40 * S, False, True)
+
+
+def test_a_limit_that_the_timeout_exceeds_is_none() -> None:
+    verdict = judged(
+        state(), board(sections=(armed(count=1, first_ns=50 * S, limit_ns=40 * S),)), START + 50 * S
+    ).verdict
+    assert verdict is not None
+    assert (verdict.timeout_ns, verdict.limit_ns) == (50 * S, None)
+
+
+def test_armed_out_of_section_and_heartbeat_timeouts_apply() -> None:
+    idle = board(own_out_of_section_timeout_ns=3 * S, armed_out_of_section=ArmedTimeout(10 * S, enforced=False))
+    assert check_board(state(), idle, START + 10 * S - 1).action is Action.WATCH
+    verdict = judged(state(), idle, START + 10 * S).verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.enforced) == (HangKind.OUT_OF_SECTION, False)
+    beating = board(
+        heartbeats=1,
+        last_heartbeat_ns=START,
+        own_heartbeat_timeout_ns=3 * S,
+        armed_heartbeat_ns=6 * S,
+        heartbeat_flags=4,
+    )
+    assert check_board(state(), beating, START + 6 * S - 1).action is Action.WATCH
+    verdict = judged(state(), beating, START + 6 * S).verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.is_learned, verdict.enforced) == (HangKind.HEARTBEAT, True, True)
+
+
+def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() -> None:
+    shown = board(
+        warmup_iterations=3,
+        iterations_seen=1,
+        own_initial_heartbeat_timeout_ns=60 * S,
+        sections=(armed(count=0, limit_ns=30 * S),),
+    )
+    assert check_board(state(), shown, START + 60 * S - 1).action is Action.WATCH
+    verdict = judged(state(at=START + 59 * S), shown, START + 60 * S).verdict
+    assert verdict is not None
+    assert (verdict.timeout_ns, verdict.limit_ns) == (60 * S, None)
+
+
+def test_a_configured_section_warmup_is_enforced_though_the_armed_step_is_not() -> None:
+    shown = board(iterations_seen=2, sections=(armed(enforced=False), section("warmup", timeout=20.0, count=0)))
+    verdict = judged(state(at=START + 19 * S), shown, START + 20 * S).verdict
+    assert verdict is not None
+    assert (verdict.timeout_ns, verdict.is_learned, verdict.enforced) == (20 * S, False, True)
+
+
+def test_on_a_blank_board_nothing_is_enforced_if_one_timeout_is_not() -> None:
+    sections = (armed(0, count=0, enforced=False), section("save", timeout=5.0, count=0))
+    shown = board(sections=sections, own_out_of_section_timeout_ns=S, epoch=START)
+    verdict = judged(state(at=START + 9 * S), shown, START + 10 * S).verdict
+    assert verdict is not None
+    assert not verdict.enforced
+
+
+def test_rearming_in_the_middle_of_a_dismissed_interval_reports_nothing_twice() -> None:
+    watching = state(check_interval=100.0)
+    inner = section("inner", opened_at=START + S, timeout=None)._replace(armed=ArmedTimeout(20 * S, enforced=False))
+    verdict = judged(watching, board(sections=(armed(enforced=False), inner)), START + 10 * S).verdict
+    assert verdict is not None
+    dismiss(watching, verdict)
+    later = judged(watching, board(sections=(armed(timeout_ns=12 * S, enforced=False), inner)), START + 21 * S).verdict
+    assert later is not None
+    assert later.section == "inner"
+    dismiss(watching, later)
+    rearmed = board(sections=(armed(timeout_ns=25 * S, enforced=False), inner))
+    assert judged(watching, rearmed, START + 30 * S).action is Action.WATCH
+
+
+def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
+    watching = state(check_interval=100.0)
+    verdict = judged(watching, board(sections=(armed(),)), START + 10 * S).verdict
+    assert verdict is not None
+    extend_timeout(watching, verdict, 15 * S)
+    for timeout_s, at_s, action in ((5, 14.9, Action.WATCH), (18, 16.9, Action.WATCH), (5, 17.0, Action.END_RANK)):
+        watching.asked_ns = None  # no look is late
+        shown = board(sections=(armed(timeout_ns=timeout_s * S),))
+        assert judged(watching, shown, START + round(at_s * S)).action is action
+
+
+def test_of_two_overdue_intervals_the_enforced_one_is_judged_first() -> None:
+    """The check of a report takes seconds, and must not delay a verdict on a configured timeout."""
+    shown = board(sections=(armed(enforced=False), section("save", opened_at=START + 5 * S, timeout=10.0)))
+    verdict = judged(state(at=START + 14 * S), shown, START + 15 * S).verdict
+    assert verdict is not None
+    assert (verdict.section, verdict.enforced) == ("save", True)
+
+
+def test_the_next_look_is_at_an_armed_deadline() -> None:
+    shown = board(sections=(armed(0, first_ns=3 * S),))
+    assert check_board(state(check_interval=100.0), shown, START).next_look_ns == START + 3 * S

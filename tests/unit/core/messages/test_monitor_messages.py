@@ -10,6 +10,8 @@ import pytest
 from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
+from megatron_ft.core.messages.rank import FROM_RANK
+from megatron_ft.core.timeouts.exchange import Arm, Armed, Moment, Survey
 from tests.fuzz.hostile import REPORTS
 
 
@@ -45,6 +47,22 @@ def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
 def test_what_it_can_t_tell_is_refused(message: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         monitor.REPORTS.parse(message)
+
+
+LEARNED = Armed(5.0, 30.0, 20.0, enforced=False)
+
+
+@pytest.mark.parametrize("order", [Survey(3, 7, Moment.SAVE), Arm(3, {"step": LEARNED}, {"heartbeat": 2.0}), Arm(3)])
+def test_orders_to_learn_and_to_arm_pass_as_they_are(order: Survey | Arm) -> None:
+    assert monitor.ORDERS.parse(json.loads(json.dumps(pack(order)))) == order
+
+
+@pytest.mark.parametrize("state_path", ["x" * 4097, "a\0b", 7, None])
+def test_a_hello_with_a_path_that_no_file_can_have_is_refused(state_path: object) -> None:
+    said = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
+    assert FROM_RANK.parse({**said, "state_path": "x" * 4096, "learns": True}).learns
+    with pytest.raises(ProtocolError, match="hello has state_path"):
+        FROM_RANK.parse({**said, "state_path": state_path})
 
 
 @pytest.mark.parametrize(

@@ -41,21 +41,21 @@ def test_out_of_section() -> None:
 
 def test_heartbeats_that_were_sent_count_beside_sections_and_awaited_ones_do_not() -> None:
     sections = (SectionView("step", NOW - S, 3, 10 * S),)
-    beats = {"heartbeats": 0, "initial_heartbeat_timeout_ns": 101 * S}
+    beats = {"heartbeats": 0, "own_initial_heartbeat_timeout_ns": 101 * S}
     awaited = row_of(snapshot(sections=sections, **beats))
     assert awaited.timeout is not None
     assert awaited.timeout.kind == "section"
-    beats = {"heartbeats": 4, "last_heartbeat_ns": NOW - 30 * S, "heartbeat_timeout_ns": 40 * S}
+    beats = {"heartbeats": 4, "last_heartbeat_ns": NOW - 30 * S, "own_heartbeat_timeout_ns": 40 * S}
     row = row_of(snapshot(sections=sections, **beats))
     assert row.timeout == TimeoutUse("heartbeat", None, 30.0, 40.0)
     assert row.heartbeat_s == 30.0
 
 
 def test_nothing_runs_without_timeouts_and_nothing_of_step_while_warming_up() -> None:
-    none = {"out_of_section_timeout_ns": None, "initial_heartbeat_timeout_ns": None}
+    none = {"own_out_of_section_timeout_ns": None, "own_initial_heartbeat_timeout_ns": None}
     assert row_of(snapshot(**none)).timeout is None
     warming = {"warmup_iterations": 20, "sections": (SectionView("step", 0, 0, 10 * S),)}
-    assert row_of(snapshot(**warming, initial_heartbeat_timeout_ns=None)).timeout is None
+    assert row_of(snapshot(**warming, own_initial_heartbeat_timeout_ns=None)).timeout is None
 
 
 @pytest.mark.parametrize("elapsed_s", [1, 9, 10, 11])

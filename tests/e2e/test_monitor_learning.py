@@ -1,0 +1,241 @@
+"""A monitor with learned timeouts: its launcher's slot, its process and its rank, without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from megatron_ft import FaultToleranceConfig
+from megatron_ft.core.agent import edge
+from megatron_ft.core.board import layout
+from megatron_ft.core.board.layout import ArmedTimeout
+from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
+from megatron_ft.core.records.monitor import Attached, Signalled
+from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.timeouts.exchange import Arm, Armed, Intervals, Milestone, Moment, Survey
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.ipc.monitor_process import MonitorOptions
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.monitors.slot import MonitorSlot
+from tests.support.monitored import expect, rank
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
+
+T = TypeVar("T")
+FOREVER = "while True: signal.pause()"
+BEGIN = "client.init_workload_monitoring()\n"
+REPORT_ONLY = Armed(0.3, 0.3, 60.0, enforced=False)
+BOUND_S = 20.0
+
+
+class Launcher:
+    """What a launcher does with one monitor, step by step."""
+
+    def __init__(self, path: Path, reactor: Reactor) -> None:
+        self.path = path
+        self.reports: list[Report] = []
+        self.lines: list[str] = []
+        self._reactor = reactor
+        # a section without a timeout of its own
+        config = FaultToleranceConfig(rank_section_timeouts={"step": None, "save": None})
+        self.slot = MonitorSlot(
+            0,
+            socket_path=str(path),
+            options=MonitorOptions(config=config),
+            reactor=reactor,
+            log=NullEventLog(),
+            say=self.lines.append,
+            on_message=lambda _local_rank, report: self.reports.append(report),
+        )
+        self.slot.listen()
+        self.slot.start()
+
+    def next(self, kind: type[T]) -> T:
+        """The first report of this kind, which it forgets."""
+        found: list[T] = []
+
+        def has_come() -> bool:
+            found.extend(each for each in self.reports if isinstance(each, kind))
+            return bool(found)
+
+        assert self._reactor.run_until(has_come, time.monotonic() + BOUND_S), (kind, self.reports)
+        self.reports.remove(found[0])  # type: ignore[arg-type]
+        return found[0]
+
+    def serve(self, seconds: float) -> None:
+        """Take what comes in this time."""
+        self._reactor.run_until(lambda: False, time.monotonic() + seconds)
+
+    def all_of(self, kind: type[T]) -> list[T]:
+        return [each for each in self.reports if isinstance(each, kind)]
+
+    def board(self) -> layout.BoardSnapshot:
+        snapshot = self.slot.reading(0).snapshot
+        assert snapshot is not None
+        return snapshot
+
+    def wait_until_armed(self, wanted: ArmedTimeout | None, section: int = 0) -> None:
+        def is_armed() -> bool:
+            return self.board().sections[section].armed == wanted
+
+        assert self._reactor.run_until(is_armed, time.monotonic() + BOUND_S), self.board()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, reactor: Reactor) -> Iterator[Launcher]:
+    made = Launcher(tmp_path / "s", reactor)
+    yield made
+    made.slot.ask_to_stop()
+    made.slot.end(time.monotonic() + 5.0)
+
+
+def attached(launcher: Launcher, process: subprocess.Popen[str]) -> None:
+    expect(process, "ready")
+    launcher.next(Attached)
+
+
+HANGS = f"{BEGIN}client.start_section('step')\nsay('ready')\n{FOREVER}"
+
+
+def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_rank_goes_on(launcher: Launcher) -> None:
+    with rank(launcher.path, HANGS) as process:
+        attached(launcher, process)
+        launcher.slot.arm(Arm(0, {"step": REPORT_ONLY}))
+        suspected = launcher.next(Suspect).verdict
+        assert (suspected.learned, suspected.enforced, suspected.limit_s) == (True, False, 60.0)
+        launcher.slot.pass_on(edge.CheckProgress(0, time.monotonic_ns() + 100_000_000))
+        assert launcher.next(ProgressChecked).progress == ""
+        launcher.slot.pass_on(edge.ConfirmHang(0))
+        verdict = launcher.next(RankHung)
+        assert (verdict.section, verdict.observed_only, verdict.enforced) == ("step", True, False)
+        assert launcher.next(Observation).note.found_hung
+        # armed again in the middle of the interval, and released with the others at the end of a cycle
+        launcher.slot.arm(Arm(0, {"step": Armed(0.4, 0.4, 60.0, enforced=False)}))
+        launcher.slot.release()
+        launcher.serve(1.5)
+        assert launcher.all_of(RankHung) == launcher.all_of(Suspect) == launcher.all_of(Signalled) == []
+        assert process.poll() is None
+
+
+def test_a_timeout_that_is_not_enforced_ends_no_rank_if_the_launcher_does_not_answer(launcher: Launcher) -> None:
+    with rank(launcher.path, HANGS) as process:
+        attached(launcher, process)
+        launcher.slot.arm(Arm(0, {"step": REPORT_ONLY}))
+        launcher.next(Suspect)
+        launcher.next(Suspect)  # asked again, once more time has passed
+        launcher.slot.release()
+        launcher.serve(0.5)
+        assert launcher.all_of(RankHung) == launcher.all_of(Signalled) == []
+        assert process.poll() is None
+
+
+def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
+    with rank(launcher.path, HANGS) as process:
+        attached(launcher, process)
+        launcher.slot.arm(Arm(0, {"step": Armed(0.3, 0.3, 60.0)}))
+        launcher.next(Suspect)
+        launcher.slot.pass_on(edge.ConfirmHang(0))
+        verdict = launcher.next(RankHung)
+        assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
+        launcher.slot.release()
+        assert process.wait(BOUND_S) == -signal.SIGKILL
+
+
+def test_armed_words_are_repaired_and_are_no_damage(launcher: Launcher) -> None:
+    wanted = ArmedTimeout(60_000_000_000, 70_000_000_000, 240_000_000_000)
+    script = f"{BEGIN}say('ready')\nclient.send_heartbeat()\n{FOREVER}"
+    with rank(launcher.path, script) as process:
+        attached(launcher, process)
+        launcher.slot.arm(Arm(0, {"step": Armed(60.0, 70.0, 240.0)}))
+        launcher.wait_until_armed(wanted)
+        board = launcher.slot._board
+        assert board is not None
+        board.words[layout.slot(0) + layout.S_ARMED] = 1
+        board.words[layout.slot(1) + layout.S_ARMED] = 1
+        board.words[layout.W_OUT_OF_SECTION_ARMED] = 1
+        launcher.slot.survey(Survey(0, 1))
+        launcher.next(Intervals)
+        launcher.wait_until_armed(wanted)
+        launcher.wait_until_armed(None, 1)
+        assert launcher.board().armed_out_of_section is None
+        assert launcher.lines == []
+        assert process.poll() is None
+
+
+def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_with_sketches(launcher: Launcher) -> None:
+    with rank(launcher.path, HANGS) as process:
+        attached(launcher, process)
+        launcher.slot.arm(Arm(0, {"step": Armed(60.0, 60.0, 240.0)}))
+        wanted = ArmedTimeout(60_000_000_000, 60_000_000_000, 240_000_000_000)
+        launcher.wait_until_armed(wanted)
+        before = launcher.slot.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        launcher.serve(0.5)
+        assert launcher.slot.pid not in (None, before)
+        board = launcher.slot._board
+        assert board is not None
+        board.words[layout.slot(0) + layout.S_ARMED] = 1
+        launcher.slot.survey(Survey(0, 5))
+        found = launcher.next(Intervals)
+        assert found.number == 5
+        assert found.sketches["step"].open_s > 0
+        launcher.wait_until_armed(wanted)
+
+
+def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_rank(launcher: Launcher) -> None:
+    steps = "for _ in range(40):\n    with client.section('step'): pass\n"
+    script = f"{BEGIN}say('ready')\n{steps}say('stepped')\nsys.stdin.readline()\nclient.shutdown_workload_monitoring()"
+    with rank(launcher.path, script) as process:
+        attached(launcher, process)
+        expect(process, "stepped")
+        launcher.slot.survey(Survey(0, 3))
+        found = launcher.next(Intervals)
+        assert (found.cycle, found.number, set(found.sketches)) == (0, 3, {"step", "save", "out_of_section"})
+        assert found.sketches["step"].ended == 40
+        assert sum(count for _, count in found.sketches["step"].tail) == 36
+        assert found.sketches["save"].ended == 0
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert launcher.next(Milestone) == Milestone(0, Moment.END)
+        process.wait(BOUND_S)
+        launcher.serve(0.5)
+        launcher.slot.survey(Survey(0, 4))
+        found = launcher.next(Intervals)
+        assert (found.number, found.sketches["step"].ended) == (4, 40)
+
+
+def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_written(launcher: Launcher) -> None:
+    script = (
+        f"{BEGIN}say('ready')\n"
+        "for number in range(40): client.set_iteration(number)\n"
+        "from megatron_ft.core.board import layout\n"
+        "while not client._board.words[layout.W_STATE_WRITTEN]: time.sleep(0.01)\n"
+        "say('written', client._board.words[layout.W_STATE_WRITTEN])"
+    )
+    with rank(launcher.path, script) as process:
+        attached(launcher, process)
+        found = launcher.next(Milestone)
+        while found.count < 32:
+            found = launcher.next(Milestone)
+        assert found == Milestone(0, Moment.STEPS, 32)
+        board = launcher.slot._board
+        assert board is not None
+        for word in (layout.W_COLLECTIVES_SEEN_AT, layout.W_COLLECTIVE_AT):
+            board.words[word] = time.monotonic_ns()
+        board.words[layout.W_GROUP_TIMEOUT] = 600
+        reading = launcher.slot.reading(0)
+        assert reading.snapshot is not None
+        assert reading.collectives is not None
+        assert reading.collectives.group_timeout_ns == 600
+        launcher.slot.state_written(layout.STATE_WRITTEN)
+        assert expect(process, "written") == str(layout.STATE_WRITTEN)
