@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.errors import near
 from megatron_ft.core.job.edge import Send
@@ -26,6 +26,7 @@ from megatron_ft.core.timeouts.exchange import (
     Moment,
     Raised,
     Survey,
+    any_of,
     enforces,
 )
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
@@ -214,13 +215,6 @@ class _Merged:
             if longer > self._above[bisect.bisect_left(self._buckets, bucket)]:
                 return False
         return True
-
-
-def any_of(one: Facts, other: Facts) -> Facts:
-    """Return what is true of any of their ranks."""
-    if one == other:
-        return one
-    return Facts(*(getattr(one, each.name) or getattr(other, each.name) for each in fields(Facts)))
 
 
 def find_unopened(configured: Iterable[str], *, opened: Iterable[str]) -> dict[str, str]:

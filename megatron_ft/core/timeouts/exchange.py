@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from megatron_ft.core.codec import Count, Cycle, Seconds
 from megatron_ft.core.timeouts.known import Known
@@ -60,6 +60,13 @@ class Facts:
     enough_steps: bool = False
     saved: bool = False
     async_saves: bool = False
+
+
+def any_of(one: Facts, other: Facts) -> Facts:
+    """Return what is true of any of their ranks."""
+    if one == other:
+        return one
+    return Facts(*(getattr(one, each.name) or getattr(other, each.name) for each in fields(Facts)))
 
 
 def enforces(facts: Facts, mode: str) -> bool:
