@@ -359,7 +359,8 @@ class Coordinator:
         if cycle.place_of(node) is None:
             self._seat(node)  # it has just said that it has accepted what was decided
         seated = cycle.is_seated(node)
-        known = node.standing.raised if node.standing.cycle == decision.cycle else ()
+        known = node.standing.raised
+        self._out += [Send([link], raised) for raised in self._learning.all_raised if raised.name not in known]
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
             node.learn(held)
@@ -373,7 +374,6 @@ class Coordinator:
                 text = cycle.why_lost(node)
                 self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
             return
-        self._out += [Send([link], raised) for raised in self._learning.all_raised if raised.name not in known]
         if cycle.outcome is not None:
             self._end_for([node], cycle)
         if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
