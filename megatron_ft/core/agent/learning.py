@@ -18,7 +18,6 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.core.timeouts import budget_rule, learned
-from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.exchange import (
     Arm,
     Armed,
@@ -34,6 +33,7 @@ from megatron_ft.core.timeouts.exchange import (
     enforces,
 )
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
+from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.learned import Choice, LearnedState
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, merge
 from megatron_ft.core.times import earliest
@@ -251,14 +251,14 @@ class NodeLearning:
         """Double again what a kill has doubled after the coordinator was told what this launcher knew."""
         timeouts, known = dict(event.timeouts), dict(event.known)
         for name in cycle.raised & known.keys() & self._known.keys():
-            own_raised = self._apply_rule(name, self._known[name]).raised
-            if name in timeouts and timeouts[name].raised < 0.75 * own_raised:
+            own, told = self._apply_rule(name, self._known[name]), timeouts.get(name)
+            if own is not None and told is not None and told.raised < 0.75 * own.raised:
                 known[name] = budget_rule.after_kill(known[name])
-                old, new = timeouts[name], self._apply_rule(name, known[name])
-                timeouts[name] = replace(new, max_observed_s=old.max_observed_s, rank_of_max=old.rank_of_max)
+                again = self._apply_rule(name, known[name]) or own
+                timeouts[name] = replace(again, max_observed_s=told.max_observed_s, rank_of_max=told.rank_of_max)
         return replace(event, timeouts=timeouts, known=known)
 
-    def _apply_rule(self, name: str, known: Known) -> LearnedTimeout:
+    def _apply_rule(self, name: str, known: Known) -> LearnedTimeout | None:
         options = self._options
         entry = None if self._state is None else self._state.entry(name)
         return budget_rule.learn(
@@ -297,7 +297,7 @@ class NodeLearning:
         if name in self._known:
             new = self._apply_rule(name, self._known[name])
             # a file that this package hasn't written tells the timeout, and not what it was made from
-            if new.timeout_s >= timeout_s:
+            if new is not None and new.timeout_s >= timeout_s:
                 return new
         doubled_s = 2.0 * timeout_s
         cap_s = self._options.caps.get(name)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from megatron_ft.core.errors import near
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.timeouts import budget_rule
-from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.exchange import (
     Facts,
     Intervals,
@@ -30,6 +29,7 @@ from megatron_ft.core.timeouts.exchange import (
     enforces,
 )
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
+from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.core.timeouts.sketch import MOST_NAMES, Sketch, is_name, merge
 from megatron_ft.core.times import earliest
@@ -242,15 +242,17 @@ def apply_rule(learned: Learned, sketches: Mapping[str, Sketch], facts: Facts, f
         sketch = sketches.get(name)
         if sketch is None or not _is_opened(sketch) or (name in first.caps and not learned.enforces):
             continue
-        known[name] = budget_rule.after_update((first.known or {}).get(name) or Known(), sketch, factor=first.factor)
-        timeouts[name] = budget_rule.learn(
-            known[name],
+        now = budget_rule.after_update((first.known or {}).get(name) or Known(), sketch, factor=first.factor)
+        found = budget_rule.learn(
+            now,
             sketch,
             factor=first.factor,
             rule=first.rule,
             cap_s=first.caps.get(name),
             previous_s=first.previous.get(name),
         )
+        if found is not None:
+            timeouts[name], known[name] = found, now
     writes = learned.enforces and bool(timeouts)
     reasons = update.reasons if learned.enforces else ()
     return replace(learned, timeouts=timeouts, known=known, writes=writes, reasons=reasons)
