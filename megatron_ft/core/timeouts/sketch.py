@@ -126,7 +126,9 @@ def from_wire(flat: Any) -> Sketch:
     is_sound = (
         min(flat) >= NO_INTERVAL
         and max(flat) <= _MOST_NUMBER
-        and {int, *map(type, (ended, rank, *steps))} == {int}
+        and type(ended) is int
+        and type(rank) is int
+        and type(sum(steps)) is int
         and min(ended, rank, *steps[:1], *counts) >= 0
         and min(steps[1:], default=1) > 0
     )
