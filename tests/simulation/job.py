@@ -656,7 +656,7 @@ class CoordinatorProcess(Process):
     def _do(self, effects: list[edge.CoordinatorEffect]) -> None:
         for effect in effects:
             if isinstance(effect, edge.Send):
-                self.job.learning.coordinator_sends(self.name, self.world.now_s, effect.message)
+                self.job.learning.coordinator_sends(self.name, self.world.now_s, effect)
                 for number in effect.links:
                     if not self.counts_effect():
                         return

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.timeouts.exchange import Facts, Intervals, Learned, Milestone, Moment, Raised, Survey
 from megatron_ft.core.timeouts.learned import LearnedState
-from megatron_ft.core.timeouts.sketch import Sketch
+from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, Sketch
+from megatron_ft.ipc.wire import encode
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job, Launcher
@@ -48,7 +51,16 @@ class ToyRank:
     def intervals(self, survey: Survey, now_s: float) -> Intervals:
         """Answer a survey."""
         ended = 1 + int(20.0 * (now_s - self._from_s))
-        sketch = Sketch(ended=ended, longest_s=longest_s(self._cycle), rank=self._rank, tail=((70, float(ended)),))
+        tail = tuple((40 + 3 * bucket, float(ended + 1000 * bucket)) for bucket in range(MOST_BUCKETS))
+        sketch = Sketch(
+            ended=100_000 + ended,
+            longest_s=longest_s(self._cycle),
+            rank=self._rank,
+            first_s=12.3456,
+            explained_s=345.678,
+            open_s=0.1234,
+            tail=tail,
+        )
         facts = Facts(learns=True, has_hooks=True, loaded=True, enough_steps=True, saved=True)
         return Intervals(survey.cycle, survey.number, dict.fromkeys(_SECTIONS, sketch), facts)
 
@@ -72,20 +84,30 @@ class Learning:
     """What happened. ``state`` is the file."""
 
     state: LearnedState | None = None
-    messages: int = 0
     learned: list[tuple[float, str, Learned]] = field(default_factory=list)
     """When, by which coordinator, and what."""
     kills: list[Kill] = field(default_factory=list)
 
-    def sent(self, message: Any) -> None:
-        """A launcher has sent something."""
-        self.messages += isinstance(message, m.Milestone | m.Intervals | m.Raised)
+    counts: Counter[type] = field(default_factory=Counter)
+    """By kind, how many messages were sent. ``bytes``: how long they were."""
+    bytes: Counter[type] = field(default_factory=Counter)
 
-    def coordinator_sends(self, name: str, now_s: float, message: Any) -> None:
+    @property
+    def messages(self) -> int:
+        """How many there were."""
+        return self.counts.total()
+
+    def sent(self, message: Any, links: int = 1) -> None:
+        """A message was sent, on so many connections."""
+        if isinstance(message, m.Milestone | m.Intervals | m.Raised | m.Survey | m.Learned):
+            self.counts[type(message)] += links
+            self.bytes[type(message)] += links * len(encode(message))
+
+    def coordinator_sends(self, name: str, now_s: float, send: edge.Send) -> None:
         """A coordinator has sent something."""
-        self.messages += isinstance(message, m.Survey | m.Learned | m.Raised)
-        if isinstance(message, m.Learned):
-            self.learned.append((now_s, name, message))
+        self.sent(send.message, len(send.links))
+        if isinstance(send.message, m.Learned):
+            self.learned.append((now_s, name, send.message))
 
 
 def learning(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from megatron_ft.core.board.layout import MAX_SECTIONS, NAME_BYTES
 from megatron_ft.core.codec import Count, Form, Rank
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.timeouts.tail import Short, Tail
@@ -91,13 +90,14 @@ def _joined(tails: list[Tail]) -> dict[int, float]:
 _HEAD = 6
 _MOST_NUMBER = 2**53
 _NUMBERS = {int, float}
-MOST_NAMES = MAX_SECTIONS + 3
-"""In one message: all sections, OUT_OF_SECTION, and the two kinds of heartbeats."""
+MOST_NAMES = 72 + 3
+"""In one message: all sections of a board, OUT_OF_SECTION, and the two kinds of heartbeats."""
+_NAME_BYTES = 64
 
 
 def is_name(name: str) -> bool:
     """Return True if a section may be called that."""
-    return 0 < len(name.encode(errors="replace")) < NAME_BYTES
+    return 0 < len(name.encode(errors="replace")) < _NAME_BYTES
 
 
 def to_wire(sketch: Sketch) -> list[int | float]:

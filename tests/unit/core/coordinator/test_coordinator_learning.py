@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_ft.core.board import layout
 from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.learning import BETWEEN_S, SURVEY_S, CycleLearning, SurveyLog, find_unopened
@@ -18,7 +19,7 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.timeouts.exchange import Facts, Intervals, Learned, Milestone, Moment, Raised, Survey
-from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, MOST_NAMES, Sketch
+from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, MOST_NAMES, Sketch, is_name
 from tests.support.job_machines import answers, begun, links
 from tests.support.machines import Job
 
@@ -253,6 +254,12 @@ def test_sketches_survive_the_wire() -> None:
     sketch = Sketch(ended=7, longest_s=1.5, rank=3, first_s=2.25, open_s=0.0625, tail=((3, 1.5), (200, 2.0)))
     sent = Intervals(1, 2, {"step": sketch, "io": Sketch()}, READY)
     assert messages.parse(json.loads(json.dumps(pack(sent)))) == sent
+
+
+def test_a_message_has_room_for_all_names_of_a_board() -> None:
+    assert MOST_NAMES == layout.MAX_SECTIONS + 3
+    assert is_name("x" * (layout.NAME_BYTES - 1))
+    assert not is_name("x" * layout.NAME_BYTES)
 
 
 def test_each_kill_is_told_once_and_their_number_is_bounded() -> None:
