@@ -32,7 +32,6 @@ from megatron_ft.core.timeouts.exchange import (
     any_of,
     enforces,
 )
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.learned import Choice, LearnedState
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, merge
@@ -42,7 +41,6 @@ READ_NS = 30_000_000_000
 """A file server that takes longer is not waited for."""
 ANSWER_NS = 1_000_000_000
 """Monitors that take longer are left out of the answer to a survey."""
-_FLOOR_S = 5.0
 _MOST_FACTOR = 1e6
 _WORTH_A_LINE = 0.01
 
@@ -88,7 +86,7 @@ class NodeLearning:
         self._options = options
         self._cycle: _OfCycle | None = None
         self._file: _StateFile | None = None
-        self._state: LearnedState | None = None
+        self._state = LearnedState()
         """Learned timeouts that are enforced."""
         self._choice = Choice()
         """Those of ``_state`` that apply under today's configuration."""
@@ -218,12 +216,11 @@ class NodeLearning:
     def _place_0(self) -> dict[str, Any]:
         options = self._options
         is_unread = self._file is not None and not self._file.is_read
-        enforced = () if self._state is None else self._state.entries()
         return {
             "known": None if is_unread else dict(self._known),
             "configured": tuple(options.configured_sections),
             "caps": options.caps,
-            "previous": {name: each.timeout_s for name, each in (*self._reported.items(), *enforced)},
+            "previous": {name: each.timeout_s for name, each in {**self._reported, **self._state.timeouts}.items()},
             "rule": options.rule,
             "factor": options.safety_factor,
             "mode": options.learn,
@@ -260,14 +257,14 @@ class NodeLearning:
 
     def _apply_rule(self, name: str, known: Known) -> LearnedTimeout | None:
         options = self._options
-        entry = None if self._state is None else self._state.entry(name)
+        before = self._state.timeouts.get(name)
         return budget_rule.learn(
             known,
             Sketch(),
             factor=options.safety_factor,
             rule=options.rule,
             cap_s=options.caps.get(name),
-            previous_s=None if entry is None else entry.timeout_s,
+            previous_s=None if before is None else before.timeout_s,
         )
 
     # -- kills --------------------------------------------------------------------------------------------------
@@ -277,40 +274,27 @@ class NodeLearning:
             return
         cycle.raised.add(name)
         self._factors[name] = min(2.0 * self._factors.get(name, 1.0), _MOST_FACTOR)
-        entry = None if self._state is None else self._state.entry(name)
+        before = self._state.timeouts.get(name)
         text = lines.raised(name, self._factors[name])
-        if name in self._known:
+        if before is not None:
+            options = self._options
+            self._state = learned.state_after_kill(
+                replace(self._state, known={**self._state.known, **self._known}),
+                name,
+                factor=options.safety_factor,
+                rule=options.rule,
+                configured=options.configured,
+            )
+            self._known[name] = self._state.known[name]
+            self._choose()
+            text = lines.raised_to(name, self._state.timeouts[name].timeout_s, before.timeout_s)
+        elif name in self._known:
             self._known[name] = budget_rule.after_kill(self._known[name])
-        if entry is not None:
-            found = self._doubled(name, entry.timeout_s)
-            known = {name: self._known[name]} if name in self._known else {}
-            self._keep(Learned(cycle.number, 0, Moment.END, {name: found}, known), cycle)
-            text = lines.raised_to(name, found.timeout_s, entry.timeout_s)
         self._lines_of_next_cycle.append(text)
         self._arm(cycle.record.running & cycle.record.hooked, turn)
         file = self._file
         if cycle.place == 0 and file is not None and (file.existed or self._enforces):
             self._write(turn, None)
-
-    def _doubled(self, name: str, timeout_s: float) -> LearnedTimeout:
-        entry = None if self._state is None else self._state.entry(name)
-        if name in self._known:
-            new = self._apply_rule(name, self._known[name])
-            # a file that this package hasn't written tells the timeout, and not what it was made from
-            if new is not None and new.timeout_s >= timeout_s:
-                return new
-        doubled_s = 2.0 * timeout_s
-        cap_s = self._options.caps.get(name)
-        if cap_s is not None:
-            doubled_s = min(doubled_s, max(cap_s, timeout_s))
-        first_s = 2.0 * (getattr(entry, "first_s", None) or timeout_s)
-        return LearnedTimeout(
-            timeout_s=doubled_s,
-            first_s=max(doubled_s, first_s),
-            limit_s=4.0 * doubled_s,
-            previous_s=timeout_s,
-            raised=self._factors.get(name, 2.0),
-        )
 
     # -- the file -----------------------------------------------------------------------------------------------
 
@@ -348,7 +332,7 @@ class NodeLearning:
     def _write(self, turn: Turn, moment: Moment | None) -> bool:
         """Write the file, if there is one that may be written; returns False if not."""
         file = self._file
-        if file is None or not file.is_read or not file.may_write or self._state is None:
+        if file is None or not file.is_read or not file.may_write:
             return False
         file.existed = True
         turn.do(WriteState(file.path, self._state, moment))
@@ -363,26 +347,24 @@ class NodeLearning:
     # -- what is in force ---------------------------------------------------------------------------------------
 
     def _keep(self, event: Learned, cycle: _OfCycle) -> None:
-        configured, size = self._options.configured, cycle.world_size
-        self._state = learned.state_after(self._state, event, configured=configured, world_size=size)
+        self._state = learned.state_after(
+            self._state,
+            event,
+            configured=self._options.configured,
+            world_size=cycle.world_size,
+            layout=None,
+            written_at_unix_s=0.0,  # whoever writes it knows
+        )
         self._choose()
 
     def _choose(self) -> Choice:
-        assert self._state is not None
-        names = frozenset(name for name, _ in self._state.entries()) - {OUT_OF_SECTION}
-        self._choice = learned.choose(
-            self._state, configured=self._options.configured, known_sections=names, floor_s=_FLOOR_S
-        )
+        self._choice = learned.choose(self._state, configured=self._options.configured)
         return self._choice
 
     def _armed(self) -> dict[str, Armed]:
-        enforced = {} if self._state is None else learned.armed(self._state, self._choice)
-        reported = {
-            name: Armed(each.timeout_s, each.first_s, each.limit_s, enforced=False)
-            for name, each in self._reported.items()
-            if name not in self._options.caps
-        }
-        return {**reported, **enforced}
+        configured = self._options.configured
+        reported = learned.armed(self._reported, configured=configured, enforced=False)
+        return {**reported, **learned.armed(self._choice.learned, configured=configured, enforced=True)}
 
     def _arm(self, local_ranks: Iterable[int], turn: Turn) -> None:
         cycle, timeouts = self._cycle, self._armed()
@@ -407,7 +389,7 @@ class NodeLearning:
             turn.say_for_all(text)
 
     def _say_what_is_off(self, turn: Turn) -> None:
-        if self._options.configured or self._state is not None or self._enforces:
+        if self._options.configured or not self._choice.is_empty or self._enforces:
             return
         is_off = self._options.learn == "off"
         self._say_once_for_all(lines.NOTHING_IS_DETECTED if is_off else lines.NOTHING_IS_KILLED, turn)

@@ -179,10 +179,7 @@ class NodeRanks:
 
 
 def _collectives(reading: RankReading) -> CollectiveCounts | None:
-    board = reading.snapshot
-    if board is None or board.collectives is None:
-        return reading.collectives
-    return board.collectives._replace(group_timeout_ns=board.group_timeout_ns)
+    return reading.collectives if reading.snapshot is None else reading.snapshot.collectives
 
 
 class _Lazy(dict[int, T]):

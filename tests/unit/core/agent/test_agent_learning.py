@@ -25,7 +25,7 @@ from megatron_ft.core.timeouts.exchange import (
     Survey,
 )
 from megatron_ft.core.timeouts.known import Known
-from megatron_ft.core.timeouts.learned import LearnedState, state_after
+from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.sketch import Sketch
 from tests.support.agents import Driven, verdict
 
@@ -59,8 +59,7 @@ def result(cycle: int = 0, moment: Moment = Moment.SAVE, **more: object) -> Lear
 
 def state(**sections: float) -> LearnedState:
     """Content of a file."""
-    timeouts = {name: timeout(seconds) for name, seconds in sections.items()}
-    return state_after(None, result(timeouts=timeouts), configured={}, world_size=None)
+    return LearnedState(sections={name: timeout(seconds) for name, seconds in sections.items()})
 
 
 def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: int = 1, **options: object) -> Driven:
@@ -333,9 +332,7 @@ def test_kill_doubles_the_timeout_at_once_and_writes_it_and_says_so_in_the_next_
     assert arms(driven)[1]["step"].timeout_s == 10.0
     (write,) = driven.all_of(edge.WriteState)
     assert (write.path, write.moment) == (PATH, None)
-    entry = write.state.entry("step")
-    assert entry is not None
-    assert entry.timeout_s == 10.0
+    assert write.state.timeouts["step"].timeout_s == 10.0
     driven.hear(Raised(0, "step"))  # of another node
     assert arms(driven)[1]["step"].timeout_s == 10.0
     next_cycle(driven, 1)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.timeouts.exchange import Learned, LearnedTimeout, Moment
-from megatron_ft.core.timeouts.learned import LearnedState, state_after
+from megatron_ft.core.timeouts.exchange import Moment
+from megatron_ft.core.timeouts.learned import LearnedState, from_timeout
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle import timeouts_file
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile, read, write
@@ -24,9 +24,7 @@ NOT_WRITTEN = "leaving it alone, timeouts learned in this run are not written"
 
 def state() -> LearnedState:
     """Content of a file."""
-    step = LearnedTimeout(timeout_s=12.0, first_s=12.0, limit_s=48.0)
-    learned = Learned(0, 1, Moment.SAVE, {"step": step})
-    return state_after(None, learned, configured={}, world_size=None)
+    return LearnedState(sections={"step": from_timeout(12.0)})
 
 
 @pytest.fixture
@@ -45,9 +43,7 @@ def test_what_was_written_is_read_again(path: str) -> None:
     assert write(path, state(), {}, Moment.END) == edge.StateWritten(True, "", Moment.END)
     found = read(path, sets_aside=True)
     assert found.state is not None
-    entry = found.state.entry("step")
-    assert entry is not None
-    assert (entry.timeout_s, found.problem, found.may_write) == (12.0, "", True)
+    assert (found.state.timeouts["step"].timeout_s, found.problem, found.may_write) == (12.0, "", True)
 
 
 def test_missing_file_may_be_written(path: str) -> None:
