@@ -87,6 +87,25 @@ def test_survey_ends_with_the_last_answer_and_learns_from_all() -> None:
     assert job.sent[-1].links == [100, 101]
 
 
+def test_milestone_of_another_cycle_starts_no_survey() -> None:
+    job = Surveyed()
+    assert not job.machine.reached(Milestone(CYCLE - 1, Moment.SAVE, 1))
+    job.take()
+    assert job.surveys == []
+
+
+def test_node_that_has_seen_more_long_intervals_counts_though_none_was_longer() -> None:
+    totals = []
+    for count in (100.0, 200.0):
+        job = Surveyed()
+        job.reached(Moment.SAVE, 1)
+        job.answers(0)
+        sketch = Sketch(ended=100, longest_s=1.0, rank=0, tail=((80, count),))
+        job.answers(1, sketches=dict.fromkeys(("setup", "step", "checkpointing"), sketch))
+        totals.append(sum(each for _, each in job.learned[0].known["step"].now.tail))
+    assert totals == [100.0, 200.0]
+
+
 def test_out_of_section_timeout_is_learned_at_the_end() -> None:
     job = Surveyed(1)
     job.reached(Moment.END)
@@ -216,6 +235,8 @@ def test_number_of_sections_is_bounded_whatever_launchers_send() -> None:
     job.reached(Moment.SAVE, 1)
     for place in range(4):
         job.answers(place, sketches={f"{place}-{number}": Sketch(ended=1) for number in range(MOST_NAMES)})
+        survey = job.machine._survey
+        assert survey is None or len(survey.merged) <= MOST_NAMES
     known = {f"{number}": 1.0 for number in range(MOST_NAMES + 1)}
     job = Surveyed(1)
     job.reached(Moment.SAVE, 1)
