@@ -49,6 +49,11 @@ class LearnedRule(Rule):
         self._name, self._factor = name, factor
         self._known = Known()
 
+    @property
+    def reference_s(self) -> float | None:
+        """What nvidia-resiliency-ext would have learned, which has no floor."""
+        return self._known.reference_s
+
     def begin_cycle(self) -> None:
         self._known = begin_cycle(self._known)
 

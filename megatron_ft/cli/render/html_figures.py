@@ -16,12 +16,13 @@ from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.failures import Window
 from megatron_ft.cli.analysis.intervals import Interval, durations_s
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
-from megatron_ft.cli.analysis.replay import ReferenceRule, replay
+from megatron_ft.cli.analysis.replay import LearnedRule, replay
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render import theme
 from megatron_ft.cli.render.report_tables import interval_row
 from megatron_ft.cli.render.terminal import took
 from megatron_ft.core.config.config import ConfigValues
+from megatron_ft.core.timeouts.budget_rule import REFERENCE
 
 COARSE = "coarse"
 """``meta`` of the trace that the page hides when one looks more closely."""
@@ -175,9 +176,11 @@ def distributions_figure(analysis: Analysis) -> Any:
     if not shown:
         return None
     factor = ConfigValues().safety_factor
-    reference = {
-        each.name: replay([analysis.timeline], each.name, ReferenceRule(factor, floor_s=0.0)).last_s for each in shown
-    }
+    reference = {}
+    for each in shown:
+        rule = LearnedRule(REFERENCE, factor)
+        replay([analysis.timeline], each.name, rule)
+        reference[each.name] = rule.reference_s
     figure = make_subplots(
         rows=(len(shown) + 1) // 2,
         cols=2,

@@ -265,6 +265,13 @@ def test_doubling_holds_where_no_interval_ends() -> None:
     assert known.now.raised == 2.0
 
 
+def test_survey_that_comes_after_the_kill_in_the_same_cycle_keeps_the_doubling() -> None:
+    known = updated(Known(), QUICK)
+    late = updated(after_kill(known), QUICK)
+    assert late.now.raised == pytest.approx(2.0 * 0.5 ** (1000 / 3400))
+    assert late.now.tail == known.now.tail
+
+
 def test_doubling_has_an_end() -> None:
     known = updated(Known(), STEADY)
     for _ in range(100):
