@@ -19,7 +19,7 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.shared import Warning_
-from megatron_ft.core.timeouts.exchange import Intervals, Milestone
+from megatron_ft.core.timeouts.exchange import Intervals
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -125,10 +125,6 @@ class Reports:
         """Report the progress of a rank between the two moments of `CheckProgress`."""
         self._tell(ProgressChecked(attached.cycle, progress))
 
-    def milestone(self, milestone: Milestone) -> None:
-        """Report a point in time at which timeouts may be learned."""
-        self._tell(milestone)
-
     def intervals(self, intervals: Intervals) -> None:
         """Answer a survey."""
         self._tell(intervals)
@@ -158,10 +154,12 @@ class Reports:
         self._tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
-        """Log what the board shows for the first time: new timeouts, the first iteration of the cycle."""
+        """Report what the board shows for the first time: timeouts, the first iteration of the cycle, milestones."""
         rank, cycle = watched.attached.rank, watched.attached.cycle
         if snapshot.watch_only:
             return
+        for milestone in watched.take_milestones(snapshot):
+            self._tell(milestone)
         news = watched.take_news(snapshot)
         if news.timeouts:
             record = records.Timeouts(

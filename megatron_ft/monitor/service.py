@@ -72,8 +72,7 @@ class MonitorService:
     def run(self) -> None:
         """Serve until stopped."""
         if self._settings.attached is not None:
-            attached, config = self._settings.attached, self._settings.config
-            self._watch(WatchedRank.take_over(attached, config))
+            self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
         while self._running:
             watched = self._watched
             for fd, _ in self._poll():
@@ -251,10 +250,8 @@ class MonitorService:
         self._watch(watched)
         # the launcher first: a rank that is welcomed can be taken over from then on
         self._reports.attached(watched.attached, greeting)
-        welcome = Welcome(
-            config=self._settings.config.to_dict(), log_dir=self._settings.log_dir, run_id=self._settings.run_id
-        )
-        attached = watched.attached
+        attached, settings = watched.attached, self._settings
+        welcome = Welcome(config=settings.config.to_dict(), log_dir=settings.log_dir, run_id=settings.run_id)
         fds = (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd)
         was_sent = self._answer(caller, welcome, fds)
         watched.hand_over()
@@ -299,8 +296,6 @@ class MonitorService:
         self._reports.news(watched, reading.snapshot)
         self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
-        for milestone in watched.take_milestones(reading.snapshot):
-            self._reports.milestone(milestone)
         if watched.take_end(reading.snapshot):
             self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.action is Action.END_RANK:
@@ -312,20 +307,19 @@ class MonitorService:
 
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it; or it is only reported."""
-        only_reports, now_ns = self._settings.observe_only or not verdict.enforced, time.monotonic_ns()
+        only_reports = self._settings.observe_only or not verdict.enforced
+        attached, now_ns = watched.attached, time.monotonic_ns()
         deadline_ns = now_ns + round(EVIDENCE_S * 1e9)
         if not only_reports:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
-            self._termination = RankTermination(
-                watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at
-            )
-        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=only_reports)
+            self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
+        self._reports.verdict(attached, verdict, now_ns, observed_only=only_reports)
         try:
             self._examine(watched, verdict, passive=only_reports, deadline_ns=deadline_ns)
         except Exception as error:  # noqa: BLE001 - a rank is terminated whether or not evidence can be collected
-            self._reports.warn(f"the evidence on rank {watched.attached.rank} can't be collected: {error!r}")
+            self._reports.warn(f"the evidence on rank {attached.rank} can't be collected: {error!r}")
         if only_reports:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()

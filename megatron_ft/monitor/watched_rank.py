@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.board import layout
-from megatron_ft.core.board.arming import with_armed
 from megatron_ft.core.board.consistency import contradiction
 from megatron_ft.core.board.hang_detector import (
     Action,
@@ -27,6 +26,7 @@ from megatron_ft.core.board.intervals import is_blank
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.timeouts.arming import with_armed
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
@@ -204,7 +204,7 @@ class WatchedRank:
             self._sketches.explain(verdict.key, self.last_good)
 
     def put_off(self, verdict: Overdue) -> None:
-        """Let what was overdue last for its timeout once more: nobody could be asked whether ranks make progress."""
+        """Extend an interval by its timeout, because the launcher could not say whether ranks make progress."""
         extend_timeout(self.state, verdict, verdict.elapsed_ns + verdict.timeout_ns)
 
     def arm(self, order: Arm) -> None:

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardSnapshot, SectionView
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.times import earliest
 
+FIRST_INTERVALS = 4
+"""This many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
 STEP = "step"
 WARMUP = "warmup"
 """Never opened: where it is configured, its timeout is that of "step" in the iterations of the warm-up."""

@@ -356,7 +356,7 @@ def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
 
 def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
     at = W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED
-    found = CollectiveCounts(*(words[word] for word in at), words[W_GROUP_TIMEOUT] or None)
+    found = CollectiveCounts(*(words[word] for word in at))._replace(group_timeout_ns=words[W_GROUP_TIMEOUT] or None)
     return found if found.seen_ns and found.moved_ns else None
 
 

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap, lost_between
-from megatron_ft.core.board.intervals import HangKind, IntervalKey, is_blank
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind, IntervalKey, is_blank
 from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, SECTION_SHIFT, BoardSnapshot
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded
 from megatron_ft.core.timeouts.tail import bucket_of

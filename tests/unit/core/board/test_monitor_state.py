@@ -16,11 +16,10 @@ from megatron_ft.core.board.hang_detector import (
     excuse,
     extend_timeout,
 )
-from megatron_ft.core.board.intervals import HangKind
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.core.diagnosis.evidence import with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from tests.fuzz.healthy import BOARD, SimulatedNode, live
 
 S = 1_000_000_000

@@ -10,9 +10,8 @@ import pytest
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap
-from megatron_ft.core.board.intervals import HangKind, IntervalKey
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind, IntervalKey
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.board.arming import with_armed
 from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, SectionView
+from megatron_ft.core.timeouts.arming import with_armed
 from megatron_ft.core.timeouts.exchange import Arm, Armed
 from tests.fuzz.healthy import BOARD
 
