@@ -58,15 +58,21 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or the list of all candidates if none is near."""
+def near(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that was probably meant; None if none is near."""
     import difflib  # only needed once a user made a mistake
 
-    known = list(candidates)
     folded = name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
-    by_folded = {candidate.lower().replace("-", "_"): candidate for candidate in known}
+    by_folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
     for guess in (folded, folded.removeprefix("ft_"), folded.removeprefix("ft_param_")):
-        near = difflib.get_close_matches(guess, by_folded, n=1, cutoff=0.6)
-        if near:
-            return f" (did you mean {by_folded[near[0]]!r}?)"
-    return f" (known: {', '.join(known)})"
+        found = difflib.get_close_matches(guess, by_folded, n=1, cutoff=0.6)
+        if found:
+            return by_folded[found[0]]
+    return None
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"`, or the list of all candidates if none is near."""
+    known = list(candidates)
+    found = near(name, known)
+    return f" (known: {', '.join(known)})" if found is None else f" (did you mean {found!r}?)"

@@ -180,7 +180,6 @@ class Node:
             monitors=self.monitors,
             starter=starter,
             running=self._running,
-            raised_timeouts=variables.raised_timeouts,
             termination=termination,
             device_memory=DeviceMemory(reactor, log=log, say=say),
             crash_evidence=CrashEvidence(log, self._log_dir, say),

@@ -23,12 +23,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.coordinator.service import Service, prepare_process
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.coordinator.learning import CycleLearning, SurveyLog
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.messages.secret import HANDSHAKE
+from megatron_ft.core.timeouts.exchange import Facts, Intervals, Milestone, Moment
+from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, Sketch
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
@@ -36,10 +40,11 @@ from megatron_ft.ipc.wire import encode
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import TO_MEMBER, StandIns
 
-__all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "rows"]
+__all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "measure_survey", "rows"]
 
 _PROCESSES = 2
 _BOUND_S = 60.0
+_SECTIONS = ("setup", "step", "checkpointing", "out_of_section")
 _C10D_BOUND_S = 60
 _ME = str(Path(__file__).resolve())
 _C10D = str(Path(__file__).resolve().with_name("c10d_meeting.py"))
@@ -322,6 +327,39 @@ def measure_all(sizes: Sequence[int]) -> dict[str, dict[str, float | None]]:
     return found
 
 
+def measure_survey(nodes: int = 10_000) -> dict[str, float | None]:
+    """CPU seconds of the coordinator for one survey of as many nodes, and bytes of an answer per section."""
+    chance = random.Random(1)
+    messages: Vocabulary[Intervals] = Vocabulary(Intervals)
+    facts = Facts(learns=True, has_hooks=True, loaded=True, enough_steps=True, saved=True)
+    bodies = [encode(_answer(place, facts, chance)) for place in range(nodes)]
+    machine = CycleLearning(0, SurveyLog())
+    machine.reached(Milestone(0, Moment.SAVE, 1))
+    began_s = time.process_time()
+    sent = machine.take(0.0, lambda: {place: place for place in range(nodes)})
+    for place, body in enumerate(bodies):
+        machine.answered(place, messages.parse(json.loads(body[4:])))
+    sent += machine.take(0.1, lambda: {place: place for place in range(nodes)})
+    assert len(sent) == 2
+    size = sum(map(len, bodies)) / nodes / len(_SECTIONS)
+    return {"survey_cpu_s": time.process_time() - began_s, "section_bytes": size}
+
+
+def _answer(place: int, facts: Facts, chance: random.Random) -> Intervals:
+    sketches = {
+        name: Sketch(
+            ended=10_000 + chance.randrange(9),
+            longest_s=chance.lognormvariate(2.0, 0.3),
+            rank=place,
+            first_s=chance.lognormvariate(3.0, 0.3),
+            open_s=chance.random(),
+            tail=tuple((70 + 2 * each, float(chance.randrange(900, 1100))) for each in range(MOST_BUCKETS)),
+        )
+        for name in _SECTIONS
+    }
+    return Intervals(0, 1, sketches, facts, known={} if place == 0 else None)
+
+
 def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:
     """For the table."""
     shown = []
@@ -333,7 +371,12 @@ def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:
             Row("  coordinator, in between: of one core", "%", 100 * (figures["steady_cpu_share"] or 0.0)),
             Row("  coordinator, in between: sends", "kB/s", (figures["steady_bytes_s"] or 0.0) / 1000),
         ]
-    return shown
+    survey = measure_survey()
+    return [
+        *shown,
+        Row("learning: bytes per section and rank", "B", survey["section_bytes"]),
+        Row("  coordinator, a survey of 10,000 nodes: CPU", "s", survey["survey_cpu_s"]),
+    ]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from megatron_ft.core.job.restart_policy import Outcome
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER
+from tests.simulation.learning import learning
 
 if TYPE_CHECKING:
     from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
@@ -53,6 +54,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _counted_once,
         _causes,
         in_time,
+        learning,
         _codes,
         _is_said,
         _stays,

@@ -23,6 +23,8 @@ from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.timeouts.exchange import Arm
+from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
 
@@ -31,7 +33,9 @@ __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Ju
 FOR_GOOD_S = 1e9
 
 LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
-BOARD = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(sections=(), closing=False)  # type: ignore[arg-type]
+BOARD = BoardSnapshot(
+    **dict.fromkeys(set(BoardSnapshot._fields) - BoardSnapshot._field_defaults.keys(), 0)  # type: ignore[arg-type]
+)._replace(sections=(), closing=False)
 HANG = HangVerdict(
     rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=1, at_ns=0
 )
@@ -85,6 +89,7 @@ class Job:
     rules: m.Rules
     work_s: float
     endpoints: tuple[str, ...]
+    learns: bool = False
     launchers: list[Launcher] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     verdicts: list[Judged] = field(default_factory=list)
@@ -98,6 +103,7 @@ class Job:
     done_s: float = 0.0
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
+    learning: Learning = field(default_factory=Learning)
 
     def launch(self, host: Host, *, rank: int | None = None) -> Launcher:
         """Start a launcher."""
@@ -139,6 +145,10 @@ class Launcher(Process):
         self._effects: Mailbox[edge.MemberEffect | agent.Effect] = Mailbox(self._do, self.counts_effect)
         self._error = ""
         self._is_hung = False
+        self._toy: ToyRank | None = None
+        """What its rank's monitor would know, if it learns."""
+        self.armed: dict[int, Arm] = {}
+        """The last order of each cycle to its rank's monitor."""
         identity = m.Identity(
             job="the job",
             rules=job.rules,
@@ -215,7 +225,7 @@ class Launcher(Process):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
             case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
-            case edge.Relayed() | edge.Reviewed():
+            case edge.Relayed() | edge.Reviewed() | m.Survey() | m.Learned() | m.Raised():
                 self.hear(effect)
             case edge.StandBy() | m.Speak():
                 self.hear(effect)
@@ -223,6 +233,8 @@ class Launcher(Process):
                 self.stays_since_s = self.world.now_s
                 self.hear(effect)
             case agent.Tell(message, within_s):
+                if isinstance(message, m.Raised):
+                    self.job.learning.kills.append(Kill(self.world.now_s, self, message))
                 self.do(self.member.tell(message, self.clock(), within_s))
             case agent.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
@@ -243,6 +255,7 @@ class Launcher(Process):
             case edge.Transmit(message) if self.link is not None:
                 if self.world.story is not None and not isinstance(message, m.Beat):
                     self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
+                self.job.learning.sent(message)
                 self.link.send(self, message)
             case edge.Announce(address, moved):
                 listener = self.world.listeners.get(address)
@@ -318,6 +331,31 @@ class Launcher(Process):
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
             case agent.CollectEvidence():
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
+            case agent.ArmMonitor(_, arm):
+                self.armed[arm.cycle] = arm
+            case agent.SurveyRank(_, survey) if self._toy is not None and chance.random() < 0.95:
+                self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
+            case agent.ReadState(path):
+                state = self.job.learning.state
+                self.later(chance.uniform(0.001, 0.2), lambda: self.hear(agent.StateRead(path, state)))
+            case agent.WriteState(_, state, moment):
+                self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(state, moment))
+
+    def _report_intervals(self, survey: m.Survey) -> None:
+        if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
+            self.hear(agent.IntervalsReported(0, survey.cycle, self._toy.intervals(survey, self.world.now_s)))
+
+    def _write_state(self, state: Any, moment: Any) -> None:
+        self.job.learning.state = state
+        self.hear(agent.StateWritten(True, "", moment))
+
+    def _reach_milestones(self, trained: Trained, left_s: float) -> None:
+        """The rank takes steps, saves at random moments, and ends."""
+        toy = self._toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
+        for delay_s, milestone in toy.milestones(left_s):
+            self._later_in_cycle(
+                delay_s, lambda milestone=milestone: self.hear(agent.MilestoneReached(0, trained.cycle, milestone))
+            )
 
     def _check_health(self) -> None:
         if self.agent.phase is AgentPhase.CHECKING:
@@ -331,15 +369,19 @@ class Launcher(Process):
         held = self.member.memory.decided
         cycle, place = self.agent.cycle.number, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
-        self._error, self._is_hung = "", False
+        self._error, self._is_hung, self._toy = "", False, None
         trained = self.ranks = Trained(cycle, self, self.world.now_s)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
         self.hear(agent.RanksMet(cycle, [place], place, world, world))
         now_ns = round(self.clock() * 1e9)
-        for event in (agent.RankStarted(0, 1, now_ns), agent.RanksStarted(), agent.Attached(0, cycle, now_ns)):
+        path = STATE_PATH if self.job.learns else ""
+        attached = agent.Attached(0, cycle, now_ns, state_path=path, learns=self.job.learns)
+        for event in (agent.RankStarted(0, 1, now_ns), agent.RanksStarted(), attached):
             self.hear(event)
         left_s = max(0.5, self.job.work_s - self.job.done_s)
+        if self.job.learns:
+            self._reach_milestones(trained, left_s)
         self._later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), lambda: self._exits(0))
 
     def _later_in_cycle(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -397,7 +439,7 @@ class Launcher(Process):
             self.hurt(fault, cycle=self.ranks.cycle)
             self._is_hung = True
             at_ns = round(self.clock() * 1e9)
-            verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns)
+            verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
             self.hear(agent.FoundHung(0, self.ranks.cycle, verdict))
             self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
 
@@ -614,6 +656,7 @@ class CoordinatorProcess(Process):
     def _do(self, effects: list[edge.CoordinatorEffect]) -> None:
         for effect in effects:
             if isinstance(effect, edge.Send):
+                self.job.learning.coordinator_sends(self.name, self.world.now_s, effect)
                 for number in effect.links:
                     if not self.counts_effect():
                         return

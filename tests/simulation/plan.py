@@ -62,6 +62,8 @@ class Plan:
     faults: tuple[Fault, ...]
     reports_silence: bool = False
     """Kernels end connections to hosts that answer no packet."""
+    learns: bool = False
+    """Ranks reach milestones, and their hangs are found by learned timeouts."""
 
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
@@ -115,4 +117,5 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         has_ranks=has_ranks,
         faults=tuple(drawn),
         reports_silence=reports_silence,
+        learns=chance.random() < 0.5,
     )

@@ -39,7 +39,7 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     world.reports_silence = plan.reports_silence
     hosts = world.hosts
     endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
-    job = Job(world, plan.rules, plan.work_s, endpoints)
+    job = Job(world, plan.rules, plan.work_s, endpoints, learns=plan.learns)
     trouble = _Trouble(world, job, len(plan.faults))
     order = list(range(len(hosts)))
     world.chance.shuffle(order)

@@ -15,6 +15,7 @@ from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
+from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
@@ -24,6 +25,7 @@ from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
 from megatron_ft.core.times import earliest
 
 
@@ -45,7 +47,10 @@ class Agent:
         self._orders = CoordinatorOrders()
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
-        self.cycle = NodeCycle(options, -1, None, now_ns=0)
+        self._learning = NodeLearning(options)
+        self._would_hang: set[tuple[str, int | None]] = set()
+        """Intervals that were reported to the user: hangs that end nothing."""
+        self.cycle = NodeCycle(options, -1, None, self._learning, now_ns=0)
         """The cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
@@ -63,6 +68,7 @@ class Agent:
         self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
+        self._learning.go_on(self._turn)
         before = None
         while before is not self.phase:
             before = self.phase
@@ -72,7 +78,7 @@ class Agent:
     @property
     def alarm_ns(self) -> int | None:
         """When a `Tick` is due at the latest."""
-        times = [self.cycle.alarm_ns(self._turn.now_ns)]
+        times = [self.cycle.alarm_ns(self._turn.now_ns), self._learning.alarm_ns]
         if self.phase is AgentPhase.ASIDE:
             times.append(self._health.retry_ns)
         elif self.phase is AgentPhase.ENDING and self._ending is not None:
@@ -108,6 +114,15 @@ class Agent:
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
                 self._orders.hear(event)
+            case _:
+                self._hear_of_cycle(event)
+
+    def _hear_of_cycle(self, event: edge.Event) -> None:
+        match event:
+            case Survey() | Learned() | Raised() | edge.StateRead() | edge.StateWritten():
+                self._learning.hear(event, self._turn)
+            case job.Reviewed(timed=timed) if timed:
+                self._would_be_hang(event)
             case job.DiagnoseHang() | job.Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
             case job.Relayed(message):
@@ -115,10 +130,22 @@ class Agent:
             case _:
                 self._hear_of_ranks(event)
 
+    def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:
+        return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)
+
+    def _would_be_hang(self, review: job.Reviewed) -> None:
+        """Say once in the job what an interval waits for that exceeds a timeout which is only reported."""
+        interval = review.timed, review.iteration
+        if interval not in self._would_hang:
+            self._would_hang.add(interval)
+            self._turn.say_for_all(lines.would_be_hang(review))
+
     def _hear_of_ranks(self, event: edge.Event) -> None:
+        observes_only = self._options.observe_only
         match event:
             case edge.RanksMet():
-                self.cycle = NodeCycle(self._options, self.cycle.number, event, now_ns=self._turn.now_ns)
+                self.cycle = self._new_cycle(self.cycle.number, event)
+                self._learning.begin(self.cycle.number, self.cycle.record, event, self._turn)
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
@@ -127,10 +154,15 @@ class Agent:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
                 self._ranks_ended(event)
+            case edge.MilestoneReached() | edge.IntervalsReported():
+                self._learning.hear(event, self._turn)
+            case edge.FoundHung(verdict=verdict, observed_only=True) if verdict.learned and not observes_only:
+                self.cycle.would_hang(event, self._turn)
             case edge.FoundHung(cycle=cycle, verdict=verdict, observed_only=True):
                 self._do(Say(lines.observed(verdict)), event_records.would_have_ended(cycle, verdict))
             case _:
                 self.cycle.hear(event, self._turn)
+                self._learning.hear(event, self._turn)
         if self._downtime is not None and self._downtime.report_end(self.cycle.record, self._turn):
             self._downtime = None
 
@@ -207,7 +239,7 @@ class Agent:
         decision = self._orders.take().decision
         self.phase = AgentPhase.STARTING
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
-        self.cycle = NodeCycle(self._options, decision.cycle, None, now_ns=self._turn.now_ns)
+        self.cycle = self._new_cycle(decision.cycle, None)
         self._do(edge.StartRanks(self.restarts_left))
 
     def _ranks_started(self) -> None:

@@ -1,13 +1,14 @@
 """No collective has completed on any rank of this node for long: when to ask for evidence, and what follows.
 
-For ranks whose scripts call no hooks (`docs/watch-collectives.md`). Each such rank writes to its board what torch knows
-of its collectives. When none of this node's ranks has begun or completed one for ``collectives_timeout_s``, the
-coordinator is asked to collect evidence on the ranks of all nodes, which go on; its answer is reported, and, if the
-user wants that, the cycle is ended. Pure.
+Each rank writes to its board what torch knows of its collectives (`docs/watch-collectives.md`). When none of this
+node's ranks has begun or completed one for ``collectives_timeout_s``, the coordinator is asked to collect evidence on
+the ranks of all nodes, which go on; its answer is reported, and, if the user wants that, the cycle is ended. Ranks to
+which an enforced timeout applies now are left to that. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import event_records, lines
@@ -15,13 +16,18 @@ from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Tell
 from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
-from megatron_ft.core.board.layout import CollectiveCounts
+from megatron_ft.core.board.intervals import running_intervals
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.messages import Hang
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.pauses import Pauses
 
+_SHARE_OF_GROUP = 0.5
+"""A group's own timeout ends the job: the report comes before that."""
+_UNKNOWN_NS = 300_000_000_000
+"""Where the timeout of the process group isn't known: half of the 600 s that NCCL groups have."""
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
 _ANSWER_NS = 15_000_000_000
@@ -45,8 +51,8 @@ class NodeCollectiveWatch:
         self._record = record
         self._number = number
         self._pauses = pauses
-        self._timeout_ns = round((options.collectives_timeout_s or 0.0) * 1e9)
-        self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
+        self._timeout_ns = self._every_ns = 0
+        self._set_timeout(None if options.collectives_timeout_s is None else round(options.collectives_timeout_s * 1e9))
         self._looked_ns = now_ns
         self._due_ns = now_ns + self._every_ns
         self._moved_ns = now_ns
@@ -74,8 +80,7 @@ class NodeCollectiveWatch:
 
     @property
     def _is_on(self) -> bool:
-        """Hangs of scripts that call hooks are detected by these alone."""
-        return self._options.collectives_timeout_s is not None and not (self._is_over or self._record.hooked)
+        return self._options.watches_collectives and not self._is_over
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -138,6 +143,10 @@ class NodeCollectiveWatch:
         self._collecting = None
         tell_notes(turn, self._number, complete_notes(self._record, collecting.notes, turn), passive=True)
 
+    def _set_timeout(self, timeout_ns: int | None) -> None:
+        self._timeout_ns = _UNKNOWN_NS if timeout_ns is None else timeout_ns
+        self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
+
     def _judge(self, turn: Turn) -> None:
         counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._record.observed)}
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
@@ -146,14 +155,21 @@ class NodeCollectiveWatch:
         if not known or is_leaving:  # no rank has a process group, or one has destroyed its own
             self._begin_anew(turn.now_ns)
             return
+        if self._options.collectives_timeout_s is None:
+            groups_ns = [found.group_timeout_ns for found in known.values() if found.group_timeout_ns is not None]
+            self._set_timeout(round(_SHARE_OF_GROUP * min(groups_ns)) if groups_ns else None)
         self._note_moves(known, turn)
         silent_ns = turn.now_ns - self._moved_ns - self._excused_ns
         silent_ns -= self._pauses.within(self._moved_ns, turn.now_ns)
         left_ns = self._timeout_ns - silent_ns
         if left_ns > 0:
             self._due_ns = turn.now_ns + min(self._every_ns, left_ns)
-        elif not self._is_told and turn.now_ns >= self._ask_again_ns:
+        elif not self._is_told and turn.now_ns >= self._ask_again_ns and not self._are_timed(known, turn):
             self._ask(min(known), silent_ns, turn)
+
+    def _are_timed(self, local_ranks: Iterable[int], turn: Turn) -> bool:
+        """Return True if an enforced timeout applies to each of these ranks now."""
+        return all(_is_timed(turn.seen.boards[local_rank]) for local_rank in local_ranks)
 
     def _note_moves(self, known: dict[int, CollectiveCounts], turn: Turn) -> None:
         newest_ns = max(found.moved_ns for found in known.values())
@@ -186,3 +202,7 @@ class NodeCollectiveWatch:
             iteration=None,
             at_ns=now_ns,
         )
+
+
+def _is_timed(board: BoardSnapshot | None) -> bool:
+    return board is not None and any(interval.enforced for interval in running_intervals(board))

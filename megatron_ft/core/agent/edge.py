@@ -18,6 +18,8 @@ from megatron_ft.core.agent.monitor_events import Detached as Detached
 from megatron_ft.core.agent.monitor_events import EvidenceCollected as EvidenceCollected
 from megatron_ft.core.agent.monitor_events import FoundHung as FoundHung
 from megatron_ft.core.agent.monitor_events import FromMonitor as FromMonitor
+from megatron_ft.core.agent.monitor_events import IntervalsReported as IntervalsReported
+from megatron_ft.core.agent.monitor_events import MilestoneReached as MilestoneReached
 from megatron_ft.core.agent.monitor_events import ProgressChecked as ProgressChecked
 from megatron_ft.core.agent.monitor_events import Signalled as Signalled
 from megatron_ft.core.agent.monitor_events import Suspected as Suspected
@@ -31,6 +33,8 @@ from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.timeouts.exchange import Arm, Moment, Survey
+from megatron_ft.core.timeouts.learned import LearnedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Readings:
     checkpointed: Callable[[], int | None] = lambda: None
     """The iteration of the last checkpoint, where a file holds it."""
     collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
-    """Of ranks whose scripts call no hooks, and that have a process group."""
+    """Of ranks that have a process group."""
 
 
 # -- events: the launcher -------------------------------------------------------------------------------------
@@ -99,6 +103,28 @@ class NodesWaiting:
     """So many nodes wait to join, at a rendezvous of torch's own."""
 
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """Answer to ``ReadState``. ``state``: None if there is no file, or none that can be used.
+
+    ``problem``: what is wrong with the file, a line; ``may_write``: this run may write it.
+    """
+
+    path: str
+    state: LearnedState | None
+    problem: str = ""
+    may_write: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StateWritten:
+    """Answer to ``WriteState``. ``problem``: why the file could not be written, a line."""
+
+    ok: bool
+    problem: str = ""
+    moment: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +186,20 @@ class RanksEnded:
     processes: Sequence[ProcessFacts] = ()
 
 
-FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone
+FromLauncher = (
+    Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone | StateRead | StateWritten
+)
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
-FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.DiagnoseHang | job.Relayed | job.Reviewed
+FromCoordinator = (
+    job.Begin
+    | job.StandBy
+    | job.EndRanks
+    | job.Conclude
+    | job.DiagnoseHang
+    | job.Relayed
+    | job.Reviewed
+    | job.OfLearning
+)
 Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | Speak | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
@@ -303,11 +340,43 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class RaiseTimeout:
-    """A learned timeout, by its name, has ended a rank in this cycle: the next one's ranks are to have more time."""
+class ArmMonitor:
+    """Have the monitor of a rank apply these learned timeouts."""
 
-    name: str
-    cycle: int
+    local_rank: int
+    arm: Arm
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyRank:
+    """Have the monitor of a rank report its intervals; answered by ``IntervalsReported``."""
+
+    local_rank: int
+    survey: Survey
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: if it is broken."""
+
+    path: str
+    sets_aside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteState:
+    """Write the file of learned timeouts; answered by ``StateWritten``. ``moment``: None after a kill."""
+
+    path: str
+    state: LearnedState
+    moment: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TellStateWritten:
+    """Tell the ranks of this node what became of the last timeouts: a STATE_ value of `core.board.layout`."""
+
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +428,11 @@ Effect = (
     | ExtendTimeout
     | ConfirmHang
     | Release
-    | RaiseTimeout
+    | ArmMonitor
+    | SurveyRank
+    | ReadState
+    | WriteState
+    | TellStateWritten
     | KeepEvidence
     | Tell
     | TellStop

@@ -13,7 +13,10 @@ from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Outcome, RestartDecision
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records import launcher as records
+from megatron_ft.core.records.rank import LearnedTimeout, StateLoaded, TimeoutsLearned
 from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.timeouts.exchange import Learned
+from megatron_ft.core.timeouts.learned import Choice, LearnedState
 
 
 def node_health(event: HealthChecked) -> Write:
@@ -153,6 +156,35 @@ def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
         timeout_s=review.timeout_s,
         text=review.text,
         ends=ends,
+    )
+    return Write(record)
+
+
+def timeouts_learned(event: Learned, *, rule: str) -> Write:
+    """Timeouts were learned that ranks may be terminated by."""
+    timeouts = {
+        name: LearnedTimeout(
+            timeout_s=each.timeout_s,
+            previous_s=each.previous_s,
+            max_observed_s=each.max_observed_s,
+            rank_of_max=each.rank_of_max,
+            margin_s=None if each.max_observed_s is None else each.timeout_s - each.max_observed_s,
+            rule=rule,
+            first_s=each.first_s,
+        )
+        for name, each in event.timeouts.items()
+    }
+    return Write(TimeoutsLearned(timeouts=timeouts))
+
+
+def state_loaded(path: str, state: LearnedState, choice: Choice) -> Write:
+    """Learned timeouts were read from a file."""
+    record = StateLoaded(
+        path=path,
+        timeouts=choice.timeouts,
+        superseded=tuple(each.name for each in choice.superseded),
+        world_size=state.world_size,
+        layout=None if state.layout is None else dict(state.layout),
     )
     return Write(record)
 

@@ -9,10 +9,10 @@ living, so nothing is sent to them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from megatron_ft.core.agent import event_records
-from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, RaiseTimeout, Release, Tell
+from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Release, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
@@ -27,10 +27,16 @@ _PART_CHARS = 80_000
 
 
 class NodeHangDiagnosis:
-    """The diagnosis of a hang in one cycle, on this node; ``number`` is the cycle's at the coordinator."""
+    """The diagnosis of a hang in one cycle, on this node; ``number`` is the cycle's at the coordinator.
 
-    def __init__(self, options: Options, record: CycleRecord, number: int) -> None:
+    ``learned_kill`` is told the name of each learned timeout that ends a rank.
+    """
+
+    def __init__(
+        self, options: Options, record: CycleRecord, number: int, learned_kill: Callable[[str, Turn], None]
+    ) -> None:
         self._options = options
+        self._learned_kill = learned_kill
         self._record = record
         self._number = number
         self._decides = options.decides_alone
@@ -49,7 +55,7 @@ class NodeHangDiagnosis:
             turn.do(Release())
             return
         if verdict.learned:
-            turn.do(RaiseTimeout(verdict.timed, self._record.cycle))
+            self._learned_kill(verdict.timed, turn)
         self._verdict = self._verdict or verdict
         from_ns = verdict.at_ns if is_seen else turn.now_ns
         self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())

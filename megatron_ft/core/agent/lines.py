@@ -8,6 +8,7 @@ from megatron_ft.core.diagnosis.cycle_cause import Cause, HangVerdict, describe_
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.signals import AGAIN_AFTER_S
+from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.wording import counted, when
 
 _SHOWN = 200
@@ -130,6 +131,63 @@ def no_collective(review: Reviewed, *, ends: bool) -> str:
     """Ranks whose scripts call no hooks complete no collective. ``ends``: the cycle is ended for it."""
     follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
     return f"no collective has completed on any rank for {review.elapsed_s:.0f} s: {review.text} ({follows})"
+
+
+def would_be_hang(review: Reviewed) -> str:
+    """An interval exceeds a learned timeout that is only reported."""
+    return f"would be a hang: {review.text}; set timeouts or --calc-ft-timeouts to restart"
+
+
+NOTHING_IS_KILLED = (
+    "no timeouts configured: hangs are reported, not killed (set timeouts or --calc-ft-timeouts to kill)"
+)
+NOTHING_IS_DETECTED = "no timeouts configured, learning is off: hangs are not detected by sections"
+
+
+def timeouts_loaded(path: str, timeouts: Mapping[str, float]) -> str:
+    """Learned timeouts were read from a file."""
+    told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
+    return f"timeouts loaded from {path}: {told or 'heartbeats'}"
+
+
+def timeouts_updated(timeouts: Mapping[str, LearnedTimeout]) -> str:
+    """Learned timeouts that have changed, and why."""
+    return f"timeouts updated: {'; '.join(_change(name, each) for name, each in timeouts.items())}"
+
+
+def _change(name: str, found: LearnedTimeout) -> str:
+    facts = [] if found.previous_s is None else [f"was {found.previous_s:.4g} s"]
+    if found.max_observed_s is not None:
+        by = "" if found.rank_of_max is None else f", in rank {found.rank_of_max}"
+        facts.append(f"the longest took {found.max_observed_s:.4g} s{by}")
+    return f"{name} {found.timeout_s:.4g} s" + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def raised_to(name: str, now_s: float, before_s: float) -> str:
+    """A learned timeout has terminated a rank, and was doubled as far as the user's configuration lets it."""
+    capped = "" if now_s > 1.99 * before_s else ", limited by its configured timeout"
+    how = f"{before_s:.4g} s x 2{capped}" if now_s > 1.01 * before_s else "its configured timeout is the limit"
+    return f"the timeout of '{name}' terminated a rank in the last cycle: it is {now_s:.4g} s now ({how})"
+
+
+def raised(name: str, factor: float) -> str:
+    """A timeout that the rank's own client has calculated has terminated a rank."""
+    return f"the timeout of '{name}' terminated a rank in the last cycle: it is multiplied by {factor:g} now"
+
+
+def never_opened(name: str, meant: str, *, steps: int | None, is_meant_timed: bool) -> str:
+    """A configured section that no rank has opened. ``steps``: so far; None: in the whole run."""
+    until = "in this run" if steps is None else f"in the first {counted(steps, 'iteration')}"
+    head = f"section '{name}' has a timeout, but no rank has opened it {until}"
+    if not meant:
+        return head
+    missing = "" if is_meant_timed else f" Hangs in '{meant}' are not detected until it has one"
+    return f"{head}: did you mean '{meant}'?{missing}"
+
+
+def other_state_file(rank: int, path: str, used: str) -> str:
+    """Ranks of one node name different files of learned timeouts."""
+    return f"rank {rank} names {path} for learned timeouts, another rank of this node {used}: using {used}"
 
 
 def collectives_go_on(seconds: float) -> str:

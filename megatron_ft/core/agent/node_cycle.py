@@ -7,14 +7,15 @@ import itertools
 from megatron_ft.core.agent import edge, event_records, lines
 from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
-from megatron_ft.core.agent.edge import KeepEvidence
+from megatron_ft.core.agent.edge import KeepEvidence, Tell
 from megatron_ft.core.agent.hang import NodeHangDiagnosis
+from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import is_by_us, was_ending
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Moving, Suspected
+from megatron_ft.core.job.messages import Hang, Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
@@ -23,16 +24,20 @@ from megatron_ft.core.times import earliest
 class NodeCycle:
     """``number`` is the cycle's at the coordinator; ``met`` is None before the nodes have met."""
 
-    def __init__(self, options: Options, number: int, met: edge.RanksMet | None, *, now_ns: int) -> None:
+    def __init__(
+        self, options: Options, number: int, met: edge.RanksMet | None, learning: NodeLearning, *, now_ns: int
+    ) -> None:
         self.number = number
         self.met = met
         cycle = met.cycle if met is not None else -1 if options.meets_elsewhere else number
         self.record = CycleRecord(cycle, () if met is None else met.ranks, met_ns=now_ns)
-        self.diagnosis = NodeHangDiagnosis(options, self.record, number)
+        self.diagnosis = NodeHangDiagnosis(options, self.record, number, learning.killed)
         self.suspicion = Suspicion(options, self.record, number, nodes=1 if met is None else met.nodes)
         self._options = options
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
+        self._reported: set[tuple[str, int | None]] = set()
+        """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, and nothing else."""
 
     def started(self, pauses: Pauses, turn: Turn) -> None:
         """All ranks were created: watch their deadlines and collectives from now on."""
@@ -77,6 +82,16 @@ class NodeCycle:
             self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
+
+    def would_hang(self, event: edge.FoundHung, turn: Turn) -> None:
+        """Ask all nodes what keeps a rank for longer than a learned timeout that is only reported."""
+        verdict = event.verdict
+        is_here = event.cycle == self.record.cycle and event.local_rank in self.record.started
+        if is_here and (verdict.timed, verdict.iteration) not in self._reported:
+            self._reported.add((verdict.timed, verdict.iteration))
+            turn.do(
+                Tell(Hang(self.number, verdict, passive=True)), event_records.would_have_ended(event.cycle, verdict)
+            )
 
     def hear(self, event: edge.Event, turn: Turn) -> None:
         """Take an event of a rank, or of its monitor; a monitor's may be about an earlier cycle."""

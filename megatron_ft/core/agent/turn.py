@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from megatron_ft.core.agent.edge import Effect, Readings
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
+from megatron_ft.core.timeouts.learned import OUT_FIELD, SECTIONS_FIELD
 
 LATE_NS = 500_000_000
 """A timer that fires so much later than it was due shows that the whole node was stopped, and the ranks with it."""
@@ -21,8 +25,12 @@ class Options:
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
         checks_health: there is a command that says whether the node is fit.
-        collectives_timeout_s: report ranks whose scripts call no hooks if they complete no collective for so long;
-            None: they aren't watched. ``ends_for_collectives``: and if some wait in one, the cycle is ended.
+        watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
+            timeout applies to them. None: for half of the timeout of their process group.
+        ends_for_collectives: and if some wait in one, the cycle is ended.
+        learn: "off", "report", "on" or "reference".
+        safety_factor: of the reference's rule.
+        configured: those of `core.timeouts.learned.CONFIGURED_FIELDS` that the user has set.
         says_all: this launcher says what concerns the whole job, whether another one says it or not.
         shares_output: what the launchers of the job print goes to one place.
     """
@@ -41,10 +49,31 @@ class Options:
     ranks_are_python: bool = True
     meets_elsewhere: bool = False
     checks_health: bool = False
+    watches_collectives: bool = False
     collectives_timeout_s: float | None = None
     ends_for_collectives: bool = False
     says_all: bool = False
     shares_output: bool = False
+    learn: str = "report"
+    safety_factor: float = 5.0
+    configured: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> str:
+        """Rule for learned timeouts."""
+        return "reference" if self.learn == "reference" else "budget"
+
+    @property
+    def configured_sections(self) -> Mapping[str, float | None]:
+        """Sections that the user has configured, each with its timeout."""
+        sections: Mapping[str, float | None] = self.configured.get(SECTIONS_FIELD) or {}
+        return sections
+
+    @property
+    def caps(self) -> dict[str, float]:
+        """Configured timeouts of sections, and of OUT_OF_SECTION."""
+        timeouts = {**self.configured_sections, OUT_OF_SECTION: self.configured.get(OUT_FIELD)}
+        return {name: float(timeout_s) for name, timeout_s in timeouts.items() if timeout_s is not None}
 
     @property
     def decides_alone(self) -> bool:

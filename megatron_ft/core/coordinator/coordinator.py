@@ -10,6 +10,7 @@ from __future__ import annotations
 from megatron_ft.core.coordinator.admission import Admission
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.job_cycle import JobCycle
+from megatron_ft.core.coordinator.learning import CycleLearning, SurveyLog
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
@@ -45,6 +46,9 @@ class Coordinator:
         self._sweep_s = 0.0
         self._alarms: list[float] = []
         self._cycle: JobCycle | None = None
+        self._surveys = SurveyLog()
+        self._learning = CycleLearning(-1, self._surveys)
+        """Of ``_cycle``."""
         self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
         self._is_owned = owned
@@ -164,6 +168,19 @@ class Coordinator:
             cycle.asked_to_regroup(message.text)
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
+        elif isinstance(message, m.Milestone):
+            self._learning.reached(message)
+        elif isinstance(message, m.Intervals):
+            self._learning.answered(place, message)
+        elif isinstance(message, m.Raised):
+            self._raised(node, message)
+
+    def _raised(self, by: Node, raised: m.Raised) -> None:
+        """Tell all other nodes that a learned timeout has ended a rank."""
+        cycle = self._cycle
+        if cycle is not None and self._learning.raised(raised):
+            links = [link for link in cycle.links(self._nodes.values()).values() if link != by.link]
+            self._out += [Send(links, raised)] if links else []
 
     def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
         cycle = self._cycle
@@ -185,6 +202,8 @@ class Coordinator:
         node.disconnected(self._clock.now_s, silent=silent)
         self._absent[node.instance] = node
         self._consensus.went(node)
+        if self._cycle is not None and (place := self._cycle.place_of(node)) is not None:
+            self._learning.lost(place)
 
     def _seat(self, node: Node) -> None:
         """Give a node its place in the last cycle back, and take over the state that it reports."""
@@ -197,6 +216,8 @@ class Coordinator:
             return
         self._next_cycle.restore_place(node)
         cycle.restored(node.place, standing, self._clock.now_s)
+        for name in standing.raised:
+            self._raised(node, m.Raised(standing.cycle, name))
         if node.link is not None and cycle.wants_notes_of(node.place):
             self._out.append(Send([node.link], m.Collect(cycle.decision.cycle)))
 
@@ -215,6 +236,7 @@ class Coordinator:
             cycle.follow_decision(decision)
             return
         cycle = self._cycle = JobCycle(rules, decision)
+        self._learning = CycleLearning(decision.cycle, self._surveys)
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
             if (member := known.get(place)) is None or member.link is None:
@@ -245,6 +267,7 @@ class Coordinator:
                 self._alarms.append(self._clock.now_s)
             self._conclude()
             self._propose_due()
+            self._learn()
         elif self._consensus.is_deserted and self._over_s is None:
             self._dismiss_standby()
         self._alarms += [] if self._over_s is None else [self._over_s]
@@ -336,6 +359,8 @@ class Coordinator:
         if cycle.place_of(node) is None:
             self._seat(node)  # it has just said that it has accepted what was decided
         seated = cycle.is_seated(node)
+        known = node.standing.raised
+        self._out += [Send([link], raised) for raised in self._learning.all_raised if raised.name not in known]
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
             node.learn(held)
@@ -379,6 +404,13 @@ class Coordinator:
                 self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
+
+    def _learn(self) -> None:
+        """Begin or end a survey. After all decisions, which it must not delay."""
+        cycle = self._cycle
+        if cycle is not None:
+            self._out += self._learning.take(self._clock.now_s, lambda: cycle.links(self._nodes.values()))
+            self._alarms += [] if self._learning.alarm_s is None else [self._learning.alarm_s]
 
     def _propose_due(self) -> None:
         if self._admission.rules is None or self._over_s is not None:

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.decisions import Held
-from megatron_ft.core.job.messages import End, FromMember, Moved, Moving, Speak, Suspected, Tell, ToMember, Verdict
+from megatron_ft.core.job.messages import (
+    End,
+    FromMember,
+    Moved,
+    Moving,
+    OfLearning,
+    Speak,
+    Suspected,
+    Tell,
+    ToMember,
+    Verdict,
+)
 from megatron_ft.core.job.reports import Reviewed
 
 # -- the coordinator ------------------------------------------------------------------------------------------
@@ -198,6 +209,7 @@ MemberEffect = (
     | DiagnoseHang
     | Relayed
     | Reviewed
+    | OfLearning
     | Say
     | Tell
     | Speak
@@ -221,6 +233,7 @@ __all__ = [
     "Judged",
     "Leave",
     "LeftOut",
+    "OfLearning",
     "DiagnoseHang",
     "MemberEffect",
     "OpenStore",

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.diagnosis.cycle_cause import (
+    COLLECTIVES,
     Cause,
     CauseKind,
     HangVerdict,
@@ -22,7 +23,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, p
 from megatron_ft.core.diagnosis.root_cause import Finding, find
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
-from megatron_ft.core.wording import listed
+from megatron_ft.core.wording import listed, when
 
 _NETWORK_S = 0.3
 """Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
@@ -78,10 +79,14 @@ class HangDiagnosis:
         return bool(self._awaited) and now_s < self.bound_s
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
-        """The result of an observe-only diagnosis; None if some ranks still complete collectives."""
+        """Return the result of an observe-only diagnosis; None if ranks complete collectives that were to be silent."""
+        has_all = self._has_all
+        if self.first.kind != COLLECTIVES:
+            return review_interval(
+                self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several
+            )
         if goes_on(self._notes, self.first):
             return None
-        has_all = self._has_all
         return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
 
     def cause(self, *, several: bool) -> Cause | None:
@@ -161,6 +166,32 @@ def review(
         text=text,
         rank=rank,
         is_waited=is_waited,
+    )
+
+
+def review_interval(
+    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+) -> Reviewed:
+    """Describe an interval that exceeds a learned timeout, of the rank at fault if the notes show it."""
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)
+    rank = first.rank if finding.rank is None else finding.rank
+    note = next((note for note in notes if note.rank == rank), None)
+    is_first = note is None or rank == first.rank
+    verdict = first if is_first or note is None else as_verdict(_view(note, first.at_ns), first)
+    host = f" ({note.host})" if several and note is not None and note.host else ""
+    what = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
+    at = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
+    text = f"rank {rank}{host} {what} for {verdict.elapsed_s:.1f} s{at} (learned timeout {first.timeout_s:.1f} s)"
+    return Reviewed(
+        cycle=cycle,
+        asker=asker,
+        elapsed_s=first.elapsed_s,
+        timeout_s=first.timeout_s,
+        text=f"{text}, {finding.text}" if finding.text else text,
+        rank=rank,
+        is_waited=any(note.in_flight or note.waits_in for note in notes),
+        timed=first.timed,
+        iteration=first.iteration,
     )
 
 

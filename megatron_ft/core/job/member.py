@@ -275,10 +275,21 @@ class Member:
                 self._out.append(edge.DiagnoseHang(cycle, passive))
             case m.Reviewed(cycle) if self._is_running(cycle):
                 self._out.append(message)
+            case m.Survey(cycle) if self._is_running(cycle):
+                self._out.append(message)
+            case m.Learned() | m.Raised() if message.cycle == self.standing.cycle:
+                # also right after its end: that a timeout is doubled counts for the next cycle
+                self._note_raised(message)
+                self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.NodePhase.RUNNING:
                 self._out.append(edge.Relayed(message))
             case m.Tell() | m.Speak():
                 self._out.append(message)
+
+    def _note_raised(self, message: m.Learned | m.Raised) -> None:
+        """Keep it for a coordinator that takes over: the launcher that said it may be gone by then."""
+        if isinstance(message, m.Raised) and message.name not in self.standing.raised:
+            self.standing = replace(self.standing, raised=(*self.standing.raised, message.name))
 
     def _is_running(self, cycle: int) -> bool:
         return cycle == self.standing.cycle and self.standing.phase is m.NodePhase.RUNNING
@@ -369,6 +380,8 @@ class Member:
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
+            case m.Raised(cycle) if cycle == self.standing.cycle:
+                self._note_raised(message)
             case m.Goodbye():
                 self._leaving, self._leave_s = message, self._clock.now_s + within_s
         if self._is_open:  # else the next hello says it

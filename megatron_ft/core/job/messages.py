@@ -11,6 +11,7 @@ from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.reports import Hang, Moving, NodePhase, Notes, Report, Reviewed, Standing, Suspected, Verdict
 from megatron_ft.core.job.restart_policy import Advance, AnyFailed, MinHealthy, Outcome, RestartPolicy
+from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
 __all__ = [
     "Accept",
@@ -27,13 +28,17 @@ __all__ = [
     "Hang",
     "Hello",
     "Identity",
+    "Intervals",
     "Lead",
+    "Learned",
+    "Milestone",
     "Moved",
     "Moving",
     "Newer",
     "NodePhase",
     "Notes",
     "Propose",
+    "Raised",
     "REFUSED",
     "Ready",
     "Regroup",
@@ -45,6 +50,7 @@ __all__ = [
     "Speak",
     "Standing",
     "Stay",
+    "Survey",
     "Suspected",
     "Tell",
     "ToMember",
@@ -375,8 +381,23 @@ class Dismiss:
     text: str = ""
 
 
-Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Shutdown | Regroup | Goodbye
+Said = (
+    Report
+    | Ready
+    | Aside
+    | Hang
+    | Notes
+    | Suspected
+    | Moving
+    | Milestone
+    | Intervals
+    | Raised
+    | Shutdown
+    | Regroup
+    | Goodbye
+)
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Stay | Dismiss | Beat
-ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | Tell | Speak
+OfLearning = Survey | Learned | Raised
+ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

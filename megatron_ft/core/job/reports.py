@@ -113,6 +113,8 @@ class Standing:
     verdict: Verdict | None = None
     shutdown: str = ""
     """A rank of this node has asked for the end of the job, in these words."""
+    raised: tuple[str, ...] = ()
+    """Names of the learned timeouts that have ended ranks of any node in that cycle, as far as this node knows."""
 
     def after_end(self, outcome: Outcome | None, text: str) -> Standing:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
@@ -161,13 +163,15 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """What all nodes have seen that were to look ``passive``-ly: why no collective completes.
+    """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
 
     Args:
         asker: the place of the node that had asked for it.
         text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
         rank: that rank; None if it isn't known.
         is_waited: some rank waits in a collective.
+        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
+        iteration: that of the rank which was found first.
     """
 
     cycle: int
@@ -177,3 +181,5 @@ class Reviewed:
     text: str
     rank: int | None = None
     is_waited: bool = False
+    timed: str = ""
+    iteration: int | None = None

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from megatron_ft.core.codec import Count, Cycle, Seconds
 from megatron_ft.core.timeouts.known import Known
-from megatron_ft.core.timeouts.sketch import Sketch
+from megatron_ft.core.timeouts.sketch import Sketches
 
 
 class Moment(enum.Enum):
@@ -62,6 +62,18 @@ class Facts:
     async_saves: bool = False
 
 
+def any_of(one: Facts, other: Facts) -> Facts:
+    """Return what is true of any of their ranks."""
+    if one == other:
+        return one
+    return Facts(*(getattr(one, each.name) or getattr(other, each.name) for each in fields(Facts)))
+
+
+def enforces(facts: Facts, mode: str) -> bool:
+    """Return True if ranks may be terminated by what is learned: the script or the user asks for it."""
+    return facts.learns or mode in ("on", "reference")
+
+
 @dataclass(frozen=True, slots=True)
 class Intervals:
     """Answer to the `Survey` of this number.
@@ -70,15 +82,24 @@ class Intervals:
         sketches: by section, and OUT_OF_SECTION. A section that exists (is configured, or was added by the hooks) and
             was never opened has an empty one.
         known: from the launcher at place 0 only: what the rule goes on from, as of the last `Learned` or the file.
-        configured: from the launcher at place 0 only: names of sections that the user's configuration has.
+        configured: from the launcher at place 0 only, as all that follows: sections that the user's configuration has.
+        caps: the timeouts of those that have one, and of OUT_OF_SECTION.
+        previous: learned timeouts so far.
+        rule, factor, mode: "budget" or "reference"; the reference's ``safety_factor``; "off", "report", "on" or
+            "reference".
     """
 
     cycle: Cycle
     number: Count
-    sketches: Mapping[str, Sketch] = field(default_factory=dict)
+    sketches: Sketches = field(default_factory=dict)
     facts: Facts = Facts()
     known: Mapping[str, Known] | None = None
     configured: tuple[str, ...] = ()
+    caps: Mapping[str, Seconds] = field(default_factory=dict)
+    previous: Mapping[str, Seconds] = field(default_factory=dict)
+    rule: str = "budget"
+    factor: float = 5.0
+    mode: str = "report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

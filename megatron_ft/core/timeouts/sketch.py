@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
-from megatron_ft.core.codec import Count, Rank
+from megatron_ft.core.codec import Count, Form, Rank
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.timeouts.tail import Short, Tail
+from megatron_ft.core.wording import shown
 
 MOST_BUCKETS = 6
 """Buckets of one tail. The rule needs only the longest intervals, and a sketch costs less than 200 bytes."""
@@ -76,3 +81,84 @@ def _joined(tails: list[Tail]) -> dict[int, float]:
         if most > longer:
             found[bucket], longer = most - longer, most
     return found
+
+
+# -- on the wire ------------------------------------------------------------------------------------------------
+# [ended, longest_s, rank, first_s, explained_s, open_s, first bucket, its count, distance to the next bucket, ...]:
+# half the bytes and a tenth of the time of an object for each section, of which a coordinator reads 10,000 times 4.
+
+_HEAD = 6
+_MOST_NUMBER = 2**53
+_NUMBERS = {int, float}
+MOST_NAMES = 72 + 3
+"""In one message: all sections of a board, OUT_OF_SECTION, and the two kinds of heartbeats."""
+_NAME_BYTES = 64
+
+
+def is_name(name: str) -> bool:
+    """Return True if a section may be called that."""
+    return 0 < len(name.encode(errors="replace")) < _NAME_BYTES
+
+
+def to_wire(sketch: Sketch) -> list[int | float]:
+    """Return the sketch as plain numbers; lengths are rounded to 0.1 ms."""
+    lengths = [_short(each) for each in (sketch.longest_s, sketch.first_s, sketch.explained_s, sketch.open_s)]
+    flat: list[int | float] = [sketch.ended, lengths[0], sketch.rank, *lengths[1:]]
+    before = 0
+    for bucket, count in sketch.tail:
+        flat += (bucket - before, _short(count))
+        before = bucket
+    return flat
+
+
+def from_wire(flat: Any) -> Sketch:
+    """Return the sketch of ``to_wire``.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if type(flat) is not list or not _HEAD <= len(flat) <= _HEAD + 2 * MOST_BUCKETS or len(flat) % 2:
+        raise ProtocolError(shown(flat))
+    if not set(map(type, flat)) <= _NUMBERS or not math.isfinite(sum(flat)):
+        raise ProtocolError(shown(flat))
+    ended, longest_s, rank, first_s, explained_s, open_s = flat[:_HEAD]
+    steps, counts = flat[_HEAD::2], flat[_HEAD + 1 :: 2]
+    is_sound = (
+        min(flat) >= NO_INTERVAL
+        and max(flat) <= _MOST_NUMBER
+        and type(ended) is int
+        and type(rank) is int
+        and type(sum(steps)) is int
+        and min(ended, rank, *steps[:1], *counts) >= 0
+        and min(steps[1:], default=1) > 0
+    )
+    if not is_sound:
+        raise ProtocolError(shown(flat))
+    return Sketch(
+        ended=ended,
+        longest_s=float(longest_s),
+        rank=rank,
+        first_s=float(first_s),
+        explained_s=float(explained_s),
+        open_s=float(open_s),
+        tail=tuple(zip(itertools.accumulate(steps), map(float, counts), strict=True)),
+    )
+
+
+def _short(number: float) -> int | float:
+    rounded = round(number, 4)
+    return int(rounded) if rounded == math.floor(rounded) else rounded
+
+
+def _read(value: Any) -> dict[str, Sketch]:
+    if not isinstance(value, Mapping) or len(value) > MOST_NAMES or not all(map(is_name, value)):
+        raise ProtocolError(shown(value))
+    return {name: from_wire(flat) for name, flat in value.items()}
+
+
+def _write(sketches: Mapping[str, Sketch]) -> dict[str, list[int | float]]:
+    return {name: to_wire(sketch) for name, sketch in sketches.items()}
+
+
+Sketches = Annotated[Mapping[str, Sketch], Form(_read, _write)]
+"""Sketches by section, and their form in messages."""

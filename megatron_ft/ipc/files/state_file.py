@@ -1,4 +1,4 @@
-"""``ft_state.json``: read with suspicion, written whole, set aside when it is broken."""
+"""``ft_state.json``: read with suspicion, written whole, set aside when it was read and is broken."""
 
 from __future__ import annotations
 
@@ -19,27 +19,32 @@ _STALE_AFTER_S = 600.0
 
 
 class BrokenStateFile(FaultToleranceError):
-    """There is something at the path, but it can't be read as JSON. The message says why."""
+    """The file was read and isn't JSON. The message says why."""
+
+
+class UnreadableStateFile(FaultToleranceError):
+    """The file could not be read, so nothing is known of it: leave it alone. The message says why."""
 
 
 def read_state(path: str) -> Any | None:
     """The JSON document in the file; None if there is no file.
 
     Raises:
-        BrokenStateFile: it can't be read or isn't JSON. (``core.timeouts.ft_state_document`` checks what it says.)
+        UnreadableStateFile: it is no regular file, or the file system refuses to read it.
+        BrokenStateFile: it isn't JSON. (``core.timeouts.ft_state_document`` checks what it says.)
     """
     try:
         # checked first, because opening a fifo would wait for ever
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(path).st_mode
             if not stat.S_ISREG(mode):
-                raise BrokenStateFile("is a directory" if stat.S_ISDIR(mode) else "is not a regular file")
+                raise UnreadableStateFile("is a directory" if stat.S_ISDIR(mode) else "is not a regular file")
         with open(path, encoding="utf-8") as file:
             text = file.read(_MAX_CHARACTERS + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BrokenStateFile(f"can't be read: {error.strerror}") from None
+        raise UnreadableStateFile(f"can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BrokenStateFile("is not a text file") from None
     if len(text) > _MAX_CHARACTERS:

@@ -19,7 +19,16 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
-OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.DiagnoseHang | edge.Relayed | edge.Reviewed
+OfCycle = (
+    edge.Begin
+    | edge.StandBy
+    | edge.EndRanks
+    | edge.Conclude
+    | edge.DiagnoseHang
+    | edge.Relayed
+    | edge.Reviewed
+    | edge.OfLearning
+)
 
 
 class Coordination:
@@ -155,8 +164,6 @@ class Coordination:
             case edge.LeftOut() | edge.StandBy():
                 self.on_left_out()
                 self.on_decision(effect)
-            case edge.EndRanks() | edge.DiagnoseHang() | edge.Relayed() | edge.Reviewed() | m.Speak():
-                self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)
             case m.Tell(text, is_copy):
@@ -164,6 +171,8 @@ class Coordination:
                     self._say(text)
             case edge.Leave():
                 self._leave(effect)
+            case _:
+                self.on_decision(effect)
 
     def _send(
         self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.FollowElsewhere

@@ -22,6 +22,7 @@ from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.launcher.base import lines
@@ -35,6 +36,7 @@ from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
+from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
@@ -95,7 +97,9 @@ class FaultTolerantAgent(TorchAgent):
         self._ranks = ranks
         self._coordination = coordination
         self._rounds = TorchRounds(self.spec.rdzv_handler) if meets_by_torch else None
-        self._machine = Agent(_options(launcher.line, meets_elsewhere=meets_by_torch), monitors.paused)
+        options = _options(launcher.line, meets_elsewhere=meets_by_torch)
+        self._machine = Agent(options, monitors.paused)
+        self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._restarts_left = 0
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
@@ -135,6 +139,8 @@ class FaultTolerantAgent(TorchAgent):
                 over_s = time.monotonic() + _GOODBYE_S
                 self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
             raise
+        finally:
+            self._timeouts_file.close()
         return self._result(self._over)
 
     def _serve(self) -> None:
@@ -219,6 +225,8 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.say(text)
             case edge.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
+            case edge.ReadState() | edge.WriteState():
+                self._timeouts_file.act(effect)
             case edge.MetAgain():
                 self.forget_store()
                 self._ranks.let_go()
@@ -326,6 +334,7 @@ class FaultTolerantAgent(TorchAgent):
 def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
     """The part of the command line that the launcher's machine decides by."""
     given = line.options
+    configured = {name: getattr(given.config, name) for name in CONFIGURED_FIELDS if given.config.is_set(name)}
     return Options(
         min_nodes=line.min_nodes,
         max_nodes=line.max_nodes,
@@ -341,8 +350,12 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         ranks_are_python=line.ranks_are_python,
         meets_elsewhere=meets_elsewhere,
         checks_health=line.node_health_command is not None or bool(given.node_health),
-        collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
+        watches_collectives=given.watch_collectives != "off",
+        collectives_timeout_s=given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless it was told otherwise
+        learn=given.config.learn,
+        safety_factor=given.config.safety_factor,
+        configured=configured,
     )

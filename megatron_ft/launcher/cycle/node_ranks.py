@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import Cause
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import RankExit
-from megatron_ft.core.timeouts.raised import RaisedTimeouts
+from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.base import bounded_file_calls
@@ -44,7 +45,6 @@ class NodeRanks:
         monitors: Monitors,
         starter: RankStarter,
         running: Ranks,
-        raised_timeouts: RaisedTimeouts,
         termination: Termination,
         device_memory: DeviceMemory,
         crash_evidence: CrashEvidence,
@@ -54,7 +54,6 @@ class NodeRanks:
         self._monitors = monitors
         self._starter = starter
         self._running = running
-        self._raised_timeouts = raised_timeouts
         self._termination = termination
         self._device_memory = device_memory
         self._crash_evidence = crash_evidence
@@ -77,7 +76,7 @@ class NodeRanks:
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
             checkpointed=self._checkpointed,
-            collectives=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).collectives),
+            collectives=_Lazy(lambda local_rank: _collectives(monitors[local_rank].reading(cycle))),
         )
 
     def _words(self, local_rank: int, cycle: int) -> CrashOutput:
@@ -148,8 +147,13 @@ class NodeRanks:
                 self._monitors[effect.local_rank].pass_on(effect)
             case edge.Release():
                 self._monitors.release()
-            case edge.RaiseTimeout(name, cycle):
-                self._raised_timeouts.note_kill(name, cycle)
+            case edge.SurveyRank(local_rank, survey):
+                self._monitors[local_rank].survey(survey)
+            case edge.ArmMonitor(local_rank, arm):
+                self._monitors[local_rank].arm(arm)
+            case edge.TellStateWritten(value):
+                for local_rank in self._workers:
+                    self._monitors[local_rank].state_written(value)
             case edge.KeepEvidence(cycle, ended):
                 words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
                 snapshot = self._monitors[ended.local_rank].reading(cycle).snapshot
@@ -172,6 +176,10 @@ class NodeRanks:
         if self._cycle_info is not None:
             self._cycle_info.ended()
         self._device_memory.begin(self._termination.take_let_go())
+
+
+def _collectives(reading: RankReading) -> CollectiveCounts | None:
+    return reading.collectives if reading.snapshot is None else reading.snapshot.collectives
 
 
 class _Lazy(dict[int, T]):

@@ -12,7 +12,6 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
-from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.environment import rank_environment
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -76,7 +75,6 @@ class RankVariables:
         control: ControlSocket,
         cycle_info: reference_names.CycleInfo | None,
     ) -> None:
-        self.raised_timeouts = RaisedTimeouts()
         self._monitors = monitors
         self._control = control
         self._watch = "off" if line.options.watch_collectives == "off" else "on"
@@ -100,7 +98,6 @@ class RankVariables:
             "FT_LAUNCHER_IPC_SOCKET": self._control.path,
             "FT_CYCLE": str(cycle),
             WATCH_VARIABLE: self._watch,
-            **self.raised_timeouts.environment(cycle),
         }
 
 

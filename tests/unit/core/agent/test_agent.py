@@ -346,7 +346,7 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
 def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progress() -> None:
     driven = running()
     driven.hear(edge.FoundHung(0, 0, replace(HANG, learned=True)))
-    assert driven.all_of(edge.RaiseTimeout) == [edge.RaiseTimeout("step", 0)]
+    assert [said for said in driven.told if isinstance(said, m.Raised)] == [m.Raised(0, "step")]
     (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
     assert hang.reached is None
 

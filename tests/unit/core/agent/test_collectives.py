@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.board.layout import CollectiveCounts
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
@@ -15,6 +15,9 @@ from megatron_ft.core.job.reports import Reviewed
 from tests.support.agents import Driven
 
 TIMEOUT_S = 40.0
+BOARD = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(  # type: ignore[arg-type]
+    sections=(), closing=False, collectives=None
+)
 REVIEW = Reviewed(
     cycle=0, asker=0, elapsed_s=40.0, timeout_s=40.0, text="rank 10 in train.py:3 f", rank=10, is_waited=True
 )
@@ -22,7 +25,7 @@ REVIEW = Reviewed(
 
 def watching(**options: object) -> Driven:
     """A cycle whose ranks have just been seen to complete a collective each."""
-    driven = Driven(collectives_timeout_s=TIMEOUT_S, **options)
+    driven = Driven(watches_collectives=True, collectives_timeout_s=TIMEOUT_S, **options)
     driven.run()
     for local_rank in range(2):
         driven.hear(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True))
@@ -93,11 +96,34 @@ def test_nothing_is_due_once_the_launcher_was_asked_to_stop() -> None:
     assert asked(driven) == []
 
 
-def test_who_calls_hooks_is_judged_by_those_alone() -> None:
+@pytest.mark.parametrize(("timeouts", "is_asked"), [((9, 9), False), ((9, None), True), ((None, None), True)])
+def test_silence_of_ranks_with_hooks_is_asked_about_unless_timeouts_apply_to_all(
+    timeouts: tuple[int | None, int | None], is_asked: bool
+) -> None:
     driven = watching()
-    driven.hear(edge.Attached(1, 0, driven.now_ns))
-    driven.wait(10 * TIMEOUT_S)
+    for local_rank, timeout_s in enumerate(timeouts):
+        driven.hear(edge.Attached(local_rank, 0, driven.now_ns))
+        timeout_ns = None if timeout_s is None else timeout_s * 10**12
+        driven.boards[local_rank] = BOARD._replace(
+            sections=(SectionView("step", driven.now_ns, 9, timeout_ns),), start_ns=1, iterations_seen=9
+        )
+    driven.wait(2 * TIMEOUT_S)
+    assert bool(asked(driven)) is is_asked
+
+
+@pytest.mark.parametrize(("group_s", "after_s"), [(20.0, 10.0), (600.0, 300.0), (None, 300.0)])
+def test_default_time_of_silence_is_half_of_the_process_groups_timeout(group_s: float | None, after_s: float) -> None:
+    driven = Driven(watches_collectives=True)
+    driven.run()
+    group_ns = None if group_s is None else round(group_s * 1e9)
+    for local_rank in range(2):
+        driven.hear(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True))
+        driven.collectives[local_rank] = CollectiveCounts(driven.now_ns, driven.now_ns, 1, 1, group_ns)
+    driven.wait(after_s - 0.1)
     assert asked(driven) == []
+    driven.wait(10.1)
+    (hang,) = asked(driven)
+    assert hang.verdict.timeout_s == after_s
 
 
 @pytest.mark.parametrize("leaves", [False, True])

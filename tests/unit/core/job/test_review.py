@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_diagnosis import blamed, review
+from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
 from megatron_ft.core.job.reports import Reviewed
 
 FIRST = HangVerdict(
@@ -172,3 +173,37 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
 def test_what_is_sent_is_what_arrives(message: m.FromMember | m.ToMember) -> None:
     kinds = m.ToMember if isinstance(message, m.Collect | Reviewed) else m.FromMember
     assert Vocabulary(kinds).parse(pack(message)) == message
+
+
+INTERVAL = HangVerdict(
+    rank=1,
+    local_rank=0,
+    kind="section",
+    section="step",
+    elapsed_s=6.1,
+    timeout_s=5.0,
+    iteration=60,
+    at_ns=10**12,
+    learned=True,
+)
+
+
+def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:
+    slow = replace(works(0, "loader.py:8 read", seconds=6.1), section="step", iteration=60)
+    found = review_interval([slow, waits(1), waits(2)], INTERVAL, cycle=0, asker=0, are_all=True, several=True)
+    assert (found.rank, found.timed, found.iteration, found.is_waited) == (0, "step", 60, True)
+    head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s), in loader.py:8 read"
+    assert found.text.startswith(head)
+
+
+def test_rank_found_first_is_named_without_evidence() -> None:
+    found = review_interval([], INTERVAL, cycle=0, asker=0, are_all=False, several=False)
+    assert found.text == "rank 1 in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s)"
+
+
+def test_interval_is_reported_although_collectives_complete() -> None:
+    notes = [replace(works(rank), collective_s=0.1) for rank in range(3)]
+    for first, is_reported in [(INTERVAL, True), (FIRST, False)]:
+        diagnosis = HangDiagnosis(first, None, 0, asked={0}, now_s=0.0)
+        diagnosis.told(0, notes)
+        assert (diagnosis.reviewed(0, several=False) is not None) is is_reported

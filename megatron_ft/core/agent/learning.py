@@ -1,0 +1,421 @@
+"""Learned timeouts on this node: read once, armed, surveyed, written, and doubled after a kill. Pure.
+
+Monitors report milestones and intervals of their ranks, and apply what this launcher arms them with. All launchers keep
+what was learned, so that any of them can be at place 0 in the next cycle: that one sends it with its answer to each
+survey, and writes the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from megatron_ft.core.agent import edge, event_records, lines
+from megatron_ft.core.agent.edge import ArmMonitor, ReadState, Say, SurveyRank, Tell, TellStateWritten, WriteState
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.core.timeouts import budget_rule, learned
+from megatron_ft.core.timeouts.exchange import (
+    Arm,
+    Armed,
+    Facts,
+    Intervals,
+    Learned,
+    LearnedTimeout,
+    Milestone,
+    Moment,
+    Raised,
+    Survey,
+    any_of,
+    enforces,
+)
+from megatron_ft.core.timeouts.known import Known
+from megatron_ft.core.timeouts.learned import Choice, LearnedState
+from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, merge
+from megatron_ft.core.times import earliest
+
+READ_NS = 30_000_000_000
+"""A file server that takes longer is not waited for."""
+ANSWER_NS = 1_000_000_000
+"""Monitors that take longer are left out of the answer to a survey."""
+_MOST_FACTOR = 1e6
+_WORTH_A_LINE = 0.01
+
+
+@dataclass
+class _StateFile:
+    """File of learned timeouts that the first rank of this node has named."""
+
+    path: str
+    until_ns: int
+    """Until when it is waited for."""
+    is_read: bool = False
+    existed: bool = False
+    may_write: bool = False
+
+
+@dataclass
+class _OpenSurvey:
+    survey: Survey
+    until_ns: int
+    awaited: set[int]
+
+
+@dataclass
+class _OfCycle:
+    """Part of one cycle. ``number`` is the cycle's at the coordinator, ``place`` that of this node among all."""
+
+    number: int
+    record: CycleRecord
+    place: int
+    world_size: int
+    told: dict[Moment, int] = field(default_factory=dict)
+    survey: _OpenSurvey | None = None
+    answers: dict[int, Intervals] = field(default_factory=dict)
+    """Newest answer of each rank, by local rank; it contains all older ones."""
+    raised: set[str] = field(default_factory=set)
+
+
+class NodeLearning:
+    """The learning of one launcher, for the whole job."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._cycle: _OfCycle | None = None
+        self._file: _StateFile | None = None
+        self._state = LearnedState()
+        """Learned timeouts that are enforced."""
+        self._choice = Choice()
+        """Those of ``_state`` that apply under today's configuration."""
+        self._reported: dict[str, LearnedTimeout] = {}
+        """Learned timeouts that are only reported."""
+        self._known: dict[str, Known] = {}
+        self._factors: dict[str, float] = {}
+        """By name, how kills have raised timeouts that the ranks' clients have calculated."""
+        self._script_learns = False
+        self._lines_of_next_cycle: list[str] = []
+        self._said: set[str] = set()
+
+    # -- the cycle --------------------------------------------------------------------------------------------
+
+    def begin(self, number: int, record: CycleRecord, met: edge.RanksMet, turn: Turn) -> None:
+        """Start anew for the ranks of a cycle."""
+        self._cycle = _OfCycle(number, record, met.group_rank, met.world_size)
+        self._known = {name: budget_rule.begin_cycle(known) for name, known in self._known.items()}
+        for text in self._lines_of_next_cycle:
+            turn.say_for_all(text)
+        self._lines_of_next_cycle.clear()
+
+    @property
+    def alarm_ns(self) -> int | None:
+        """When ``go_on`` is to be called at the latest."""
+        survey = None if self._cycle is None else self._cycle.survey
+        file = self._file
+        return earliest(
+            None if survey is None else survey.until_ns,
+            None if file is None or file.is_read else file.until_ns,
+        )
+
+    def go_on(self, turn: Turn) -> None:
+        """Answer a survey, and give up a file, when that is due."""
+        file, cycle = self._file, self._cycle
+        if file is not None and not file.is_read and turn.now_ns >= file.until_ns:
+            text = f"{file.path}: the file system has not answered for {READ_NS / 1e9:.0f} s"
+            self._was_read(edge.StateRead(file.path, None, text, may_write=False), turn)
+        if cycle is not None and cycle.survey is not None:
+            # a rank that has exited doesn't answer any more; what it has answered before still counts
+            cycle.survey.awaited -= cycle.record.exits.keys()
+            if not cycle.survey.awaited or turn.now_ns >= cycle.survey.until_ns:
+                self._answer(cycle, cycle.survey.survey, turn)
+                cycle.survey = None
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def hear(self, event: edge.Event, turn: Turn) -> None:
+        """Take an event; those of earlier cycles, and all that don't concern learning, are passed over."""
+        match event:
+            case edge.StateRead():
+                self._was_read(event, turn)
+            case edge.StateWritten():
+                self._was_written(event, turn)
+        cycle = self._cycle
+        if cycle is None:
+            return
+        match event:
+            case edge.Attached(local_rank, of) if of == cycle.record.cycle and not event.watch_only:
+                self._attached(local_rank, event, cycle, turn)
+            case edge.MilestoneReached(_, of, milestone) if of == cycle.record.cycle:
+                self._reached(milestone, cycle, turn)
+            case edge.IntervalsReported(local_rank, of, intervals) if of == cycle.record.cycle:
+                self._reported_intervals(local_rank, intervals, cycle)
+            case Survey(of) if of == cycle.number:
+                self._asked(event, cycle, turn)
+            case Learned(of) if of == cycle.number:
+                self._learned(event, cycle, turn)
+            case Raised(of, name) if of == cycle.number:
+                self._raise(name, cycle, turn)
+
+    def killed(self, name: str, turn: Turn) -> None:
+        """Double a learned timeout that has ended a rank of this node, and tell the others."""
+        cycle = self._cycle
+        if cycle is not None and name not in cycle.raised:
+            turn.do(Tell(Raised(cycle.number, name)))
+            self._raise(name, cycle, turn)
+
+    def _attached(self, local_rank: int, event: edge.Attached, cycle: _OfCycle, turn: Turn) -> None:
+        self._script_learns = self._script_learns or event.learns
+        if event.state_path and self._file is None:
+            self._file = _StateFile(event.state_path, turn.now_ns + READ_NS)
+            turn.do(ReadState(event.state_path, sets_aside=cycle.place == 0))
+        elif event.state_path and self._file is not None and event.state_path != self._file.path:
+            rank = cycle.record.ranks[local_rank]
+            self._say_once(lines.other_state_file(rank, event.state_path, self._file.path), turn)
+        board = turn.seen.boards[local_rank]
+        has_sections = board is not None and bool(board.sections)
+        if not event.state_path and has_sections:
+            self._say_what_is_off(turn)  # else when the file was read
+        self._arm([local_rank], turn)
+
+    def _reached(self, milestone: Milestone, cycle: _OfCycle, turn: Turn) -> None:
+        if milestone.count > cycle.told.get(milestone.moment, -1):
+            cycle.told[milestone.moment] = milestone.count
+            turn.do(Tell(replace(milestone, cycle=cycle.number)))
+
+    # -- surveys ------------------------------------------------------------------------------------------------
+
+    def _asked(self, survey: Survey, cycle: _OfCycle, turn: Turn) -> None:
+        awaited = cycle.record.running & cycle.record.hooked
+        cycle.survey = _OpenSurvey(survey, turn.now_ns + ANSWER_NS, awaited)
+        of_ranks = replace(survey, cycle=cycle.record.cycle)
+        turn.do(*(SurveyRank(local_rank, of_ranks) for local_rank in sorted(awaited)))
+
+    def _reported_intervals(self, local_rank: int, intervals: Intervals, cycle: _OfCycle) -> None:
+        before = cycle.answers.get(local_rank)
+        if before is None or intervals.number >= before.number:
+            cycle.answers[local_rank] = intervals
+        if cycle.survey is not None and intervals.number == cycle.survey.survey.number:
+            cycle.survey.awaited.discard(local_rank)
+
+    def _answer(self, cycle: _OfCycle, survey: Survey, turn: Turn) -> None:
+        exits = cycle.record.exits
+        answers = [_as_ended(each) if rank in exits else each for rank, each in sorted(cycle.answers.items())]
+        facts = Facts()
+        for each in answers:
+            facts = any_of(facts, each.facts)
+        names = dict.fromkeys(name for each in answers for name in each.sketches)
+        sketches = {name: merge(each.sketches[name] for each in answers if name in each.sketches) for name in names}
+        answer = Intervals(cycle.number, survey.number, sketches, facts)
+        # at a rendezvous of torch's own each launcher is the only one of its coordinator
+        if cycle.place == 0 or self._options.meets_elsewhere:
+            answer = replace(answer, **self._place_0())
+        turn.do(Tell(answer))
+
+    def _place_0(self) -> dict[str, Any]:
+        options = self._options
+        is_unread = self._file is not None and not self._file.is_read
+        return {
+            "known": None if is_unread else dict(self._known),
+            "configured": tuple(options.configured_sections),
+            "caps": options.caps,
+            "previous": {name: each.timeout_s for name, each in {**self._reported, **self._state.timeouts}.items()},
+            "rule": options.rule,
+            "factor": options.safety_factor,
+            "mode": options.learn,
+        }
+
+    def _learned(self, event: Learned, cycle: _OfCycle, turn: Turn) -> None:
+        event = self._with_late_kills(event, cycle)
+        self._known.update(event.known)
+        if event.enforces:
+            self._keep(event, cycle)
+            self._say_changes(event, turn)
+        elif self._options.learn != "off":
+            self._reported.update(event.timeouts)
+        self._say_unopened(event, cycle, turn)
+        if event.timeouts:
+            self._arm(cycle.record.running & cycle.record.hooked, turn)
+        if cycle.place == 0:
+            is_writing = event.writes and self._write(turn, event.moment)
+            if event.enforces and event.timeouts:
+                turn.do(event_records.timeouts_learned(event, rule=self._options.rule))
+            if event.moment is Moment.END and not is_writing:
+                turn.do(TellStateWritten(STATE_NOT_WRITTEN))
+
+    def _with_late_kills(self, event: Learned, cycle: _OfCycle) -> Learned:
+        """Double again what a kill has doubled after the coordinator was told what this launcher knew."""
+        timeouts, known = dict(event.timeouts), dict(event.known)
+        for name in cycle.raised & known.keys() & self._known.keys():
+            own, told = self._apply_rule(name, self._known[name]), timeouts.get(name)
+            if own is not None and told is not None and told.raised < 0.75 * own.raised:
+                known[name] = budget_rule.after_kill(known[name])
+                again = self._apply_rule(name, known[name]) or own
+                timeouts[name] = replace(again, max_observed_s=told.max_observed_s, rank_of_max=told.rank_of_max)
+        return replace(event, timeouts=timeouts, known=known)
+
+    def _apply_rule(self, name: str, known: Known) -> LearnedTimeout | None:
+        options = self._options
+        before = self._state.timeouts.get(name)
+        return budget_rule.learn(
+            known,
+            Sketch(),
+            factor=options.safety_factor,
+            rule=options.rule,
+            cap_s=options.caps.get(name),
+            previous_s=None if before is None else before.timeout_s,
+        )
+
+    # -- kills --------------------------------------------------------------------------------------------------
+
+    def _raise(self, name: str, cycle: _OfCycle, turn: Turn) -> None:
+        if name in cycle.raised:
+            return
+        cycle.raised.add(name)
+        self._factors[name] = min(2.0 * self._factors.get(name, 1.0), _MOST_FACTOR)
+        before = self._state.timeouts.get(name)
+        text = lines.raised(name, self._factors[name])
+        if before is not None:
+            options = self._options
+            self._state = learned.state_after_kill(
+                replace(self._state, known={**self._state.known, **self._known}),
+                name,
+                factor=options.safety_factor,
+                rule=options.rule,
+                configured=options.configured,
+            )
+            self._known[name] = self._state.known[name]
+            self._choose()
+            text = lines.raised_to(name, self._state.timeouts[name].timeout_s, before.timeout_s)
+        elif name in self._known:
+            self._known[name] = budget_rule.after_kill(self._known[name])
+        self._lines_of_next_cycle.append(text)
+        self._arm(cycle.record.running & cycle.record.hooked, turn)
+        file = self._file
+        if cycle.place == 0 and file is not None and (file.existed or self._enforces):
+            self._write(turn, None)
+
+    # -- the file -----------------------------------------------------------------------------------------------
+
+    def _was_read(self, event: edge.StateRead, turn: Turn) -> None:
+        file = self._file
+        if file is None or file.is_read or event.path != file.path:
+            return  # it was given up
+        file.is_read, file.may_write, file.existed = True, event.may_write, event.state is not None
+        if event.problem:
+            self._say_once_for_all(event.problem, turn)
+        if event.state is not None:
+            self._load(event.state, file.path, turn)
+        self._say_what_is_off(turn)
+        cycle = self._cycle
+        if cycle is not None:
+            self._arm(cycle.record.running & cycle.record.hooked, turn)
+
+    def _load(self, state: LearnedState, path: str, turn: Turn) -> None:
+        cycle = self._cycle
+        self._state = state
+        self._known = {name: budget_rule.begin_cycle(known) for name, known in state.known.items()}
+        choice = self._choose()
+        for superseded in choice.superseded:
+            turn.say_for_all(superseded.describe())
+        if choice.is_empty:
+            return
+        turn.say_for_all(lines.timeouts_loaded(path, choice.timeouts))
+        world_size = 0 if cycle is None else cycle.world_size
+        difference = learned.describe_difference(state, world_size=world_size, layout=None)
+        if difference is not None:
+            turn.say_for_all(f"timeouts loaded from {path}: {difference}")
+        if cycle is not None and cycle.place == 0:
+            turn.do(event_records.state_loaded(path, state, choice))
+
+    def _write(self, turn: Turn, moment: Moment | None) -> bool:
+        """Write the file, if there is one that may be written; returns False if not."""
+        file = self._file
+        if file is None or not file.is_read or not file.may_write:
+            return False
+        file.existed = True
+        turn.do(WriteState(file.path, self._state, moment))
+        return True
+
+    def _was_written(self, event: edge.StateWritten, turn: Turn) -> None:
+        if event.problem:
+            self._say_once(event.problem, turn)
+        if event.moment is Moment.END:
+            turn.do(TellStateWritten(STATE_WRITTEN if event.ok else STATE_NOT_WRITTEN))
+
+    # -- what is in force ---------------------------------------------------------------------------------------
+
+    def _keep(self, event: Learned, cycle: _OfCycle) -> None:
+        self._state = learned.state_after(
+            self._state,
+            event,
+            configured=self._options.configured,
+            world_size=cycle.world_size,
+            layout=None,
+            written_at_unix_s=0.0,  # whoever writes it knows
+        )
+        self._choose()
+
+    def _choose(self) -> Choice:
+        self._choice = learned.choose(self._state, configured=self._options.configured)
+        return self._choice
+
+    def _armed(self) -> dict[str, Armed]:
+        configured = self._options.configured
+        reported = learned.armed(self._reported, configured=configured, enforced=False)
+        return {**reported, **learned.armed(self._choice.learned, configured=configured, enforced=True)}
+
+    def _arm(self, local_ranks: Iterable[int], turn: Turn) -> None:
+        cycle, timeouts = self._cycle, self._armed()
+        if cycle is not None and (timeouts or self._factors):
+            arm = Arm(cycle.record.cycle, timeouts, dict(self._factors))
+            turn.do(*(ArmMonitor(local_rank, arm) for local_rank in sorted(local_ranks)))
+
+    @property
+    def _enforces(self) -> bool:
+        return enforces(Facts(learns=self._script_learns), self._options.learn)
+
+    # -- lines --------------------------------------------------------------------------------------------------
+
+    def _say_once(self, text: str, turn: Turn) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            turn.do(Say(text))
+
+    def _say_once_for_all(self, text: str, turn: Turn) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            turn.say_for_all(text)
+
+    def _say_what_is_off(self, turn: Turn) -> None:
+        if self._options.configured or not self._choice.is_empty or self._enforces:
+            return
+        is_off = self._options.learn == "off"
+        self._say_once_for_all(lines.NOTHING_IS_DETECTED if is_off else lines.NOTHING_IS_KILLED, turn)
+
+    def _say_changes(self, event: Learned, turn: Turn) -> None:
+        changed = {name: each for name, each in event.timeouts.items() if _is_worth_a_line(each)}
+        if changed:
+            turn.say_for_all(lines.timeouts_updated(changed))
+        for reason in event.reasons:
+            self._say_once_for_all(reason, turn)
+
+    def _say_unopened(self, event: Learned, cycle: _OfCycle, turn: Turn) -> None:
+        steps = None if event.moment is Moment.END else cycle.told.get(Moment.STEPS)
+        timed = {*self._options.caps, *self._choice.timeouts}
+        for name, meant in event.unopened.items():
+            if f"unopened {name}" not in self._said:
+                self._said.add(f"unopened {name}")
+                turn.say_for_all(lines.never_opened(name, meant, steps=steps, is_meant_timed=meant in timed))
+
+
+def _as_ended(intervals: Intervals) -> Intervals:
+    """Return the last answer of a rank that has exited: nothing of it is open any more."""
+    sketches = {name: dataclasses.replace(each, open_s=NO_INTERVAL) for name, each in intervals.sketches.items()}
+    return replace(intervals, sketches=sketches, facts=replace(intervals.facts, setup_open=False))
+
+
+def _is_worth_a_line(found: LearnedTimeout) -> bool:
+    before = found.previous_s
+    return before is None or abs(found.timeout_s - before) > _WORTH_A_LINE * before

@@ -1,0 +1,132 @@
+"""The launcher reads and writes the file of learned timeouts beside its loop; what it can't read it leaves alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.timeouts.exchange import Moment
+from megatron_ft.core.timeouts.learned import LearnedState, from_timeout
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.cycle import timeouts_file
+from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile, read, write
+
+NOT_WRITTEN = "leaving it alone, timeouts learned in this run are not written"
+
+
+def state() -> LearnedState:
+    """Content of a file."""
+    return LearnedState(sections={"step": from_timeout(12.0)})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "ckpt" / "ft_state.json")
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+def test_what_was_written_is_read_again(path: str) -> None:
+    assert write(path, state(), {}, Moment.END) == edge.StateWritten(True, "", Moment.END)
+    found = read(path, sets_aside=True)
+    assert found.state is not None
+    assert (found.state.timeouts["step"].timeout_s, found.problem, found.may_write) == (12.0, "", True)
+
+
+def test_missing_file_may_be_written(path: str) -> None:
+    assert read(path, sets_aside=True) == edge.StateRead(path, None, "", may_write=True)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}'])
+def test_file_that_does_not_parse_is_set_aside_by_one_launcher(path: str, content: str) -> None:
+    os.mkdir(os.path.dirname(path))
+    Path(path).write_text(content)
+    assert read(path, sets_aside=False) == edge.StateRead(path, None)
+    assert Path(path).read_text() == content
+    found = read(path, sets_aside=True)
+    assert found.problem.endswith(f": moved to {path}.corrupt-1")
+    assert found.may_write
+    assert Path(f"{path}.corrupt-1").read_text() == content
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
+def test_file_that_cant_be_read_is_left_alone(path: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, state(), {}, None)
+    before = Path(path).read_text()
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", fail)
+        found = read(path, sets_aside=True)
+    assert found == edge.StateRead(path, None, f"{path} can't be read: {os.strerror(number)}: {NOT_WRITTEN}", False)
+    assert Path(path).read_text() == before
+
+
+def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
+    write(path, state(), {}, None)
+    text = json.dumps({**json.loads(Path(path).read_text()), "schema_version": 99})
+    Path(path).write_text(text)
+    found = read(path, sets_aside=True)
+    assert not found.may_write
+    assert found.problem.startswith(f"{path} schema_version is 99")
+    assert Path(path).read_text() == text
+
+
+def test_directory_in_place_of_the_file_is_left_alone(path: str) -> None:
+    os.makedirs(path)
+    assert read(path, sets_aside=True) == edge.StateRead(path, None, f"{path} is a directory: {NOT_WRITTEN}", False)
+
+
+def test_directory_that_refuses_the_file_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(timeouts_file, "write_state", fail)
+    text = f"learned timeouts can't be written to {path}: Read-only file system"
+    assert write(path, state(), {}, Moment.END) == edge.StateWritten(False, text, Moment.END)
+
+
+def test_results_are_heard_on_the_loop_and_nothing_waits(path: str, reactor: Reactor) -> None:
+    heard: list[object] = []
+    file = TimeoutsFile(reactor, heard.append, {})
+    file.act(edge.WriteState(path, state(), None))
+    file.act(edge.ReadState(path))
+    assert heard == []
+    assert reactor.run_until(lambda: len(heard) == 2, time.monotonic() + 10.0)
+    assert isinstance(heard[0], edge.StateWritten)
+    assert isinstance(heard[1], edge.StateRead)
+    file.close()
+
+
+def test_exit_waits_for_a_write_but_not_for_ever(path: str, reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts_file, "_LAST_WRITE_S", 0.3)
+    release = threading.Event()
+    monkeypatch.setattr(timeouts_file, "write_state", lambda *_args: release.wait(30.0))
+    file = TimeoutsFile(reactor, lambda _result: None, {})
+    file.act(edge.WriteState(path, state(), None))
+    began_s = time.monotonic()
+    file.close()
+    assert 0.25 < time.monotonic() - began_s < 5.0
+    release.set()
+
+
+def test_exit_does_not_lose_a_write_that_was_just_begun(path: str, reactor: Reactor) -> None:
+    file = TimeoutsFile(reactor, lambda _result: None, {})
+    file.act(edge.WriteState(path, state(), None))
+    file.close()
+    assert read(path, sets_aside=False).state is not None
