@@ -10,6 +10,8 @@ Rules
   section: they don't apply to one that opens sections and sends no heartbeat.
 * An armed timeout (learned, written by the monitor) applies instead of the rank's own one. An interval that exceeds one
   that isn't enforced is only reported.
+* From the end of "setup" until the first step is over, the timeout out of section is at least that of "setup": other
+  ranks may still be in theirs.
 * During warm-up (see :func:`_is_warming_up`) the timeouts of "step" and out of section are at least the initial
   heartbeat timeout. If a section "warmup" is configured they aren't: its timeout is then that of "step" until more than
   the warm-up's iterations have begun.
@@ -26,6 +28,7 @@ from megatron_ft.core.times import earliest
 
 FIRST_INTERVALS = 4
 """This many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
+SETUP = "setup"
 STEP = "step"
 WARMUP = "warmup"
 """Never opened: where it is configured, its timeout is that of "step" in the iterations of the warm-up."""
@@ -145,7 +148,24 @@ def _out_of_section_bound(board: BoardSnapshot, *, warming_up: bool) -> _Bound:
         bound = _armed_bound(board.armed_out_of_section, is_first=opened < FIRST_INTERVALS)
     if is_blank(board):
         bound = _longest([bound, *(_section_bound(section) for section in board.sections)])
-    return _warm_up_bound(board, bound) if warming_up else bound
+    if warming_up:
+        return _warm_up_bound(board, bound)
+    return bound if bound.timeout_ns is None else _first_step_bound(board, bound, bound.timeout_ns)
+
+
+def _first_step_bound(board: BoardSnapshot, bound: _Bound, timeout_ns: int) -> _Bound:
+    """At least the timeout of "setup" until the first step is over: other ranks may still be in theirs.
+
+    "setup" is no collective. A rank whose setup is quick waits for the others in its first step, which is out of
+    section.
+    """
+    sections = {section.name: section for section in board.sections}
+    setup, step = sections.get(SETUP), sections.get(STEP)
+    is_first = not board.first_step_at_ns and (step is None or not step.open_count)
+    if not is_first or setup is None or not setup.open_count:
+        return bound
+    of_setup = _section_bound(setup, is_first=True)
+    return of_setup if of_setup.timeout_ns is not None and of_setup.timeout_ns > timeout_ns else bound
 
 
 def _longest(bounds: list[_Bound]) -> _Bound:

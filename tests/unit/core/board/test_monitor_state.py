@@ -112,6 +112,30 @@ def test_out_of_section_counts_only_while_none_is_open() -> None:
     assert check_board(state(at=now), busy, now).action is Action.WATCH
 
 
+@pytest.mark.parametrize(
+    ("setup", "steps", "first_step_at", "bound"),
+    [
+        (60.0, 0, 0, 60),  # other ranks may still be in their setup
+        (60.0, 1, 0, 5),  # the first "step" has been opened
+        (60.0, 0, START, 5),  # an iteration is over
+        (3.0, 0, 0, 5),
+        (None, 0, 0, 5),
+    ],
+)
+def test_out_of_section_lasts_as_long_as_setup_may_until_the_first_step_is_over(
+    setup: float | None, steps: int, first_step_at: int, bound: int
+) -> None:
+    shown = board(
+        sections=(section("setup", timeout=setup), section(timeout=10.0, count=steps)),
+        own_out_of_section_timeout_ns=5 * S,
+        last_transition_ns=START,
+        first_step_at_ns=first_step_at,
+    )
+    watching = state()
+    assert check_board(watching, shown, START + bound * S - 1).action is Action.WATCH
+    assert check_board(watching, shown, START + bound * S).action is Action.CONFIRM
+
+
 def test_null_timeouts_are_infinite() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=None),))
     outcome = check_board(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
