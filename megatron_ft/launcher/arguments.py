@@ -29,7 +29,7 @@ from megatron_ft.launcher.base import log_directory
 from megatron_ft.launcher.base.command_line import CommandLine, doubts_about_node_service, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import numa
-from megatron_ft.launcher.scheduler.defaults import take
+from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 from megatron_ft.launcher.torch_compat import private_names
 
@@ -77,7 +77,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
     where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
-    options.warnings.extend(where.warnings)
+    where = own_logs(namespace, where)
+    options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
     seconds = term_timeout(namespace, options)
     if where.scheduler is Scheduler.KUBERNETES and seconds >= _POD_GRACE_S:
         options.warnings.append(
