@@ -104,8 +104,8 @@ _WORDS = {
 def _number(life: Life | None, lives: Sequence[Life]) -> int:
     """Number of the life in ``result.json``, or the number it would have if its launchers had begun it."""
     if life is not None:
-        return life.life
-    return lives[-1].life + 1 if lives else 1
+        return life.life or len(lives)  # 0: not numbered
+    return max(lives[-1].life, len(lives)) + 1 if lives else 1
 
 
 def _ending(life: Life | None, code: int) -> Ending:

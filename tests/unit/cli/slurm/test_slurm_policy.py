@@ -61,7 +61,7 @@ def test_what_follows(
 
 
 def test_it_says_why() -> None:
-    assert after(Ending.STOPPED).why == "life 0 was stopped: rank 0 exited with code 7; there is more to train"
+    assert after(Ending.STOPPED).why == "life 1 was stopped: rank 0 exited with code 7; there is more to train"
     assert after(Ending.LOST, nodes=2).why.endswith("2 of 3 nodes are left in this allocation")
 
 
