@@ -67,7 +67,7 @@ def on_each_node(job: int, *, nodes: int, status: Sequence[str]) -> list[str]:
     The number of nodes has to be given: outside of the job's own scripts srun would take one of them.
     """
     shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    beside = ["--overlap", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
+    beside = ["--overlap", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
     return ["srun", f"--jobid={job}", *shape, *beside, "--export=ALL", "--label", *status]
 
 

@@ -106,7 +106,7 @@ def _nodes_of(job: int) -> int:
     """Return how many nodes a running job of Slurm's has now.
 
     Raises:
-        ConfigError: it runs on none, or Slurm doesn't answer.
+        ConfigError: it doesn't run, or Slurm doesn't answer.
     """
     words = batch_script.show(str(job))
     try:
@@ -116,8 +116,8 @@ def _nodes_of(job: int) -> int:
     found = commands.allocation(answer.stdout)
     if found is None:
         raise ConfigError(f"--slurm {job}: {answer.stderr.strip() or 'Slurm knows no such job'}")
-    if not found.nodes or not found.hosts or found.hosts == "(null)":
-        raise ConfigError(f"--slurm {job}: the job runs on no node: Slurm reports it as {found.state}")
+    if found.state != "RUNNING":
+        raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
     return found.nodes
 
 

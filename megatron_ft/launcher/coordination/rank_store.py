@@ -26,7 +26,7 @@ _GROUP = 4
 """Of this many ports one is preferred (an odd one: Linux gives those to servers), so that the ports of two launchers on
 one host don't overlap."""
 _TRIES = 128
-"""Ports that are looked at, half of them preferred ones only, before one with a taken neighbour is used."""
+"""Ports to try before a port with a taken neighbour is used. Only preferred ports are accepted in the first half."""
 _RACES = 3
 """Times another process may take the port between its choice and its use."""
 _FILES = 16
