@@ -35,7 +35,7 @@ class SchedulerEnvironment:
 
     Args:
         job: for people: "job 4711 step 0 restart 1".
-        start: tells this start of the job by the scheduler from all others, for launchers of any step.
+        life: tells this start of the job by the scheduler from all others, for launchers of any step.
         run_id: the same for this step: the rendezvous id.
         nodes: so many have a launcher.
         launchers: so many were started, and none of them comes back when it has ended; 0: unknown.
@@ -49,7 +49,7 @@ class SchedulerEnvironment:
 
     scheduler: Scheduler = Scheduler.NONE
     job: str = ""
-    start: str = ""
+    life: str = ""
     run_id: str = ""
     nodes: int | None = None
     launchers: int = 0
@@ -85,7 +85,7 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
     known = SchedulerEnvironment(
         scheduler=Scheduler.SLURM,
         job=f"job {job}{told}",
-        start=f"{job}.{restart}",
+        life=f"{job}.{restart}",
         log_name=f"slurm-{job}" if step is None else f"slurm-{job}.{step}",
         hint=_forgotten_srun(environ),
     )
@@ -145,7 +145,7 @@ def _kubernetes(environ: Mapping[str, str], full_name: str) -> SchedulerEnvironm
     return SchedulerEnvironment(
         scheduler=Scheduler.KUBERNETES,
         job=f"pod {index} of {pod[1]}",
-        start=pod[1],
+        life=pod[1],
         run_id=pod[1],
         endpoint=f"{pod[1]}-0.{domain}:{_KUBERNETES_PORT}" if domain else "",
     )
