@@ -24,7 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if there was nothing to report; 2 for a user's mistake, after one line on stderr.
     """
     try:
-        args = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        if words[:1] == ["slurm"]:
+            slurm.check_separator(words[1:])
+        args = _parser().parse_args(words)
         code: int = args.run(args)
     except ConfigError as error:
         print(f"megatron-ft: error: {error}", file=sys.stderr)

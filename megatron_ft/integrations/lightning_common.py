@@ -7,19 +7,19 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts import learned
-from megatron_ft.core.timeouts.ft_state_document import parse, to_document
+from megatron_ft.core.timeouts.ft_state_document import NewerStateError, parse, to_document
 from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
-from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
+from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
+from megatron_ft.ipc.files.state_file import BrokenStateFile, UnreadableStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import tolerant
@@ -105,6 +105,8 @@ class FitCallback(LightningCallback):
                     "finished, in the environment (see examples/autoresume), but it is not set"
                 )
             )
+        if self.autoresume:
+            self._withdraw_flag()
         self._fit = Fit()
         client = self.fault_tol_client = RankMonitorClient()
         user_code.note_iterations(True)
@@ -221,12 +223,23 @@ class FitCallback(LightningCallback):
         if reason is None:
             self._info("the training isn't finished: a further job can go on")
         elif trainer.is_global_zero:
-            self._write_flag(f"the training is finished: {reason}")
+            self._write_flag(f"the training is finished: {reason}", write=write_flag_of_fit)
 
-    def _write_flag(self, reason: str) -> None:
+    def _withdraw_flag(self) -> None:
+        """Remove the flag of the fit before this one: the training isn't finished if this fit is interrupted."""
+        try:
+            path = withdraw_flag()
+        except OSError as error:
+            path = os.environ[FINISHED_FLAG]
+            self.logger.error("FT: %s, written after the last fit, can't be removed: %s", path, error.strerror or error)
+        else:
+            if path is not None:
+                self.logger.info("FT: another fit begins, so %s, written after the last one, is removed", path)
+
+    def _write_flag(self, reason: str, write: Callable[[str], str | None] = write_flag) -> None:
         """Write the file that ends the loop of jobs; it holds the reason."""
         try:
-            path = write_flag(reason)
+            path = write(reason)
         except OSError as error:
             path = os.environ[FINISHED_FLAG]
             self.logger.error("FT: %s can't be written (%s): %s", path, error.strerror or error, reason)
@@ -296,8 +309,8 @@ def _read(path: str) -> tuple[Any, str]:
         if document is not None:
             parse(document)
         return document, ""
-    except OSError as error:
-        return None, f"{path} can't be read ({error.strerror}): continuing with the configured timeouts"
+    except (UnreadableStateFile, NewerStateError) as error:
+        return None, f"{path} {error}: continuing with the configured timeouts"
     except (BrokenStateFile, ConfigError) as error:
         try:
             what = f"set aside as {set_aside(path)}"

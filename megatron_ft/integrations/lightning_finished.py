@@ -1,13 +1,22 @@
-"""Whether a fit that ended was the last one that the training needs: then no further job is started."""
+"""Whether a fit that ended was the last one that the training needs: then no further job is started.
+
+A script may call ``trainer.fit`` several times. Each fit that ends says what it knows, in the file that
+``FAULT_TOL_FINISHED_FLAG_FILE`` names; the next fit of the same process withdraws that.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.integrations.lightning_packages import names_of_classes
+from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 
-__all__ = ["EndOfFit", "end_of_fit", "why_finished"]
+__all__ = ["EndOfFit", "end_of_fit", "why_finished", "withdraw_flag", "write_flag_of_fit"]
+
+_written: dict[str, tuple[object, ...]] = {}
+"""Flags written by this process for a fit, by path, and the identity of each file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,56 @@ def why_finished(end: EndOfFit) -> str | None:
     if end.iterations == 0 or (end.iterations == 1 and end.is_resumed):
         return f"there was nothing left to train at step {end.global_step}"
     return None
+
+
+def write_flag_of_fit(reason: str) -> str | None:
+    """Write the flag after a fit; its path, or None if the variable isn't set.
+
+    ``withdraw_flag`` will remove it, unless there was a flag before that this process hadn't written: of an earlier
+    life, say, or of a process that knows better.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    before = _current_flag()
+    is_ours = before is None or _is_ours(*before)
+    path = write_flag(reason)
+    written = _current_flag()
+    if is_ours and written is not None:
+        _written[written[0]] = written[1]
+    return path
+
+
+def withdraw_flag() -> str | None:
+    """Remove the flag, for another fit begins; its path, or None if there is none that this process wrote after a fit.
+
+    Raises:
+        OSError: it can't be removed.
+    """
+    current = _current_flag()
+    if current is None or not _is_ours(*current):
+        return None
+    os.unlink(current[0])
+    del _written[current[0]]
+    return current[0]
+
+
+def _current_flag() -> tuple[str, tuple[object, ...]] | None:
+    """Real path and identity of the file that is the flag now; None if there is none."""
+    path = os.environ.get(FINISHED_FLAG)
+    if not path:
+        return None
+    path = os.path.realpath(path)
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    # a shell that writes to it again leaves the inode
+    return path, (os.getpid(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _is_ours(path: str, identity: tuple[object, ...]) -> bool:
+    return _written.get(path) == identity
 
 
 def end_of_fit(trainer: Any, *, iterations: int, is_resumed: bool, is_cut_short: bool) -> EndOfFit:

@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import socket
-import sys
 import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
@@ -28,17 +27,10 @@ from megatron_ft.ipc.config.torchrun import (
 from megatron_ft.launcher.base import log_directory
 from megatron_ft.launcher.base.command_line import CommandLine, doubts_about_node_service, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
-from megatron_ft.launcher.processes import numa
-from megatron_ft.launcher.scheduler.defaults import take
+from megatron_ft.launcher.processes import ending_together, numa
+from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 from megatron_ft.launcher.torch_compat import private_names
-
-# What torchrun does for --run-path, as a command of its own: then such ranks have a process group of their own,
-# end with the launcher and are ended like all others.
-_RUN_PATH = (
-    "import sys; from torch.distributed.elastic.multiprocessing.errors import record; "
-    "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
-)
 
 _POD_GRACE_S = 30
 _RESTART_GRACE_S = 0.1
@@ -77,7 +69,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
     where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
-    options.warnings.extend(where.warnings)
+    where = own_logs(namespace, where)
+    options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
     seconds = term_timeout(namespace, options)
     if where.scheduler is Scheduler.KUBERNETES and seconds >= _POD_GRACE_S:
         options.warnings.append(
@@ -169,7 +162,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
         raise ConfigError(f"--nproc-per-node: {config.nproc_per_node} ranks per node, at least 1 is needed")
     if namespace.run_path:
         script, *rest = arguments
-        return config, [sys.executable, "-u", "-c", _RUN_PATH, script, *rest]
+        return config, ending_together.command(script, rest)
     assert isinstance(command, str), command
     if shutil.which(command) is None:
         raise ConfigError(f"{command}: no such command")

@@ -45,6 +45,8 @@ class End:
     code: int
     ending: Ending | None = None
     cause: str = ""
+    ranks_exited_with_0: bool = False
+    """All ranks of the last cycle did, on all nodes."""
 
 
 def end_of(over: Over, line: CommandLine) -> End:
@@ -52,7 +54,7 @@ def end_of(over: Over, line: CommandLine) -> End:
     verdict = over.verdict
     match over.how:
         case Exit.SUCCEEDED:
-            return _succeeded(verdict, line)
+            return replace(_succeeded(verdict, line), ranks_exited_with_0=True)
         case Exit.STOPPED:
             return _stopped(line, over.text, over.code)
         case Exit.FAILED:
@@ -161,7 +163,10 @@ class ResultFile:
         life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=utc(time.time()))
         if decided is not None and self.is_decided:
             life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
-        life = replace(life, iteration=max(life.iteration, -1 if iteration is None else iteration))
+        iteration = max(life.iteration, -1 if iteration is None else iteration)
+        # what was decided tells of cycles that failed, and the last one may have ended otherwise
+        trained = life.trained or end.ranks_exited_with_0 or iteration >= 0
+        life = replace(life, iteration=iteration, trained=trained)
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:

@@ -50,6 +50,31 @@ def test_a_process_that_merely_calls_it_goes_its_own_way() -> None:
     assert ended.returncode == -signal.SIGABRT
 
 
+IN_A_THREAD = """
+import signal, sys, threading
+from megatron_ft.launcher.main import main
+numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGCONT, signal.SIGUSR1)
+def handler(*_): pass
+for number in numbers: signal.signal(number, handler)
+codes = []
+thread = threading.Thread(target=lambda: codes.append(main(sys.argv[1:])))
+thread.start()
+thread.join()
+print(codes, all(signal.getsignal(number) is handler for number in numbers))
+"""
+
+
+@pytest.mark.parametrize("preload", ["", "none"])
+def test_launcher_in_another_thread_runs_the_job_and_takes_no_signal(tmp_path: Path, preload: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; assert os.environ['FT_CYCLE'] == '1'")
+    words = [sys.executable, "-c", IN_A_THREAD, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", "--max-restarts=1"]
+    words += [f"--ft-preload={preload}", "--ft-forward-signals=SIGUSR1", str(script)]
+    environment = clean_environment()
+    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines()[-1] == "[0] True", ended.stderr
+
+
 FAILS = """
 import sys, time
 from megatron_ft.core.agent.turn import AgentPhase

@@ -226,3 +226,54 @@ def test_with_real_launchers(home: Path) -> None:
     )
     assert late.returncode == 0
     assert "the job finished before this launcher joined" in late.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "reaches"),
+    [
+        ((), {"SLURM_EXPORT_ENV": "NONE"}, True),
+        ((), {"SLURM_EXPORT_ENV": "PATH,HOME"}, True),
+        (("--srun=--export=NONE",), {}, False),
+        (("--srun=--export=FT_SECRET",), {"SLURM_EXPORT_ENV": "NONE"}, True),
+        ((), {"SRUN_EXPORT_ENV": "NONE"}, False),
+    ],
+)
+def test_environment_of_the_script_reaches_the_launchers_unless_srun_is_told_otherwise(
+    home: Path, options: tuple[str, ...], environ: dict[str, str], reaches: bool
+) -> None:
+    bench = Bench(home, "finished:0")
+    launcher = home / "ft_launcher"
+    note = f"open({str(home / 'secret')!r}, 'w').write(os.environ.get('FT_SECRET', ''))\n"
+    launcher.write_text(launcher.read_text().replace("\nwrite(how)\n", f"\n{note}write(how)\n"))
+    assert bench.run(*options, FT_SECRET="0" * 32, **environ) == 0
+    assert (home / "secret").read_text() == ("0" * 32 if reaches else "")
+    warned = "srun's --export keeps FT_SECRET from the launchers" in (home / "err").read_text()
+    assert warned is not reaches
+
+
+def status(home: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "SLURM_JOB_NUM_NODES": "3"}
+    environment["PATH"] = f"{install(home)}:{environment['PATH']}"
+    command = [sys.executable, "-m", "megatron_ft.cli.main", "status", "--slurm", "7"]
+    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=60)
+
+
+def test_status_asks_all_nodes_of_the_job(home: Path) -> None:
+    status(home)
+    (asked,) = [json.loads(line) for line in (home / "calls").read_text().splitlines() if json.loads(line)[0] == "srun"]
+    assert {"--jobid=7", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap", "--no-kill"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        ("JobId=7 JobState=PENDING NumNodes=2-4 NodeList=", "isn't running: Slurm reports it as PENDING"),
+        ("JobId=7 JobState=COMPLETED NumNodes=2 NodeList=a,b", "isn't running: Slurm reports it as COMPLETED"),
+        ("nonsense", "Slurm knows no such job"),
+    ],
+)
+def test_status_of_a_job_without_nodes_is_one_line(home: Path, told: str, complaint: str) -> None:
+    (home / "job").write_text(told)
+    asked = status(home)
+    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
+    assert complaint in asked.stderr

@@ -304,6 +304,37 @@ def batch_script_of_the_readme(run: Run) -> None:
     run.expect("stopped", "stopped", "finished", restarts=1, faults=[(f"node{host}", "lost")])
 
 
+def sbatch_exports_nothing(run: Run) -> None:
+    """The launchers get what the script sets: a training that ends with 0 and without its flag isn't finished."""
+    run.submit_script(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive --requeue --no-kill --open-mode=append\n"
+        f"export SLURM_EXPORT_ENV=NONE FAULT_TOL_FINISHED_FLAG_FILE={run.save}/finished\n"
+        f"exec megatron-ft slurm --max-lives 1 -- --nproc-per-node 1 {run.quick()} --iterations 4\n"
+    )
+    run.end()
+    run.expect("stopped", code=1, state="FAILED", weights=False)
+
+
+def two_steps_of_a_job(run: Run) -> None:
+    """Each has its own log directory, and status asks all nodes."""
+    step = "srun -N1 -n1 --exact ft_launcher --nproc-per-node 1 {} > {}.txt 2>&1 &\n"
+    script = run.directory / "waits.py"
+    script.write_text("import os, time\nwhile not os.path.exists('go'): time.sleep(0.1)\n")
+    steps = "".join(step.format(script, name) for name in "ab")
+    run.submit_script(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive\n{steps}wait %1 && wait %2\n")
+    texts = [run.directory / f"{name}.txt" for name in "ab"]
+    run.wait(lambda: all(text.exists() and "cycle 0" in text.read_text() for text in texts), "both steps train")
+    status = run.cluster.command(f"{BIN}/megatron-ft", "status", "--slurm", run.job, check=False)
+    (run.directory / "go").touch()
+    run.end()
+    run.expect(weights=False)
+    logs = {match for text in texts for match in re.findall("logs: (.*)", text.read_text())}
+    if sorted(path.rpartition("/")[2] for path in logs) != [f"slurm-{run.job}.{number}" for number in range(2)]:
+        run.problems.append(f"log directories: {logs}")
+    if status.count("1 of 1 restart") + status.count("0 of 0 restarts") != 2:
+        run.problems.append(f"status: {status}")
+
+
 SMALL = "--hidden-size=32 --seq-length=16 --vocab-size=32 --train-iters=60"
 SLOW = [(cycle, at, 0.3) for cycle in (0, 1) for at in range(60)]
 
@@ -331,6 +362,8 @@ ROWS: dict[str, Row] = {
         two_jobs_on_one_port,
         two_jobs_on_the_same_nodes,
         two_launchers_on_a_node,
+        sbatch_exports_nothing,
+        two_steps_of_a_job,
         fails_for_ever,
         batch_script_of_the_readme,
     )

@@ -29,6 +29,12 @@ while rest[0].startswith("--"):
     option, _, value = rest.pop(0).partition("=")
     if option == "--ntasks":
         count = int(value)
+    elif option == "--export":
+        os.environ["SLURM_EXPORT_ENV"] = value  # sbatch sets it to what it was given
+export = os.environ.get("SLURM_EXPORT_ENV", "ALL").split(",")
+if "ALL" not in export:
+    for name in [name for name in os.environ if not name.startswith("SLURM_") and name not in (*export, "PYTHONPATH")]:
+        del os.environ[name]
 step = int(read("steps", "0"))
 open(path("steps"), "w").write(str(step + 1))
 said = {"SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_NUM_NODES": count}

@@ -27,6 +27,8 @@ from megatron_ft.core.signals import Asked, SecondRequest
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")
+"""Prefixes of variables that launchers read."""
 _COMMAND_S = 60.0
 _MOST_NODES = 100_000
 _LOOK_S = 5.0
@@ -71,6 +73,10 @@ class Batch:
             say(f"nothing to do: {flag} is there, the training is finished")
             self._end_array()
             return 0
+        ours = [name for name in sorted(self._environ) if name.startswith(_OURS) and name not in commands.FOR_LAUNCHERS]
+        missing = commands.not_exported(commands.export_of(self._plan.srun_options), ours)
+        if missing:
+            say(f"warning: srun's --export keeps {', '.join(missing)} from the launchers; to pass all: --export=ALL")
         with self._taking_signals() as wake:
             nodes, steps = self._plan.nodes, 0
             while True:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.batch_script import REQUEUES
 
 _TELLS = "FT_BAD_NODES_TOLD_BY"
+FOR_LAUNCHERS = (_TELLS, REQUEUES)
+"""Variables that ``srun_environment`` sets."""
 _DEFEATS = ("SLURM_KILL_BAD_EXIT", "SLURM_WAIT")
 
 
@@ -26,7 +28,24 @@ def srun(*, nodes: int, exclude: Sequence[str], more: Sequence[str], launcher: S
     shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     others = [f"--exclude={','.join(exclude)}"] if exclude else []
     stays = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--cpu-bind=none"]
-    return ["srun", *shape, *others, *stays, *more, *launcher]
+    # by default srun does what sbatch was told: after --export=NONE launchers would lack FT_SECRET, and all else
+    return ["srun", *shape, *others, *stays, *([] if export_of(more) else ["--export=ALL"]), *more, *launcher]
+
+
+def export_of(options: Sequence[str]) -> str:
+    """Value of srun's --export among these options; empty if it isn't given."""
+    given = ""
+    for index, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if name == "--export":
+            given = value if equals else next(iter(options[index + 1 :]), "")
+    return given
+
+
+def not_exported(export: str, names: Iterable[str]) -> list[str]:
+    """Variables that don't reach the launchers with this value of srun's --export."""
+    words = [word.partition("=")[0] for word in export.split(",")]
+    return [] if not export or "ALL" in words else [name for name in names if name not in words]
 
 
 def srun_environment(environ: Mapping[str, str], *, requeues: str) -> dict[str, str]:
@@ -42,9 +61,14 @@ def stop_steps(job: str) -> list[str]:
     return ["scancel", "--signal=TERM", job]
 
 
-def on_each_node(job: int, *, status: Sequence[str]) -> list[str]:
-    """Beside what runs on the nodes of a job, without taking anything from it."""
-    return ["srun", f"--jobid={job}", "--overlap", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label", *status]
+def on_each_node(job: int, *, nodes: int, status: Sequence[str]) -> list[str]:
+    """Beside what runs on the nodes of a job, without taking anything from it; one that is lost ends no other.
+
+    The number of nodes has to be given: outside of the job's own scripts srun would take one of them.
+    """
+    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    beside = ["--overlap", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
+    return ["srun", f"--jobid={job}", *shape, *beside, "--export=ALL", "--label", *status]
 
 
 def end_array(array: str) -> list[str]:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_ft.cli.slurm.batch import Batch, Plan
+from megatron_ft.cli.slurm.commands import export_of
 from megatron_ft.cli.slurm.policy import Limits
+from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import counted
 
+_LAUNCHERS = frozenset(
+    {
+        *(word for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) for word in each.spellings),
+        *(word for each in TORCHRUN_OPTIONS.values() for word in each.spellings),
+    }
+)
+"""Options of ft_launcher."""
+_PROGRAMS = ("ft_launcher", "torchrun", "srun", "megatron-ft")
 _DESCRIPTION = """\
 The body of a batch script: it runs ft_launcher on each node by srun, forwards Slurm's signals, and when the step
 has ended it reads result.json and starts it again in the same allocation, requeues the job, or ends it."""
@@ -26,6 +38,39 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "slurm", help="the body of a batch script of Slurm", description=_DESCRIPTION, epilog=_EPILOG
     )
+    _add_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def check_separator(words: Sequence[str]) -> None:
+    """Check that ``--`` stands before the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
+
+    Without it argparse would report the launcher's options as unknown, and take some of the script's for its own.
+
+    Raises:
+        ConfigError: it is missing, or comes too late.
+    """
+    parser = argparse.ArgumentParser()
+    _add_options(parser)
+    rest = list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        actions = {id(each): each for known, each in parser._option_string_actions.items() if known.startswith(name)}
+        if not word.startswith("-") or (len(actions) != 1 and (name in _LAUNCHERS or "--" not in rest)):
+            ours = words[: len(words) - len(rest) - 1]
+            raise ConfigError(
+                f"-- is missing before {word}: ft_launcher's arguments come after it, as in: "
+                f"{shlex.join(['megatron-ft', 'slurm', *ours, '--', word])} ..."
+            )
+        if len(actions) != 1:
+            return  # argparse names an option that is meant
+        (action,) = actions.values()
+        if action.nargs is None and not equals:
+            del rest[:1]
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spares", type=int, default=0, metavar="N", help="nodes on standby (default 0)")
     parser.add_argument(
         "--max-lives", type=int, default=20, metavar="N", help="starts of the job in all (default %(default)s)"
@@ -53,7 +98,6 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="arguments of ft_launcher")
-    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -78,6 +122,14 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         raise ConfigError("--chain needs an array, whose tasks run one after the other: sbatch --array=1-20%1")
     if not args.arguments:
         raise ConfigError("what is to be run comes after --, as in: megatron-ft slurm -- --nproc-per-node 8 train.py")
+    program = os.path.basename(args.arguments[0])
+    if program in _PROGRAMS and not os.path.exists(args.arguments[0]):
+        raise ConfigError(f"{program} after --: only ft_launcher's arguments come there")
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks.isdecimal() and int(tasks) > 1:
+        raise ConfigError(
+            f"srun has started `megatron-ft slurm` {tasks} times: run it without srun, in the batch script"
+        )
     count = int(nodes)
     for name, value, least in (
         ("--spares", args.spares, 0),
@@ -107,9 +159,15 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         limits=Limits(lives=args.max_lives, failures=args.max_failures, nodes=needed),
         log_dir=log_dir,
         launcher=(*program, *ours, *args.arguments),
-        srun_options=tuple(args.srun),
+        srun_options=(*_export_of_environment(args.srun, environ), *args.srun),
         excludes_bad_nodes=args.exclude_bad_nodes,
     )
+
+
+def _export_of_environment(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """What srun would do by itself with SRUN_EXPORT_ENV, said as an option: no other default may overrule it."""
+    export = environ.get("SRUN_EXPORT_ENV", "")
+    return [f"--export={export}"] if export and not export_of(options) else []
 
 
 def _value(arguments: Sequence[str], names: Sequence[str]) -> str | None:

@@ -67,7 +67,7 @@ def decide(after: After, limits: Limits) -> Next:
     life = after.lives[-1] if len(after.lives) > after.before else None
     ending = _ending(life, after.code)
     cause = f": {life.cause}" if life is not None and life.cause else ""
-    told = f"life {len(after.lives) + (life is None)} {_WORDS[ending]}{cause}"
+    told = f"life {_number(life, after.lives)} {_WORDS[ending]}{cause}"
     if ending is Ending.FINISHED:
         return Next(action=Action.END, why=told)
     if ending in (Ending.MISTAKE, Ending.NO_PROGRESS):
@@ -99,6 +99,13 @@ _WORDS = {
     Ending.LOST: "was lost",
     Ending.RUNNING: "was lost",
 }
+
+
+def _number(life: Life | None, lives: Sequence[Life]) -> int:
+    """Number of the life in ``result.json``, or the number it would have if its launchers had begun it."""
+    if life is not None:
+        return life.life or len(lives)  # 0: not numbered
+    return max(lives[-1].life, len(lives)) + 1 if lives else 1
 
 
 def _ending(life: Life | None, code: int) -> Ending:

@@ -18,6 +18,7 @@ from megatron_ft.cli.status.pause import choose
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.job import batch_script
 from megatron_ft.core.status.job_facts import JobFacts, RankRow
 from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
 
@@ -63,7 +64,8 @@ def add_command(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
-        return _by_srun(commands.on_each_node(args.slurm, status=status_command(as_json=args.json)))
+        nodes = _nodes_of(args.slurm)
+        return _by_srun(commands.on_each_node(args.slurm, nodes=nodes, status=status_command(as_json=args.json)))
     if args.log_dir is not None:
         if print_job(args.log_dir, as_json=args.json):
             return 0
@@ -98,6 +100,25 @@ def _run(args: argparse.Namespace) -> int:
 def status_command(*, as_json: bool) -> list[str]:
     """What runs on each node; the nodes are to have this Python where it is here."""
     return [sys.executable, "-m", "megatron_ft", "status", "--json" if as_json else "--once"]
+
+
+def _nodes_of(job: int) -> int:
+    """Return how many nodes a running job of Slurm's has now.
+
+    Raises:
+        ConfigError: it doesn't run, or Slurm doesn't answer.
+    """
+    words = batch_script.show(str(job))
+    try:
+        answer = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(f"--slurm: scontrol can't be started: {error.strerror}") from None
+    found = commands.allocation(answer.stdout)
+    if found is None:
+        raise ConfigError(f"--slurm {job}: {answer.stderr.strip() or 'Slurm knows no such job'}")
+    if found.state != "RUNNING":
+        raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
+    return found.nodes
 
 
 def _by_srun(words: list[str]) -> int:

@@ -68,7 +68,7 @@ class LauncherOptions:
         None,
         path("of a directory", "DIR"),
         "Directory of the event logs. Default: megatron_ft inside torchrun's --log-dir if that is given, else a "
-        "directory under ~/.local/state/megatron_ft ($XDG_STATE_HOME): under Slurm slurm-JOBID, else a new one.",
+        "directory under ~/.local/state/megatron_ft ($XDG_STATE_HOME): under Slurm slurm-JOBID.STEP, else a new one.",
         is_printed=False,  # the launcher prints it on a line of its own
     )
     log_max_bytes: int = option(

@@ -40,7 +40,9 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """One. ``life`` counts from 1; ``iteration`` is the last that was begun, -1 where none was reported.
+    """From a start of the job's launchers to their end.
+
+    ``life`` counts from 1 in a log directory. ``iteration`` is the last that was begun, -1 where none was reported.
 
     Args:
         job: what tells the job from others: ``--rdzv-id`` and what the scheduler says.
@@ -49,7 +51,8 @@ class Life:
         exit_code: of the launchers; None while it runs, and where no launcher could write it.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
-        trained: a cycle was through its start, or may have been.
+        trained: some cycle, of this life or of an earlier one with the same command, was through its start (an
+            iteration, a section, an exit with 0), or may have been. Known when the cycle has ended.
     """
 
     life: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -59,7 +60,13 @@ class SignalWatch:
         return self._read.fileno()
 
     def install(self) -> None:
-        """Take the handlers, from the main thread; calling it again takes back what another library took."""
+        """Take the handlers; calling it again takes back what another library took.
+
+        Python allows that in the main thread only. A launcher in another thread takes none, as torchrun does: signals
+        stay with the program that called ``main``.
+        """
+        if not _is_in_main_thread():
+            return
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
             # under nohup SIGHUP is ignored, and a job that was started so must outlive its terminal
@@ -109,9 +116,10 @@ class SignalWatch:
 
     def close(self) -> None:
         """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGCONT):
-            signal.signal(number, signal.SIG_DFL)
+        if _is_in_main_thread():
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGCONT):
+                signal.signal(number, signal.SIG_DFL)
         self._read.close()
         self._write.close()
 
@@ -120,6 +128,10 @@ class SignalWatch:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.note(signal.Signals(number), time.monotonic())
+
+
+def _is_in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _take_all(noted: list[T]) -> list[T]:

@@ -221,8 +221,8 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
 def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
     """Arguments and directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
     script = os.path.basename(str(line.namespace.training_script))
-    life = line.where.life or environ.get("SLURM_JOB_ID", "")
-    return "/".join([line.run_id, str(os.getuid()), life, script])
+    start = line.where.life or environ.get("SLURM_JOB_ID", "")
+    return "/".join([line.run_id, str(os.getuid()), start, script])
 
 
 def _rules(line: CommandLine) -> Rules:

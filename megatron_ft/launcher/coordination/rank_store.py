@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterable
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -19,6 +20,15 @@ from megatron_ft.launcher.coordination.endpoint import is_loopback
 
 _HERE = "127.0.0.1"
 _CONNECT_S = 30.0
+_NEIGHBOURS = 2
+"""Ports after MASTER_PORT that stay free: in-process restart wrappers open their own stores there."""
+_GROUP = 4
+"""Of this many ports one is preferred (an odd one: Linux gives those to servers), so that the ports of two launchers on
+one host don't overlap."""
+_TRIES = 128
+"""Ports to try before a port with a taken neighbour is used. Only preferred ports are accepted in the first half."""
+_RACES = 3
+"""Times another process may take the port between its choice and its use."""
 _FILES = 16
 """More than the server opens, and the client that it makes at once."""
 _WAIT_S = 300.0
@@ -79,7 +89,8 @@ class RankStore:
     def open(self) -> str:
         """Open a fresh server in place of the last one; returns the address at which others reach it.
 
-        It takes milliseconds, or as long as a name server is silent: torch asks for the names of loopback addresses.
+        Unless the user named the port, the next two ports are free, too, as far as such ports can be found. Opening
+        takes milliseconds, or as long as a name server is silent: torch asks for the names of loopback addresses.
 
         Raises:
             RankStoreError: the port isn't free.
@@ -87,7 +98,7 @@ class RankStore:
         self.close()
         try:
             _look_for_room()
-            self._server = self._open(_HERE, self._port, is_server=True)
+            self._server = self._serve()
         except (RuntimeError, ValueError, OSError) as error:
             where = f"port {self._port}" if self._port else "any port"
             raise RankStoreError(f"the store for the ranks can't listen on {where}: {_first_line(error)}") from error
@@ -118,9 +129,64 @@ class RankStore:
         """End the server, if there is one, and give its port back. Clients get errors from then on."""
         self._server, self._address = None, ""
 
+    def _serve(self) -> TCPStore:
+        for _ in range(0 if self._port else _RACES):
+            port = free_ports(1 + _NEIGHBOURS)
+            if port is None:
+                break
+            with contextlib.suppress(RuntimeError, OSError):
+                return self._open(_HERE, port, is_server=True)
+        return self._open(_HERE, self._port, is_server=True)
+
     def _open(self, host: str, port: int, *, is_server: bool) -> TCPStore:
         timeout = timedelta(seconds=_CONNECT_S)
         return TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+
+
+def free_ports(count: int) -> int | None:
+    """Return a port that can be bound on all addresses, as can the ``count - 1`` ports after it; None if none is found.
+
+    The port is one of those that the kernel gives out. Another process may take it between this call and its use.
+    """
+    for tried in range(_TRIES):
+        try:
+            with _bound(0) as sock:
+                first = int(sock.getsockname()[1])
+        except OSError:
+            return None  # no port is left
+        if (first % _GROUP == 1 or tried >= _TRIES // 2) and _can_bind(range(first, first + count)):
+            return first
+    return None
+
+
+def _can_bind(ports: Iterable[int]) -> bool:
+    with contextlib.ExitStack() as sockets:
+        try:
+            for port in ports:
+                sockets.enter_context(_bound(port))
+        except (OSError, OverflowError):  # taken, privileged, or above the last one
+            return False
+    return True
+
+
+def _bound(port: int) -> socket.socket:
+    """Return a socket that is bound as torch's store binds: to all addresses, of IPv6 as well where there is IPv6.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    if socket.has_dualstack_ipv6():
+        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    else:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _look_for_room() -> None:

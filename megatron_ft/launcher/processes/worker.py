@@ -18,7 +18,7 @@ from megatron_ft.ipc.linux.process_setup import die_with_parent, restore_file_li
 from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes import ending_together, process_tree
 
 
 @dataclass
@@ -108,16 +108,18 @@ class FreshInterpreterSpawner:
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See ``Spawner``."""
-        for spec in specs:
-            on_spawned(self._spawn(spec))
+        with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
+            for spec in specs:
+                on_spawned(self._spawn(spec, variables, inherited))
 
-    def _spawn(self, spec: RankSpec) -> Worker:
+    def _spawn(self, spec: RankSpec, variables: Mapping[str, str], inherited: Sequence[int]) -> Worker:
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
             err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
             process = subprocess.Popen(
                 [*self._setpriv, *spec.argv],
-                env=dict(spec.env),
+                env={**spec.env, **variables},
+                pass_fds=inherited,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,

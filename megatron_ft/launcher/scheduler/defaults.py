@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from dataclasses import replace
 
 from torch.distributed import run as torchrun
 
@@ -42,6 +43,29 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Scheduler
         return ""
     told = ", ".join(f"{option} {value}" for option, value in taken.items())
     return f"{_NAMES[where.scheduler]} {where.job}: {told} (--scheduler none disables this)"
+
+
+def own_logs(namespace: argparse.Namespace, where: SchedulerEnvironment) -> SchedulerEnvironment:
+    """Return ``where`` with a log directory for this launcher alone if its job is one of several of the same step."""
+    is_alone = namespace.standalone or _most(namespace.nnodes) == 1
+    return replace(where, log_name=where.own_log_name) if is_alone and where.own_log_name else where
+
+
+def doubt(namespace: argparse.Namespace, given: Collection[str], where: SchedulerEnvironment) -> str:
+    """Return a warning if srun seems to have been forgotten, else an empty text. ``nnodes`` is filled in by now."""
+    if not where.hint or namespace.standalone:
+        return ""
+    most = _most(namespace.nnodes)
+    if "nnodes" not in given:
+        what = "ranks start on this node alone"
+    elif most is not None and most > 1:
+        what = f"it waits for the other nodes' launchers (--nnodes {namespace.nnodes})"
+    else:
+        return ""  # as the user says
+    return (
+        f"{where.hint}: {what}. To start a launcher on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=0 "
+        "--wait=0 --no-kill ft_launcher ..."
+    )
 
 
 def _most(nnodes: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
@@ -14,6 +14,10 @@ _FIRST_PORT = 20000
 _PORTS = 9000
 """Below those that Linux gives to outgoing connections."""
 _STEPS = 16
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's own steps (the batch script, an interactive shell) have numbers from here on."""
+_OTHER_STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
+"""Variables of programs that start one launcher on each node, as srun does."""
 _KUBERNETES_PORT = 29500
 
 
@@ -30,15 +34,17 @@ class SchedulerEnvironment:
     """What is known of the job. Empty texts and None are unknown; nothing here was given by the user.
 
     Args:
-        job: for people: "job 4711 step 0 life 1".
-        life: tells this start of the job from all others, for launchers of any step.
+        job: for people: "job 4711 step 0 restart 1".
+        life: tells this start of the job by the scheduler from all others, for launchers of any step.
         run_id: the same for this step: the rendezvous id.
         nodes: so many have a launcher.
         launchers: so many were started, and none of them comes back when it has ended; 0: unknown.
         endpoint: where the first of them is.
-        log_name: the name of a directory for all nodes and lives.
+        log_name: the name of a directory for all nodes and starts of one training.
+        own_log_name: the same if this launcher's training is one of several that the scheduler started together.
         surplus: why some launchers would stand in each other's way, where not each is meant as a node.
         warnings: settings of the scheduler that defeat recovery.
+        hint: why only one launcher runs, if the job has several nodes and the user seems to have forgotten the others.
     """
 
     scheduler: Scheduler = Scheduler.NONE
@@ -49,8 +55,10 @@ class SchedulerEnvironment:
     launchers: int = 0
     endpoint: str = ""
     log_name: str = ""
+    own_log_name: str = ""
     surplus: str = ""
     warnings: tuple[str, ...] = ()
+    hint: str = ""
 
 
 def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> SchedulerEnvironment:
@@ -71,28 +79,45 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
 
 
 def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
-    job, life = environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT") or "0"
+    job, restart = environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT") or "0"
+    step, tasks = _step(environ), _number(environ, "SLURM_STEP_NUM_TASKS") or 0
+    told = f" restart {restart}" if restart != "0" else ""  # a "life" is another count: see core.job.lives
     known = SchedulerEnvironment(
-        scheduler=Scheduler.SLURM, job=f"job {job} life {life}", life=f"{job}.{life}", log_name=f"slurm-{job}"
+        scheduler=Scheduler.SLURM,
+        job=f"job {job}{told}",
+        life=f"{job}.{restart}",
+        log_name=f"slurm-{job}" if step is None else f"slurm-{job}.{step}",
+        hint=_forgotten_srun(environ),
     )
-    step, tasks = environ.get("SLURM_STEP_ID", ""), _number(environ, "SLURM_STEP_NUM_TASKS") or 0
     first = hosts(environ, 1)
-    if not step.isdecimal() or tasks < 2 or not first:
+    if step is None or tasks < 2 or not first:
         return known  # a batch script, or one launcher
     nodes = _number(environ, "SLURM_STEP_NUM_NODES") or 1
-    port = _FIRST_PORT + (int(job) * _STEPS + int(step)) % _PORTS
-    return SchedulerEnvironment(
-        scheduler=Scheduler.SLURM,
-        job=f"job {job} step {step} life {life}",
-        life=known.life,
-        run_id=f"{job}.{step}.{life}",
+    port = _FIRST_PORT + (int(job) * _STEPS + step) % _PORTS
+    return replace(
+        known,
+        job=f"job {job} step {step}{told}",
+        run_id=f"{job}.{step}.{restart}",
         nodes=nodes,
         launchers=tasks,
         endpoint=f"{first[0]}:{port}",
-        log_name=known.log_name,
+        own_log_name=f"{known.log_name}.{task}" if (task := environ.get("SLURM_PROCID", "")).isdecimal() else "",
         surplus="" if tasks == nodes else f"srun has started {tasks} launchers on {nodes} node{'s' * (nodes > 1)}",
         warnings=_defeats(environ) if nodes > 1 else (),
     )
+
+
+def _step(environ: Mapping[str, str]) -> int | None:
+    """Number of the step in which srun started this process; None in a batch script and in an interactive step."""
+    step = _number(environ, "SLURM_STEP_ID")
+    return step if step is not None and step < _FIRST_SPECIAL_STEP else None
+
+
+def _forgotten_srun(environ: Mapping[str, str]) -> str:
+    nodes = _number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    if nodes == 1 or _step(environ) is not None or any(name in environ for name in _OTHER_STARTERS):
+        return ""
+    return f"the job has {nodes} nodes, but srun didn't start this launcher"
 
 
 def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
+from megatron_ft.integrations import lightning_finished
 from tests.support.lightning_fit import Do, FitBench, fits
 from tests.support.lightning_job import Model
 from tests.support.training import clean_environment
@@ -121,6 +124,106 @@ def test_the_flag_waits_for_all_ranks(fits: FitBench, monkeypatch: pytest.Monkey
     trainer.fit(Model())
     assert seen[-1] == ("megatron_ft: end of fit", False)
     assert fits.flag.exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("between", ["nothing", "validate", "same trainer"])
+def test_second_fit_removes_the_flag_of_the_first_and_writes_its_own(fits: FitBench, kind: str, between: str) -> None:
+    seen: list[bool] = []
+    first = fits.fit(getattr(fits, kind)(), max_steps=3)
+    assert fits.flag.exists()
+    if between == "validate":
+        first.validate(Model())
+        assert fits.flag.exists()
+    look = Do("on_train_batch_start", lambda _trainer: seen.append(fits.flag.exists()), at=0)
+    if between == "same trainer":
+        first.callbacks.append(look)
+        first.fit_loop.max_epochs, first.fit_loop.epoch_loop.max_steps = -1, 6
+        first.fit(Model())
+    else:
+        fits.fit(getattr(fits, kind)(), look, max_steps=6)
+    assert set(seen) == {False}
+    assert fits.flag.read_text() == "the training is finished: max_steps=6 is reached\n"
+
+
+def test_second_fit_that_fails_leaves_no_flag(fits: FitBench) -> None:
+    fits.fit(fits.sections(), max_steps=3)
+    with pytest.raises(ArithmeticError):
+        fits.fit(fits.heartbeats(), Do("on_after_backward", fail), max_steps=6)
+    assert not fits.flag.exists()
+
+
+def test_two_callbacks_of_one_fit_leave_one_flag_which_the_next_fit_removes(fits: FitBench) -> None:
+    fits.fit(fits.sections(), fits.heartbeats(), max_steps=3)
+    assert fits.flag.exists()
+    with pytest.raises(ArithmeticError):
+        fits.fit(fits.sections(), fits.heartbeats(), Do("on_after_backward", fail), max_steps=6)
+    assert not fits.flag.exists()
+
+
+def replace_flag(fits: FitBench) -> None:
+    fits.flag.with_name("new").write_text("an operator: enough\n")
+    os.replace(fits.flag.with_name("new"), fits.flag)
+
+
+def rewrite_flag(fits: FitBench) -> None:
+    fits.flag.write_text("an operator: enough\n")
+
+
+def become_a_child(fits: FitBench) -> None:
+    """As if the flag had been written by the parent of this process."""
+    path = os.path.realpath(fits.flag)
+    lightning_finished._written[path] = (os.getppid(), *lightning_finished._written[path][1:])
+
+
+@pytest.mark.parametrize("change", [replace_flag, rewrite_flag, become_a_child])
+def test_flag_of_another_process_survives_the_next_fit(fits: FitBench, change: Callable[[FitBench], None]) -> None:
+    fits.fit(fits.sections(), max_steps=3)
+    change(fits)
+    written = fits.flag.read_text()
+    with pytest.raises(ArithmeticError):
+        fits.fit(fits.sections(), Do("on_after_backward", fail), max_steps=6)
+    assert fits.flag.read_text() == written
+
+
+def test_flag_of_an_earlier_life_survives_all_fits(fits: FitBench) -> None:
+    fits.flag.parent.mkdir()
+    fits.flag.write_text("an earlier life\n")
+    fits.fit(fits.sections(), max_steps=3)
+    with pytest.raises(ArithmeticError):
+        fits.fit(fits.sections(), Do("on_after_backward", fail), max_steps=6)
+    assert fits.flag.exists()
+
+
+def test_flag_of_another_stage_survives_the_next_fit(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits.fit(fits.sections(), max_steps=3)
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(fits.flag.with_name("second")))
+    fits.fit(fits.sections(), max_steps=6)
+    assert sorted(path.name for path in fits.flag.parent.iterdir()) == ["finished", "second"]
+
+
+def test_flag_of_a_shutdown_on_request_survives_the_next_fit(fits: FitBench) -> None:
+    policy = {"exc_handling_policy": lambda _error: request(WorkloadAction.ShutdownWorkload)}
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            fits.fit(fits.sections(**policy), Do("on_after_backward", fail))
+        assert "on request" in fits.flag.read_text()
+    with pytest.raises(ArithmeticError):
+        fits.fit(fits.sections(), Do("on_after_backward", fail))
+    assert fits.flag.exists()
+
+
+def test_flag_that_cannot_be_removed_is_reported(
+    fits: FitBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_path: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    fits.fit(fits.sections(), max_steps=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(lightning_finished, "os", SimpleNamespace(**{**vars(os), "unlink": refuse}))
+        fits.fit(fits.sections(), max_steps=6)
+    assert "can't be removed: Operation not permitted" in caplog.text
 
 
 def test_a_flag_that_cannot_be_written(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
@@ -62,6 +63,45 @@ def test_what_follows(
 def test_it_says_why() -> None:
     assert after(Ending.STOPPED).why == "life 1 was stopped: rank 0 exited with code 7; there is more to train"
     assert after(Ending.LOST, nodes=2).why.endswith("2 of 3 nodes are left in this allocation")
+
+
+def test_life_is_numbered_as_in_result_json() -> None:
+    """Of more than 200 lives the oldest are dropped."""
+    lives = [Life(life=number, job="j", outcome=Ending.LOST) for number in (41, 42)]
+    for before, number in ((1, 42), (2, 43)):
+        why = decide(After(lives=lives, before=before, code=1, nodes=4), LIMITS).why
+        assert why.startswith(f"life {number} was lost")
+
+
+@pytest.mark.parametrize(
+    ("more", "export"),
+    [
+        ([], "ALL"),
+        (["--exclude=b"], "ALL"),
+        (["--export-file=x"], "ALL"),
+        (["--export=NONE"], "NONE"),
+        (["--export", "A,B"], "A,B"),
+    ],
+)
+def test_launchers_get_the_environment_of_the_script_unless_srun_is_told_otherwise(
+    more: list[str], export: str
+) -> None:
+    words = commands.srun(nodes=1, exclude=[], more=more, launcher=["ft_launcher", "--export=x"])
+    assert commands.export_of(words[:-2]) == export
+    assert ("--export=ALL" in words) is (export == "ALL")
+
+
+def test_srun_export_env_tells_srun_otherwise() -> None:
+    environ = {**JOB, "SRUN_EXPORT_ENV": "NONE", "SLURM_EXPORT_ENV": "ALL"}
+    assert plan(arguments(), environ).srun_options == ("--export=NONE",)
+    assert plan(arguments(srun=["--export=ALL"]), environ).srun_options == ("--export=ALL",)
+    assert plan(arguments(), {**JOB, "SLURM_EXPORT_ENV": "NONE"}).srun_options == ()
+
+
+def test_variables_that_do_not_reach_the_launchers() -> None:
+    names = ["FT_SECRET", "FT_X"]
+    for export, missing in (("", []), ("ALL", []), ("ALL,A=b", []), ("NONE", names), ("A,FT_SECRET=1", ["FT_X"])):
+        assert commands.not_exported(export, names) == missing
 
 
 def test_what_scontrol_says() -> None:
@@ -124,12 +164,37 @@ def test_the_tasks_of_an_array_have_one_directory() -> None:
         ({"spares": -1}, JOB, "--spares -1: must be at least 0"),
         ({"max_lives": 0}, JOB, "--max-lives 0"),
         ({"chain": True}, JOB, "--chain needs an array"),
+        ({"arguments": ["ft_launcher", "t.py"]}, JOB, "ft_launcher after --: only ft_launcher's arguments"),
+        ({"arguments": ["t.py"]}, {**JOB, "SLURM_STEP_NUM_TASKS": "2"}, "srun has started .* 2 times"),
         ({"arguments": ["--nnodes=x", "t.py"]}, JOB, "--nnodes: 'x'"),
     ],
 )
 def test_mistakes(changes: dict[str, object], environ: dict[str, str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         plan(arguments(**changes), environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--spares 1 --nproc-per-node 8 t.py", "-- is missing before --nproc-per-node: .* --spares 1 -- --nproc-per"),
+        ("t.py --chain", "-- is missing before t.py"),
+        ("--dry-run t.py", "-- is missing before t.py: .* --dry-run -- t.py"),
+        ("-m package", "-- is missing before -m"),
+        ("--anything=1 t.py", "-- is missing before --anything=1"),
+        ("--nnodes 2 -- t.py", "-- is missing before --nnodes"),
+        ("--ft_log_dir=x -- t.py", "-- is missing before --ft_log_dir=x"),
+        ("--sparse 1 -- t.py", "did you mean '--spares'"),
+        ("", "comes after --"),
+    ],
+)
+def test_forgotten_separator_is_named(
+    words: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    assert main(["slurm", *words.split()]) == 2
+    assert re.search(complaint, capsys.readouterr().err)
 
 
 def test_a_dry_run_prints_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +210,7 @@ def test_a_dry_run_prints_every_command(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_status_of_a_job_is_asked_for_on_each_of_its_nodes() -> None:
-    words = commands.on_each_node(4711, status=["python", "-m", "megatron_ft", "status", "--once"])
+    words = commands.on_each_node(4711, nodes=3, status=["python", "-m", "megatron_ft", "status", "--once"])
     assert words[0] == "srun"
-    assert {"--jobid=4711", "--overlap", "--ntasks-per-node=1"} <= set(words)
+    assert {"--jobid=4711", "--overlap", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"} <= set(words)
     assert words[-3:] == ["megatron_ft", "status", "--once"]

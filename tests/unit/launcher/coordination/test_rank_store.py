@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import tempfile
 import threading
@@ -86,6 +87,64 @@ def test_a_port_of_the_users_is_that_of_each_cycle() -> None:
     store.close()
     assert not is_listening(port)
     store.close()
+
+
+def test_master_port_is_followed_by_two_ports_that_can_be_bound(
+    served: RankStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = rank_store._bound
+    with contextlib.ExitStack() as taken:
+        good, *bad = (rank_store.free_ports(6) or 0 for _ in range(3))
+        taken.enter_context(kernels(bad[0] + 1))
+        taken.enter_context(kernels(bad[1] + 2))
+        given = iter([*bad, *bad, 65535, good])
+        monkeypatch.setattr(rank_store, "_bound", lambda port: kernels(port or next(given)))
+        assert port_of(served.open()) == good
+        for port in (good + 1, good + 2):
+            kernels(port).close()
+
+
+def test_master_ports_of_two_launchers_leave_each_other_the_next_two() -> None:
+    stores = [launchers() for _ in range(20)]
+    ports = [port_of(store.open()) for store in stores]
+    wanted = {port + offset for port in ports for offset in range(3)}
+    assert len(wanted) == 3 * len(ports)
+    for store in stores:
+        store.close()
+
+
+def test_the_store_opens_on_a_host_with_no_three_free_ports_in_a_row(
+    served: RankStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_store, "_can_bind", lambda _ports: False)
+    assert is_listening(port_of(served.open()))
+
+
+def test_a_port_that_another_process_takes_first_is_replaced(
+    served: RankStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind((HERE, 0))
+        other.listen()
+        taken, find, calls = other.getsockname()[1], rank_store.free_ports, []
+
+        def find_late(count: int) -> int | None:
+            calls.append(count)
+            return taken if len(calls) == 1 else find(count)
+
+        monkeypatch.setattr(rank_store, "free_ports", find_late)
+        assert port_of(served.open()) != taken
+        assert calls == [3, 3]
+        monkeypatch.setattr(rank_store, "free_ports", lambda _count: taken)
+        assert port_of(served.open()) != taken
+
+
+def test_a_port_of_the_users_may_have_a_taken_neighbour() -> None:
+    with rank_store._bound(0) as neighbour:
+        port = neighbour.getsockname()[1] - 1
+        store = launchers(address=f"{HERE}:{port}")
+        assert store.open() == f"{HERE}:{port}"
+        store.close()
 
 
 def test_all_addresses_are_served(served: RankStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPat
     assert place.endpoints == tuple(f"node{n}:{PORT}" for n in ("08", "09", "10"))
     assert (place.rank, place.rank_source, place.here) == (1, "SLURM_PROCID", 1)
     assert line.taken == (
-        f"Slurm job 4711 step 0 life 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
+        f"Slurm job 4711 step 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
         "(--scheduler none disables this)"
     )
 
@@ -107,6 +108,63 @@ def test_variables_of_torchrun_are_given_too(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_PROCID": "0"})
     assert (line.max_nodes, line.taken, line.where.log_name) == (1, "", "slurm-4711")
+
+
+def test_scheduler_restart_is_not_called_a_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, {**STEP, "SLURM_RESTART_COUNT": "2"})
+    assert line.taken.startswith("Slurm job 4711 step 0 restart 2: ")
+    assert line.run_id == "4711.0.2"
+
+
+ALONE = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+
+
+def test_log_directories_differ_between_steps_and_not_between_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for environ in (STEP, ALONE):
+        for change in ({}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "1"}):
+            with monkeypatch.context() as patch:
+                names.append(line_in(patch, {**environ, **change}).where.log_name)
+    assert names == ["slurm-4711.0", "slurm-4711.0", "slurm-4711.1"] * 2
+
+
+@pytest.mark.parametrize("options", [["--standalone"], ["--nnodes=1"]])
+def test_jobs_of_one_node_in_one_step_have_their_own_log_directories(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for environ in (STEP, TWO_EACH):
+        assert line_in(monkeypatch, environ, *options).where.log_name == "slurm-4711.0.1"
+    assert line_in(monkeypatch, {**STEP, "SLURM_STEP_NUM_TASKS": "3"}, "--nnodes=3").where.log_name == "slurm-4711.0"
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_TASKS": "1"}])
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        ([], "the job has 3 nodes, but srun didn't start this launcher: ranks start on this node alone.*srun --ntasks"),
+        (["--nnodes=3", C10D, "--rdzv-endpoint=a:7"], "it waits for the other nodes' launchers .--nnodes 3.*srun "),
+        (["--nnodes=1:3", C10D, "--rdzv-endpoint=a:7"], "it waits for the other nodes' launchers"),
+        (["--nnodes=1"], None),
+        (["--standalone"], None),
+        (["--scheduler=none"], None),
+    ],
+)
+def test_forgotten_srun_is_named(
+    step: dict[str, str], options: list[str], warning: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node[1-3]", **step}
+    warnings = line_in(monkeypatch, script, *options).options.warnings
+    assert len(warnings) == (warning is not None)
+    if warning is not None:
+        assert re.search(warning, warnings[0])
+
+
+@pytest.mark.parametrize("change", [{"SLURM_STEP_ID": "0"}, {"SLURM_JOB_NUM_NODES": "1"}, {"PMI_RANK": "0"}])
+def test_launcher_that_another_program_started_is_not_told_of_srun(
+    change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = line_in(monkeypatch, {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "3", **change})
+    assert line.options.warnings == []
 
 
 def test_each_start_of_a_job_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
