@@ -27,7 +27,7 @@ _READ_OWN_VARIABLES = frozenset(
     {
         # these keep what begins with a prefix of their own
         *("tqdm", "networkx", "fsspec"),
-        # of Python's: the environment of a program, which is watched for itself; *_proxy; a default that servers replace
+        # of Python's: the environment of a program, which is watched for itself; *_proxy; a server's default
         *("subprocess", "ctypes.util", "platform", "uuid", "distutils.spawn", "urllib.request", "wsgiref.handlers"),
     }
 )

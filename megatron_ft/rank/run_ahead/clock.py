@@ -1,6 +1,6 @@
 """Calendar time in a script that is run ahead: what is named by the clock belongs to one start of the run.
 
-A plain ``time.time()`` is no reading of the calendar: scripts and libraries measure with it. To make a date of it is one.
+A plain ``time.time()`` doesn't count, because scripts and libraries measure with it. To make a date of it does.
 """
 
 from __future__ import annotations

@@ -4,12 +4,16 @@ For a script that is run ahead (see ``megatron_ft.rank.run_ahead.script``), for 
 ``megatron_ft.rank.reference.finder``), and for the watch of its collectives (see
 ``megatron_ft.rank.collectives.arrival``).
 
-Every Python that a rank starts inherits PYTHONPATH and loads this file, Python 2.7 included: no syntax here is newer, and
-a Python that can't import this package does nothing else than load the ``sitecustomize`` that this file hides.
+Every Python that a rank starts inherits PYTHONPATH and loads this file, Python 2.7 included: no syntax here is newer,
+and a Python that can't import this package does nothing else than load the ``sitecustomize`` that this file hides.
 """
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # noqa: F401 - in a comment: Python 2.7 knows no annotations
 
 _OLDEST = (3, 10)
 _NEWEST = (3, 14)
@@ -49,16 +53,12 @@ def _begin():  # type: () -> None
 
 def _ours(module, here):  # type: (str, str) -> Any
     # last, and only for now: a launcher that was started beside its package finds it nowhere else
-    sys.path.append(os.path.join(here, *[os.pardir] * 4))
+    sys.path.append(os.path.abspath(os.path.join(here, *[os.pardir] * 4)))
     try:
         return __import__(module, fromlist=["begin"])
     finally:
         sys.path.pop()
 
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _begin()
 # kept: Python 2.7 empties the namespace of a module that nothing refers to
