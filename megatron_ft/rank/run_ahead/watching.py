@@ -24,12 +24,21 @@ from megatron_ft.rank.run_ahead.acting import (
 )
 from megatron_ft.rank.run_ahead.clock import watch_clock
 from megatron_ft.rank.run_ahead.cuda_questions import answer_without_cuda
+from megatron_ft.rank.run_ahead.environ import watch_environ
 from megatron_ft.rank.run_ahead.randomness import Randomness
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _STANDARD_INPUT = (0, "/dev/stdin", "/proc/self/fd/0", "/dev/fd/0", "/dev/tty")
 _MOST_FILES = 20_000
+_C_FUNCTIONS = frozenset(
+    {"system", "popen", "fork", "vfork", "posix_spawn", "posix_spawnp", "getenv", "secure_getenv", "environ"}
+)
+"""Names that a user's file looks up in a C library only to start a program, or to read a variable."""
+_FIND_FILES = ("os", "pathlib", "genericpath", "posixpath")
+_ASK_WHETHER = frozenset(
+    {"exists", "lexists", "isdir", "isfile", "islink", "ismount", "is_dir", "is_file", "is_symlink", "is_mount"}
+)
 _LEAVES_NO_FILE = "_get_default_tempdir"
 """Of ``tempfile``: it tries whether a directory can be written."""
 
@@ -57,15 +66,15 @@ _NEVER_SHARED = {
     ),
     "saves a file": "torch.serialization:save torch:save",
     "generates a UUID": "uuid:uuid1",
-    "makes a temporary file": (
-        "tempfile.mkstemp tempfile.mkdtemp tempfile:mkstemp tempfile:mkdtemp tempfile:mktemp tempfile:TemporaryFile "
-        "tempfile:NamedTemporaryFile tempfile:TemporaryDirectory.__init__ tempfile:SpooledTemporaryFile.__init__"
-    ),
 }
 _IF_USERS = {"makes a socket": "socket.bind socket.__new__", "sleeps": "time:sleep"}
 _CHANGES_FILES = (
     "os.mkdir os.remove os.rename os.rmdir os.link os.symlink os.truncate os.chmod os.chown os.utime os.setxattr "
     "os.removexattr shutil.rmtree shutil.move shutil.copyfile sqlite3.connect"
+)
+_TEMPORARY = (
+    "tempfile.mkstemp tempfile.mkdtemp tempfile:mkstemp tempfile:mkdtemp tempfile:mktemp tempfile:TemporaryFile "
+    "tempfile:NamedTemporaryFile tempfile:TemporaryDirectory.__init__ tempfile:SpooledTemporaryFile.__init__"
 )
 _DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.")
 _DRAW_HARMLESSLY = ("multiprocessing.process", "numpy.random", "torch.distributed._composable.contract")
@@ -110,9 +119,11 @@ class Watch:
         for names, before in (
             ("subprocess.Popen os.system os.posix_spawn os.spawn", self._starts_program),
             ("os:pipe os:pipe2", self._makes_pipe),
+            (_TEMPORARY, self._makes_temporary_file),
             ("os:getpid os:getpgrp os:getpgid os:getsid threading:get_native_id", self._asks_who_it_is),
             ("os:urandom os:getrandom random:_urandom", self._draws),
             ("os.putenv os.unsetenv", self._sets_variable),
+            ("ctypes.dlsym", self._looks_up_function),
             ("open", self._opens),
             ("os.listdir os.scandir", self._lists),
             ("os:stat os:lstat os:access", self._looks_for),
@@ -179,6 +190,12 @@ class Watch:
         else:
             self._stop("makes a pipe")
 
+    def _makes_temporary_file(self, *_arguments: Any, **_named: Any) -> None:
+        makers = (name for name in map(module_of, callers()) if name != "tempfile")
+        # find_library has gcc write one, and removes it at once
+        if is_users() or next(makers, "") != "ctypes.util":
+            self._stop("makes a temporary file")
+
     def _asks_who_it_is(self, *_arguments: Any) -> None:
         asker = module_of(next(callers()))
         if is_users() and asker != "tempfile" and (asker != "logging" or _logs_show_process()):
@@ -194,6 +211,10 @@ class Watch:
         """Not in ``os.environ``, but where what it starts will find it."""
         if tells_ranks_apart(os.fsdecode(name)):
             self._stop(f"sets {os.fsdecode(name)}")
+
+    def _looks_up_function(self, _library: Any, name: Any) -> None:
+        if name in _C_FUNCTIONS:
+            self._if_users(f"calls {name} of a C library")
 
     # -- files --------------------------------------------------------------------------------------------
 
@@ -217,17 +238,29 @@ class Watch:
 
     def _looks_for(self, path: Any, *_arguments: Any, **named: Any) -> None:
         if "realpath" not in next(callers()).f_code.co_name:
-            self._note_if_users(path, **named)
+            self._note_if_users(path, listed=_reads_times(), **named)
 
-    def _note_if_users(self, path: Any, *_: Any, dir_fd: int | None = None, **_named: Any) -> None:
+    def _note_if_users(
+        self, path: Any, *_: Any, listed: bool = False, dir_fd: int | None = None, **_named: Any
+    ) -> None:
         if isinstance(path, (str, bytes, os.PathLike)) and dir_fd is None and is_users():
-            self._note(path)
+            self._note(path, listed=listed)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
         """Note a file. It is checked again before each cycle, so there may not be too many."""
         self.files.note(os.fsdecode(path), listed=listed)
         if len(self.files) > _MOST_FILES:
             self._stop(f"looks up more than {_MOST_FILES} files")
+
+
+def _reads_times() -> bool:
+    """Return True if the user's own file asks for more than whether a path is there: the time of a directory, too."""
+    for frame in callers():
+        if module_of(frame).partition(".")[0] not in _FIND_FILES:
+            return is_own(frame.f_code.co_filename)
+        if frame.f_code.co_name in _ASK_WHETHER:
+            return False
+    return False
 
 
 def _logs_show_process() -> bool:
@@ -243,42 +276,3 @@ def _logs_show_process() -> bool:
 def _by(what: str, library: str | None) -> str:
     """What is done, and by which library if it isn't the user who does it."""
     return f"{what}, in {library}" if library else what
-
-
-def watch_environ(
-    replacements: Replacements,
-    on_use: Callable[[str], None],
-    on_walk: Callable[[], None],
-    on_copy: Callable[[], None],
-    on_count: Callable[[], None] | None = None,
-) -> None:
-    """Let ``os.environ`` tell before a variable of a rank is used, until the replacements are undone.
-
-    ``on_use`` is called with the name before such a variable is read, looked for, set or removed; it may put it there.
-    ``on_walk`` is called before code walks over all variables, ``on_copy`` before it copies them all, to look
-    into the copy later, and ``on_count`` before it asks how many there are (``on_walk`` if None).
-    """
-    environs: tuple[Any, Any] = os.environ, os.environb
-    for each in environs:
-        # every use of a variable encodes its name first; frames that a traceback may show stay Python's own
-        replacements.put(each, "encodekey", _telling(each.encodekey, on_use))
-    for names, before in (
-        (("__iter__", "__repr__"), on_walk),
-        (("__len__",), on_count or on_walk),
-        (("copy", "__reduce_ex__"), on_copy),  # the second is what copy.deepcopy and pickle call
-    ):
-        for name in names:
-            replacements.replace(type(os.environ), name, lambda *_, before=before: before())
-
-
-def _telling(encode: Callable[[Any], bytes], on_use: Callable[[str], None]) -> Callable[[Any], bytes]:
-    shared = {*os.environ._data}  # type: ignore[attr-defined]  # the same in all ranks, whatever their names are
-
-    def encodekey(key: Any) -> bytes:
-        name = encode(key)
-        text = os.fsdecode(name)
-        if name not in shared and tells_ranks_apart(text):
-            on_use(text)
-        return name
-
-    return encodekey

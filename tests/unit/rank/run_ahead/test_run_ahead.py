@@ -17,7 +17,7 @@ import megatron_ft
 from megatron_ft.rank.base.replacing import Replacements
 from megatron_ft.rank.run_ahead.acting import callers, is_own
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
-from megatron_ft.rank.run_ahead.watching import watch_environ
+from megatron_ft.rank.run_ahead.environ import watch_environ
 
 
 def test_the_users_files_are_those_that_nobody_has_installed() -> None:
