@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.messages.fork_server import Ready, Unfit
+from megatron_ft.core.messages.fork_server import FromServer, Ready, Unfit
 from megatron_ft.core.run_ahead import Ahead
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from tests.support.launching import ROOT, clean_environment, wait_until
@@ -39,15 +41,27 @@ class PointOf:
             path.write_text(text)
         path = self.own / "script.py"
         path.write_text(script)
+        with self.ahead(path) as (_, told):
+            return f"{told.where} ({told.what})" if isinstance(told, Ready) else f"unfit: {told.reason}"
+
+    @contextmanager
+    def ahead(self, path: Path) -> Iterator[tuple[ServerProcess, Ready | Unfit]]:
+        """A server that has run this script ahead, and what it says."""
         environment = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{self.installed}"}
         server = ServerProcess(Ahead([sys.executable, "-u", str(path)], environment, (), shares_output=False))
-        found: list[Ready | Unfit] = []
+        found: list[FromServer] = []
+
+        def has_told() -> bool:
+            found.extend(server.read())
+            return bool(found)
+
         try:
-            wait_until(lambda: bool(found.extend(server.read()) or found), 30)  # type: ignore[arg-type,func-returns-value]
+            wait_until(has_told, 30)
+            (told,) = found
+            assert isinstance(told, (Ready, Unfit))
+            yield server, told
         finally:
             server.kill()
-        (told,) = found
-        return f"{told.where} ({told.what})" if isinstance(told, Ready) else f"unfit: {told.reason}"
 
 
 @pytest.mark.parametrize(
@@ -228,3 +242,34 @@ def test_variable_that_a_users_file_asks_c_for_ends_the_shared_part(point: Point
     assert point(f"import ctypes\nctypes.CDLL(None).getenv(b'RANK')\n{END}") == (
         "script.py:2 (calls getenv of a C library)"
     )
+
+
+@pytest.mark.parametrize(
+    ("look", "is_read"),
+    [
+        ("os.path.getmtime(data)", True),
+        ("os.stat(data).st_mtime", True),
+        ("Path(data).stat().st_mtime", True),
+        ("os.path.exists(data), os.path.isdir(data)", False),
+        ("Path(data).exists(), Path(data).is_dir()", False),
+    ],
+)
+def test_time_of_a_directory_is_read_like_a_list_of_its_files(point: PointOf, look: str, is_read: bool) -> None:
+    data, script = point.own / "data", point.own / "script.py"
+    data.mkdir()
+    script.write_text(f"import os\nfrom pathlib import Path\ndata = {str(data)!r}\n{look}\n{END}")
+    with point.ahead(script) as (server, told):
+        assert isinstance(told, Ready)
+        assert server.changed_file() is None
+        (data / "checkpoint").touch()
+        assert server.changed_file() == (str(data) if is_read else None)
+
+
+@pytest.mark.parametrize("look", ["os.path.getmtime(file)", "Path(file).stat().st_mtime", "Path(file).read_text()"])
+def test_file_whose_time_or_text_is_read_is_known(point: PointOf, look: str) -> None:
+    file, script = point.own / "latest", point.own / "script.py"
+    file.write_text("1")
+    script.write_text(f"import os\nfrom pathlib import Path\nfile = {str(file)!r}\n{look}\n{END}")
+    with point.ahead(script) as (server, _):
+        file.write_text("2 or 3")
+        assert server.changed_file() == str(file)

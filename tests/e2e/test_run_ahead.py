@@ -28,8 +28,9 @@ POINTS = {
     "files": "files.py:13 (reads RANK)",
     "garbage": "garbage.py:13 (reads RANK)",
     "guarded": "guarded.py:10 (reads LOCAL_RANK)",
-    "library_copies": "library_copies.py:7 (copies os.environ)",
+    "library_copies": "library_copies.py:7 (copies os.environ, in copies_environment)",
     "library_draws": "library_draws.py:7 (draws random numbers)",
+    "library_settings": "library_settings.py:7 (reads all of os.environ, in keeps_settings)",
     "locks": "locks.py:13 (reads RANK)",
     "logs": "logs.py:10 (opens logs.py.log to write)",
     "logs_own_format": "logs_own_format.py:16 (asks for its process id)",
@@ -158,6 +159,33 @@ def test_what_nobody_has_seeded_differs_in_all_ranks_and_cycles(launcher: Launch
     launched = launcher.start([str(script)], "--nproc-per-node=2", "--max-restarts=1")
     assert launched.wait().code == 0
     assert forked_at(launched) == "script.py:3 (draws random numbers (random.Random))"
+
+
+OF_THE_CYCLE = """
+import os, sys
+import newest
+rank, cycle = os.environ["RANK"], int(os.environ["FT_CYCLE"])
+print(rank, cycle, newest.CHECKPOINT, newest.DATE > newest.STARTED, flush=True)
+os.makedirs(f"checkpoints/{cycle + 1}", exist_ok=True)
+sys.exit(3 if cycle < 2 else 0)
+"""
+NEWEST = """
+import datetime, os, subprocess, time
+STARTED = time.time()
+CHECKPOINT = subprocess.getoutput("ls checkpoints 2>/dev/null | wc -l")
+DATE = datetime.datetime.now().timestamp()
+"""
+
+
+def test_program_output_read_at_import_is_that_of_each_cycle(launcher: Launcher, tmp_path: Path) -> None:
+    """A script that resumes from the newest checkpoint, as a program tells it, resumes in each cycle."""
+    (tmp_path / "script.py").write_text(OF_THE_CYCLE)
+    (tmp_path / "newest.py").write_text(NEWEST)
+    launched = launcher.start([str(tmp_path / "script.py")], "--max-restarts=2")
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert forked_at(launched) == "newest.py:4 (starts a program)"
+    assert finished.out.splitlines() == ["0 0 0 True", "0 1 1 True", "0 2 2 True"]
 
 
 def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:

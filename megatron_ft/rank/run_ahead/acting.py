@@ -32,6 +32,10 @@ _READ_OWN_VARIABLES = frozenset(
     }
 )
 """Modules and packages that go over all variables while they are imported, and keep nothing of a rank."""
+_FIND_FILES = ("os", "pathlib", "genericpath", "posixpath")
+_ASK_WHETHER = frozenset(
+    {"exists", "lexists", "isdir", "isfile", "islink", "ismount", "is_dir", "is_file", "is_symlink", "is_mount"}
+)
 _LOGGING = ("logging", "loguru", "structlog")
 
 
@@ -113,6 +117,16 @@ def is_for_users_import() -> bool:
             return False
         if _INSTALLED.search(file):
             return in_import()
+    return False
+
+
+def reads_times() -> bool:
+    """Return True if the user's own file asks for more than whether a path is there: the time of a directory, too."""
+    for frame in callers():
+        if module_of(frame).partition(".")[0] not in _FIND_FILES:
+            return is_own(frame.f_code.co_filename)
+        if frame.f_code.co_name in _ASK_WHETHER:
+            return False
     return False
 
 

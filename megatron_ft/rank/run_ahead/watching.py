@@ -21,6 +21,7 @@ from megatron_ft.rank.run_ahead.acting import (
     is_own,
     is_users,
     module_of,
+    reads_times,
 )
 from megatron_ft.rank.run_ahead.clock import watch_clock
 from megatron_ft.rank.run_ahead.cuda_questions import answer_without_cuda
@@ -35,10 +36,6 @@ _C_FUNCTIONS = frozenset(
     {"system", "popen", "fork", "vfork", "posix_spawn", "posix_spawnp", "getenv", "secure_getenv", "environ"}
 )
 """Names that a user's file looks up in a C library only to start a program, or to read a variable."""
-_FIND_FILES = ("os", "pathlib", "genericpath", "posixpath")
-_ASK_WHETHER = frozenset(
-    {"exists", "lexists", "isdir", "isfile", "islink", "ismount", "is_dir", "is_file", "is_symlink", "is_mount"}
-)
 _LEAVES_NO_FILE = "_get_default_tempdir"
 """Of ``tempfile``: it tries whether a directory can be written."""
 
@@ -238,7 +235,7 @@ class Watch:
 
     def _looks_for(self, path: Any, *_arguments: Any, **named: Any) -> None:
         if "realpath" not in next(callers()).f_code.co_name:
-            self._note_if_users(path, listed=_reads_times(), **named)
+            self._note_if_users(path, listed=reads_times(), **named)
 
     def _note_if_users(
         self, path: Any, *_: Any, listed: bool = False, dir_fd: int | None = None, **_named: Any
@@ -251,16 +248,6 @@ class Watch:
         self.files.note(os.fsdecode(path), listed=listed)
         if len(self.files) > _MOST_FILES:
             self._stop(f"looks up more than {_MOST_FILES} files")
-
-
-def _reads_times() -> bool:
-    """Return True if the user's own file asks for more than whether a path is there: the time of a directory, too."""
-    for frame in callers():
-        if module_of(frame).partition(".")[0] not in _FIND_FILES:
-            return is_own(frame.f_code.co_filename)
-        if frame.f_code.co_name in _ASK_WHETHER:
-            return False
-    return False
 
 
 def _logs_show_process() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import importlib
 import pickle
 import random
@@ -85,3 +86,28 @@ def test_several_that_wait_for_a_module_are_all_told(monkeypatch: pytest.MonkeyP
         for each in waiting:
             each.undo()
     assert sorted(told) == ["a webbrowser", "b webbrowser"]
+
+
+def test_class_method_in_c_is_replaced_in_the_class_itself() -> None:
+    """References to the class, taken before or after, see it; afterwards all is as it was."""
+
+    class Derived(datetime.datetime):
+        pass
+
+    before, calls = datetime.datetime.__dict__["now"], list[object]()
+    taken = datetime.datetime
+    replacements = Replacements()
+    replacements.replace_class_method(datetime.datetime, "now", lambda *arguments: calls.append(arguments))
+    replacements.replace_class_method(datetime.datetime, "no such name", lambda: None)
+    kept = datetime.datetime.now
+    try:
+        assert type(taken.now()) is datetime.datetime
+        assert type(Derived.now(datetime.timezone.utc)) is Derived
+        assert calls == [(), (datetime.timezone.utc,)]
+        assert pickle.loads(pickle.dumps(kept))() >= datetime.datetime.fromtimestamp(0)
+    finally:
+        replacements.undo()
+    calls.clear()
+    assert datetime.datetime.__dict__["now"] is before
+    assert taken.now() <= kept()
+    assert calls == []
