@@ -222,7 +222,9 @@ def test_library_that_copies_all_variables_at_import_is_where_ranks_are_forked(p
     assert point(f"import lib_a\n{END}", lib_a=text) == "script.py:1 (copies os.environ, in lib_a)"
 
 
-@pytest.mark.parametrize("name", ["tqdm", "networkx", "fsspec", "wsgiref.handlers", "urllib.request"])
+@pytest.mark.parametrize(
+    "name", ["tqdm", "networkx", "fsspec", "numba.core.config", "dask.config", "wsgiref.handlers", "urllib.request"]
+)
 def test_library_that_keeps_only_variables_of_its_own_is_shared(point: PointOf, name: str) -> None:
     pytest.importorskip(name)
     assert point(f"import {name}, os\nlen(sys.modules) if 0 else None\n{END}") == "script.py:4 (reads RANK)"
