@@ -31,7 +31,7 @@ _SOURCES = (
     r"|pipeline_parallel|post_training|quantization|resharding|ssm|tensor_parallel|tokenizers|transformer)/",
     r"/megatron/core/(?:optimizer_param_scheduler|parallel_state|process_groups_config|rerun_state_machine|timers|utils"
     r"|jit|num_microbatches_calculator|hyper_comm_grid|full_cuda_graph|nccl_allocator|msc_utils|safe_globals)\.py",
-    r"/megatron/training/(?:tokenizer|datasets|config|models)/",
+    r"/megatron/training/(?:tokenizer|datasets|config|models|utils|distillation)/",
     r"/megatron/training/(?:arguments|argument_utils|async_utils|checkpointing|dist_signal_handler|ft_integration"
     r"|global_vars|initialize|inprocess_restart|log_handler|theoretical_memory_usage|training|utils|yaml_arguments"
     r"|one_logger_utils|wandb_utils|dgrad_logging)\.py",
@@ -39,6 +39,7 @@ _SOURCES = (
     r"|models|training|recipes|peft|checkpointing|arguments|utils|text_generation|inference)\b",
 )
 """Files of torch and of Megatron run from their sources. Others in a directory of that name are the user's."""
+_MEGATRON = re.compile(r".*/megatron/(?=(?:core|training|legacy|post_training|inference|rl|bridge|elastification)/)")
 _TORCH_OR_MEGATRON = re.compile("|".join((rf"{_INSTALLED}(?:torch|megatron)/", *_SOURCES)))
 _PROCESSES = re.compile(
     r"/python3[^/]*/(?:multiprocessing/|concurrent/futures/process\.py|subprocess\.py)|/torch/multiprocessing/"
@@ -131,7 +132,7 @@ def is_in_library(frames: Sequence[Frame]) -> bool:
 
     A directory's name alone tells nothing: users have a ``megatron/`` and a ``torch/`` of their own.
     """
-    return bool(frames) and _is_torch_or_megatron(frames[0].file)
+    return bool(frames) and (_is_torch_or_megatron(frames[0].file) or _is_package_beside_script(frames))
 
 
 def stack_wait(frames: Sequence[Frame]) -> str:
@@ -171,6 +172,17 @@ def _is_torch_or_megatron(file: str) -> bool:
     # what else is installed below a directory of that name is neither
     installed = list(re.finditer(_INSTALLED, file))
     return _TORCH_OR_MEGATRON.search(file, installed[-1].start() if installed else 0) is not None
+
+
+def _is_package_beside_script(frames: Sequence[Frame]) -> bool:
+    """Return True if the innermost call is in a package of Megatron that the script, elsewhere, has imported."""
+    package, script = _MEGATRON.match(frames[0].file), frames[-1].file
+    return (
+        package is not None
+        and not re.search(_INSTALLED, frames[0].file)
+        and script.startswith("/")
+        and not script.startswith(package[0])
+    )
 
 
 def place(note: RankSnapshot) -> str:

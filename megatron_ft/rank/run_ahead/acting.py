@@ -26,7 +26,7 @@ _MEGATRON = re.compile(r"megatron\.(core|training|legacy|inference|post_training
 _READ_OWN_VARIABLES = frozenset(
     {
         # these keep what begins with a prefix of their own
-        *("tqdm", "networkx", "fsspec", "numba", "dask"),
+        *("tqdm", "networkx", "fsspec", "numba", "dask", "megatron.core.ssm.ops.common.determinism"),
         # of Python's: the environment of a program, which is watched for itself; *_proxy; a server's default
         *("subprocess", "ctypes.util", "platform", "uuid", "distutils.spawn", "urllib.request", "wsgiref.handlers"),
     }

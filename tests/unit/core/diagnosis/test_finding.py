@@ -537,6 +537,21 @@ def test_library_is_known_by_where_it_is_installed_not_by_a_directorys_name(file
 
 
 @pytest.mark.parametrize(
+    ("file", "script", "is_library"),
+    [
+        ("/opt/lm/megatron/training/new_in_this_version.py", "/opt/lm/pretrain_gpt.py", True),
+        ("/home/me/megatron/megatron/core/new/x.py", "/home/me/megatron/pretrain_gpt.py", True),
+        ("/home/me/megatron/training/loader.py", "/home/me/megatron/train.py", False),
+        ("/home/me/megatron/core/cases.py", "/home/me/megatron/core/cases.py", False),
+        ("/home/me/megatron/loader.py", "/home/me/train.py", False),
+        ("/opt/lm/megatron/training/new_in_this_version.py", "pretrain_gpt.py", False),  # its directory isn't known
+    ],
+)
+def test_package_of_megatron_is_one_that_its_script_is_not_in(file: str, script: str, is_library: bool) -> None:
+    assert is_in_library([Frame(file, 1, "f"), Frame("<frozen runpy>", 1, "g"), Frame(script, 2, "h")]) is is_library
+
+
+@pytest.mark.parametrize(
     ("file", "writes"),
     [
         ("/v/site-packages/megatron/core/dist_checkpointing/serialization.py", True),
