@@ -201,6 +201,26 @@ def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher:
     assert len(re.findall(r"]:before$", finished.out, re.MULTILINE)) == 2
 
 
+HANGS = """
+from time import sleep
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.start_section("step")
+sleep(1000)
+"""
+
+
+def test_place_of_a_rank_that_hangs_is_its_own_line_not_our_stand_in(launcher: Launcher, tmp_path: Path) -> None:
+    """The script has taken the stand-in while it ran ahead."""
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    launched = launcher.start([str(script)], "--ft-param-rank_section_timeouts=step:1")
+    finished = launched.wait()
+    assert re.search(r"rank 0 hung in 'step' for .*, in hangs\.py:7 <module>;", finished.err), finished.err
+    assert "replacing.py" not in finished.err
+
+
 def test_what_fails_at_the_point_is_never_the_scripts(launcher: Launcher, tmp_path: Path) -> None:
     """It catches everything: it must not go on where it was run ahead, unwatched."""
     script = tmp_path / "script.py"

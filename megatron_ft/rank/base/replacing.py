@@ -1,7 +1,6 @@
 """Replaces functions, while a script is run ahead, by ones that call a hook first, and puts the originals back.
 
-Code that stands in for another function is named ``megatron_ft_stand_in`` (see ``core.diagnosis.stacks.STAND_IN``):
-stacks leave it out.
+The code of each stand-in is named ``megatron_ft_stand_in`` (see ``core.diagnosis.stacks.STAND_IN``).
 """
 
 from __future__ import annotations
@@ -14,9 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 Hook = Callable[[Any], None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def left_out_of_stacks(function: _Function) -> _Function:
+    """Name the code of a function that stands in for another one, so that no stack has it as the place of a rank."""
+    code: Any = function
+    code.__code__ = code.__code__.replace(co_name="megatron_ft_stand_in")
+    return function
 
 
 class Replacements:
@@ -142,11 +149,10 @@ class _CallsFirst:
         self.function = function
         self.before = before
 
-    def megatron_ft_stand_in(self, *arguments: Any, **named: Any) -> Any:
+    @left_out_of_stacks
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.before(*arguments, **named)
         return self.function(*arguments, **named)
-
-    __call__ = megatron_ft_stand_in
 
     def __eq__(self, other: object) -> bool:
         return bool(self.function == (other.function if isinstance(other, _CallsFirst) else other))
@@ -192,8 +198,9 @@ def _found(module: str, name: str) -> Any:
 
 def _method(original: Callable[..., Any], before: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def megatron_ft_stand_in(*arguments: Any, **named: Any) -> Any:
+    @left_out_of_stacks
+    def method(*arguments: Any, **named: Any) -> Any:
         before(*arguments, **named)
         return original(*arguments, **named)
 
-    return megatron_ft_stand_in
+    return method

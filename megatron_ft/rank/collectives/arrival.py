@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
-from megatron_ft.rank.base.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements, left_out_of_stacks
 
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 _imports = Replacements()
@@ -51,7 +51,8 @@ def _wrap(module: ModuleType) -> None:
 
 def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
-    def megatron_ft_stand_in(*arguments: Any, **named: Any) -> Any:  # a name that stacks leave out
+    @left_out_of_stacks
+    def init_process_group(*arguments: Any, **named: Any) -> Any:
         made = init(*arguments, **named)
         try:
             importlib.import_module("megatron_ft.rank.collectives.watch").begin()
@@ -59,4 +60,4 @@ def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
             sys.stderr.write(f"FT: WARNING: the collectives of this rank aren't watched: {error!r}\n")
         return made
 
-    return megatron_ft_stand_in
+    return init_process_group

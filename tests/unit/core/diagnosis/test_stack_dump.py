@@ -13,6 +13,7 @@ import pytest
 import megatron_ft
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.stacks import (
+    STAND_IN,
     Frame,
     ThreadStack,
     main_stack,
@@ -161,9 +162,7 @@ def test_stack_has_no_frame_of_a_stand_in(owner: object) -> None:
         replacements.undo()
     frames = main_stack(parse_faulthandler(dumps[0]), threading.main_thread().ident or 0)
     assert [frame.function for frame in frames[:2]] == ["dump", "test_stack_has_no_frame_of_a_stand_in"]
-    spied = [
-        {"filename": frame.file, "line": 1, "name": name} for frame, name in ((frames[0], "megatron_ft_stand_in"),)
-    ]
+    spied = [{"filename": frame.file, "line": 1, "name": name} for frame, name in ((frames[0], STAND_IN),)]
     assert parse_py_spy([{"os_thread_id": 5, "frames": spied}]) == [ThreadStack(5, ())]
 
 
