@@ -6,7 +6,6 @@ The code of each stand-in is named ``megatron_ft_stand_in`` (see ``core.diagnosi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import sys
@@ -183,12 +182,14 @@ class _ClassMethod:
 
 def _namespace(owner: type) -> dict[str, Any] | None:
     """The dictionary behind ``owner.__dict__``; None where this Python hides it."""
-    (namespace, *others) = gc.get_referents(owner.__dict__)
-    return namespace if isinstance(namespace, dict) and not others else None
+    found = gc.get_referents(owner.__dict__)
+    return found[0] if len(found) == 1 and isinstance(found[0], dict) else None
 
 
 def _forget_lookups(owner: type) -> None:
     """Have Python look up attributes of ``owner`` again: it keeps what it has found."""
+    import ctypes  # every rank imports this file as it starts, and so does what it starts
+
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
