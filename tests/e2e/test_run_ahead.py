@@ -28,8 +28,9 @@ POINTS = {
     "files": "files.py:13 (reads RANK)",
     "garbage": "garbage.py:13 (reads RANK)",
     "guarded": "guarded.py:10 (reads LOCAL_RANK)",
-    "library_copies": "library_copies.py:7 (copies os.environ)",
+    "library_copies": "library_copies.py:7 (copies os.environ, in copies_environment)",
     "library_draws": "library_draws.py:7 (draws random numbers)",
+    "library_settings": "library_settings.py:7 (reads all of os.environ, in keeps_settings)",
     "locks": "locks.py:13 (reads RANK)",
     "logs": "logs.py:10 (opens logs.py.log to write)",
     "logs_own_format": "logs_own_format.py:16 (asks for its process id)",
@@ -160,6 +161,33 @@ def test_what_nobody_has_seeded_differs_in_all_ranks_and_cycles(launcher: Launch
     assert forked_at(launched) == "script.py:3 (draws random numbers (random.Random))"
 
 
+OF_THE_CYCLE = """
+import os, sys
+import newest
+rank, cycle = os.environ["RANK"], int(os.environ["FT_CYCLE"])
+print(rank, cycle, newest.CHECKPOINT, newest.DATE > newest.STARTED, flush=True)
+os.makedirs(f"checkpoints/{cycle + 1}", exist_ok=True)
+sys.exit(3 if cycle < 2 else 0)
+"""
+NEWEST = """
+import datetime, os, subprocess, time
+STARTED = time.time()
+CHECKPOINT = subprocess.getoutput("ls checkpoints 2>/dev/null | wc -l")
+DATE = datetime.datetime.now().timestamp()
+"""
+
+
+def test_program_output_read_at_import_is_that_of_each_cycle(launcher: Launcher, tmp_path: Path) -> None:
+    """A script that resumes from the newest checkpoint, as a program tells it, resumes in each cycle."""
+    (tmp_path / "script.py").write_text(OF_THE_CYCLE)
+    (tmp_path / "newest.py").write_text(NEWEST)
+    launched = launcher.start([str(tmp_path / "script.py")], "--max-restarts=2")
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert forked_at(launched) == "newest.py:4 (starts a program)"
+    assert finished.out.splitlines() == ["0 0 0 True", "0 1 1 True", "0 2 2 True"]
+
+
 def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('before')\nimport os\nprint('rank', os.environ['RANK'])\n")
@@ -171,6 +199,26 @@ def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher:
         assert log.read_text() == f"before\nrank {rank}\n"
         assert f"]:rank {rank}" in finished.out
     assert len(re.findall(r"]:before$", finished.out, re.MULTILINE)) == 2
+
+
+HANGS = """
+from time import sleep
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.start_section("step")
+sleep(1000)
+"""
+
+
+def test_place_of_a_rank_that_hangs_is_its_own_line_not_our_stand_in(launcher: Launcher, tmp_path: Path) -> None:
+    """The script has taken the stand-in while it ran ahead."""
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    launched = launcher.start([str(script)], "--ft-param-rank_section_timeouts=step:1")
+    finished = launched.wait()
+    assert re.search(r"rank 0 hung in 'step' for .*, in hangs\.py:7 <module>;", finished.err), finished.err
+    assert "replacing.py" not in finished.err
 
 
 def test_what_fails_at_the_point_is_never_the_scripts(launcher: Launcher, tmp_path: Path) -> None:

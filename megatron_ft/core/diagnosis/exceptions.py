@@ -14,6 +14,8 @@ from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_fr
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
+_NO_MESSAGE = re.compile(r"([\w.]+):\s*")
+"""An exception without a message, as ``f"{type}: {message}"`` has it."""
 _FATAL_MARK = "Fatal Python error: "
 _FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$')
 _LOST_A_PEER = (
@@ -69,7 +71,7 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     stamp, _, rest = reported.partition("\n")
     error, _, traceback = rest.strip().partition("\n")
     return CrashOutput(
-        error=error.strip(),
+        error=without_empty_message(error.strip()),
         where=_where_raised(traceback, places),
         exception=traceback.strip(),
         fatal_error=fatal,
@@ -83,13 +85,19 @@ def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutpu
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
-            return CrashOutput(error=message)
+            return CrashOutput(error=without_empty_message(message))
         error, more = str(message["message"]), message["extraInfo"]
         raised_at_s, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return CrashOutput()  # none was written, or the rank was ended while it wrote
     where = _where_raised(traceback, tuple(library))
-    return CrashOutput(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
+    return CrashOutput(error=without_empty_message(error), where=where, exception=traceback, raised_at_s=raised_at_s)
+
+
+def without_empty_message(error: str) -> str:
+    """Return "type: message" as it is, and "type:" without the colon."""
+    alone = _NO_MESSAGE.fullmatch(error)
+    return error if alone is None else alone[1]
 
 
 def is_peer_loss(error: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.exceptions import is_peer_loss
+from megatron_ft.core.diagnosis.exceptions import is_peer_loss, without_empty_message
 from megatron_ft.core.signals import signal_name
 
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
@@ -135,7 +135,7 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
         return ""
     if end.error is None:
         return f"exit code {end.exitcode}" if is_watched or end.exitcode in _TELLING_CODES else ""
-    is_mistake = end.error.startswith(_MISTAKES)
+    is_mistake = f"{end.error}: ".startswith(_MISTAKES)
     error = end.error.lower()
     if not is_mistake and any(sign in error for sign in _FROM_OUTSIDE):
         return ""
@@ -143,5 +143,5 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = without_empty_message(" ".join(text.split()))
     return line if len(line) <= _MAX_ERROR_CHARACTERS else line[: _MAX_ERROR_CHARACTERS - 3] + "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -17,8 +18,33 @@ _NEAR = 10
 """Of a stack, this many innermost calls are searched for what the thread waits in."""
 _MOST_CHARACTERS = 1000
 _C10D = "torch/distributed/distributed_c10d.py"
-_PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subprocess.py")
-_CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
+_INSTALLED = r"/(?:site|dist)-packages/"
+_SOURCES = (
+    r"/torch/(?:_ops|_tensor|_utils|_compile|serialization|functional)\.py",
+    r"/torch/(?:autograd|optim)/(?:__init__|graph|function|optimizer)\.py",
+    r"/torch/(?:_dynamo|_inductor|_functorch|_C|nn/modules|nn/parallel|utils/data/_utils)/",
+    r"/torch/(?:nn/functional|utils/_contextlib|utils/checkpoint|utils/data/dataloader)\.py",
+    r"/torch/distributed/(?:distributed_c10d|c10d_logger|device_mesh|rendezvous)\.py",
+    r"/torch/distributed/(?:_composable|_functional_collectives|_shard|algorithms|checkpoint|fsdp|nn)\b",
+    r"/torch/distributed/(?:pipelining|rpc|tensor)\b",
+    r"/megatron/core/(?:datasets|dist_checkpointing|distributed|export|extensions|fusions|inference|models|optimizer"
+    r"|pipeline_parallel|post_training|quantization|resharding|ssm|tensor_parallel|tokenizers|transformer)/",
+    r"/megatron/core/(?:optimizer_param_scheduler|parallel_state|process_groups_config|rerun_state_machine|timers|utils"
+    r"|jit|num_microbatches_calculator|hyper_comm_grid|full_cuda_graph|nccl_allocator|msc_utils|safe_globals)\.py",
+    r"/megatron/training/(?:tokenizer|datasets|config|models|utils|distillation)/",
+    r"/megatron/training/(?:arguments|argument_utils|async_utils|checkpointing|dist_signal_handler|ft_integration"
+    r"|global_vars|initialize|inprocess_restart|log_handler|theoretical_memory_usage|training|utils|yaml_arguments"
+    r"|one_logger_utils|wandb_utils|dgrad_logging)\.py",
+    r"/megatron/(?:legacy|post_training|inference|rl|bridge)/(?:data|fp16_deprecated|fused_kernels|indexer|model|mpu"
+    r"|models|training|recipes|peft|checkpointing|arguments|utils|text_generation|inference)\b",
+)
+"""Files of torch and of Megatron run from their sources. Others in a directory of that name are the user's."""
+_MEGATRON = re.compile(r".*/megatron/(?=(?:core|training|legacy|post_training|inference|rl|bridge|elastification)/)")
+_TORCH_OR_MEGATRON = re.compile("|".join((rf"{_INSTALLED}(?:torch|megatron)/", *_SOURCES)))
+_PROCESSES = re.compile(
+    r"/python3[^/]*/(?:multiprocessing/|concurrent/futures/process\.py|subprocess\.py)|/torch/multiprocessing/"
+)
+_CHECKPOINTS = re.compile(r"/megatron/core/dist_checkpointing/|/torch/distributed/checkpoint/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +128,11 @@ class RankSnapshot:
 
 
 def is_in_library(frames: Sequence[Frame]) -> bool:
-    """Whether the innermost call of a stack is torch's or Megatron's, which may wait in C."""
-    return bool(frames) and any(part in frames[0].file for part in ("/torch/", "/megatron/"))
+    """Return True if the innermost call of a stack is torch's or Megatron's, which may wait in C.
+
+    A directory's name alone tells nothing: users have a ``megatron/`` and a ``torch/`` of their own.
+    """
+    return bool(frames) and (_is_torch_or_megatron(frames[0].file) or _is_package_beside_script(frames))
 
 
 def stack_wait(frames: Sequence[Frame]) -> str:
@@ -121,7 +150,7 @@ def is_past_its_script(frames: Sequence[Frame]) -> bool:
 
 def is_waiting_for_process(frames: Sequence[Frame]) -> bool:
     """Whether a stack (innermost call first) is where Python waits for another process, or for what one sends."""
-    return any(part in frame.file for frame in frames[:_NEAR] for part in _PROCESSES)
+    return any(_PROCESSES.search(frame.file) for frame in frames[:_NEAR])
 
 
 def lost_process(pid: int, name: str, exitcode: int) -> str:
@@ -133,9 +162,26 @@ def lost_process(pid: int, name: str, exitcode: int) -> str:
 def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
     """Whether a stack is in one of torch's or Megatron's checkpoint writers."""
     return any(
-        any(part in frame.file for part in _CHECKPOINTS)
+        _CHECKPOINTS.search(frame.file) is not None
         or (frame.file.endswith("torch/serialization.py") and frame.function == "save")
         for frame in frames
+    )
+
+
+def _is_torch_or_megatron(file: str) -> bool:
+    # what else is installed below a directory of that name is neither
+    installed = list(re.finditer(_INSTALLED, file))
+    return _TORCH_OR_MEGATRON.search(file, installed[-1].start() if installed else 0) is not None
+
+
+def _is_package_beside_script(frames: Sequence[Frame]) -> bool:
+    """Return True if the innermost call is in a package of Megatron that the script, elsewhere, has imported."""
+    package, script = _MEGATRON.match(frames[0].file), frames[-1].file
+    return (
+        package is not None
+        and not re.search(_INSTALLED, frames[0].file)
+        and script.startswith("/")
+        and not script.startswith(package[0])
     )
 
 

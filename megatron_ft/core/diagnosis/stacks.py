@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 REPORTER_THREAD = "megatron_ft_crash_reporter"
 """Name of the thread with which a rank answers its monitor, and of that thread's function: faulthandler knows no names
 of threads."""
+STAND_IN = "megatron_ft_stand_in"
+"""Name of each function of this package that stands in for another one, which it calls: no place of a rank."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")
+_OURS = __file__.rsplit("/", 3)[0] + "/"
 
 
 class Frame(NamedTuple):
@@ -36,7 +39,7 @@ class ThreadStack(NamedTuple):
 
 
 def parse_faulthandler(text: str) -> list[ThreadStack]:
-    """The threads of one dump; lines that are none of it are passed over."""
+    """The threads of one dump; lines that are none of it are passed over, and so are calls of stand-ins."""
     stacks: list[ThreadStack] = []
     ident, frames = None, list[Frame]()
     for line in text.splitlines():
@@ -44,7 +47,7 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
             if ident is not None:
                 stacks.append(ThreadStack(ident, tuple(frames)))
             ident, frames = int(head[1], 16), []
-        elif ident is not None and (found := _FRAME.match(line)):
+        elif ident is not None and (found := _FRAME.match(line)) and found[3] != STAND_IN:
             number = int(found[2]) if found[2].isdigit() else 0
             frames.append(Frame(found[1], number, found[3]))
     if ident is not None:
@@ -64,7 +67,7 @@ def parse_py_spy(document: Any) -> list[ThreadStack]:
         frames = [
             Frame(str(frame.get("filename", "")), _number(frame.get("line")), str(frame.get("name", "")))
             for frame in thread.get("frames") or ()
-            if isinstance(frame, Mapping)
+            if isinstance(frame, Mapping) and frame.get("name") != STAND_IN
         ]
         name = str(thread.get("thread_name") or "")
         stacks.append(ThreadStack(_number(thread.get("os_thread_id")), tuple(frames), name))
@@ -80,13 +83,14 @@ def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, .
 
 
 def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
-    """The innermost call in the user's own code; if there is none, the innermost of all.
+    """The innermost call in the user's own code; if there is none, the innermost of all that isn't this package's.
 
-    ``library`` are directories whose files aren't the user's, beside those of installed packages.
+    ``library`` are directories whose files aren't the user's, beside those of installed packages and of this one.
     """
     places = tuple(library)
-    own = (frame for frame in frames if not is_library(frame.file, places))
-    return next(own, frames[0] if frames else None)
+    others = [frame for frame in frames if not frame.file.startswith(_OURS)]
+    own = (frame for frame in others if not is_library(frame.file, places))
+    return next(own, next(iter([*others, *frames]), None))
 
 
 def is_library(file: str, places: Sequence[str]) -> bool:

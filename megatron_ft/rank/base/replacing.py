@@ -1,16 +1,28 @@
-"""Replaces functions, while a script is run ahead, by ones that call a hook first, and puts the originals back."""
+"""Replaces functions, while a script is run ahead, by ones that call a hook first, and puts the originals back.
+
+The code of each stand-in is named ``megatron_ft_stand_in`` (see ``core.diagnosis.stacks.STAND_IN``).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 Hook = Callable[[Any], None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def left_out_of_stacks(function: _Function) -> _Function:
+    """Name the code of a function that stands in for another one, so that no stack has it as the place of a rank."""
+    code: Any = function
+    code.__code__ = code.__code__.replace(co_name="megatron_ft_stand_in")
+    return function
 
 
 class Replacements:
@@ -24,6 +36,7 @@ class Replacements:
         self._kept: list[Any] = []
         """Replacements whose ``id`` is in torch.jit's table: kept alive, so that no other object gets that id."""
         self._hooks: dict[str, list[Hook]] = {}
+        self._class_methods: list[tuple[type, str, _ClassMethod]] = []
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
         """Call ``before`` with the arguments of each call of ``owner.name`` first. What is not there isn't replaced."""
@@ -42,6 +55,19 @@ class Replacements:
             table[id(value)] = table[id(original)]
         self._done.append((owner, name, original, value, name in vars(owner)))
         setattr(owner, name, value)
+
+    def replace_class_method(self, owner: type, name: str, before: Callable[..., None]) -> None:
+        """Like ``replace``, for a class method of a class in C (``datetime.now``), which takes no attributes.
+
+        The class stays the same object, with all references to it: its namespace is written, as ``setattr`` would.
+        """
+        namespace = _namespace(owner)
+        if namespace is None or not hasattr(namespace.get(name), "__get__"):
+            return
+        standing_in = _ClassMethod(namespace[name], before)
+        namespace[name] = standing_in
+        _forget_lookups(owner)
+        self._class_methods.append((owner, name, standing_in))
 
     def when_imported(self, name: str, hook: Hook) -> None:
         """Call ``hook`` with that module as soon as it is imported: now, if it is."""
@@ -94,6 +120,13 @@ class Replacements:
             else:
                 delattr(owner, name)
         self._done.clear()
+        for cls, name, class_method in self._class_methods:
+            class_method.before = _nothing
+            namespace = _namespace(cls)
+            if namespace is not None and namespace.get(name) is class_method:
+                namespace[name] = class_method.original
+                _forget_lookups(cls)
+        self._class_methods.clear()
 
 
 def _known_to_jit() -> dict[int, Any]:
@@ -115,6 +148,7 @@ class _CallsFirst:
         self.function = function
         self.before = before
 
+    @left_out_of_stacks
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.before(*arguments, **named)
         return self.function(*arguments, **named)
@@ -135,12 +169,37 @@ class _CallsFirst:
         return _found, (self.function.__module__, self.function.__qualname__)
 
 
+class _ClassMethod:
+    """Descriptor in place of a class method in C."""
+
+    def __init__(self, original: Any, before: Callable[..., None]) -> None:
+        self.original = original
+        self.before = before
+
+    def __get__(self, instance: object, owner: type | None = None) -> _CallsFirst:
+        return _CallsFirst(self.original.__get__(instance, owner), lambda *given, **named: self.before(*given, **named))
+
+
+def _namespace(owner: type) -> dict[str, Any] | None:
+    """The dictionary behind ``owner.__dict__``; None where this Python hides it."""
+    found = gc.get_referents(owner.__dict__)
+    return found[0] if len(found) == 1 and isinstance(found[0], dict) else None
+
+
+def _forget_lookups(owner: type) -> None:
+    """Have Python look up attributes of ``owner`` again: it keeps what it has found."""
+    import ctypes  # every rank imports this file as it starts, and so does what it starts
+
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
 def _found(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
 def _method(original: Callable[..., Any], before: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(original)
+    @left_out_of_stacks
     def method(*arguments: Any, **named: Any) -> Any:
         before(*arguments, **named)
         return original(*arguments, **named)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
-from megatron_ft.rank.base.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements, left_out_of_stacks
 
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 _imports = Replacements()
@@ -51,6 +51,7 @@ def _wrap(module: ModuleType) -> None:
 
 def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
+    @left_out_of_stacks
     def init_process_group(*arguments: Any, **named: Any) -> Any:
         made = init(*arguments, **named)
         try:

@@ -30,7 +30,7 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
-from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
 from megatron_ft.ipc.board import Board
@@ -186,7 +186,8 @@ def main_stack() -> tuple[Frame, ...]:
     found: list[Frame] = []
     while frame is not None and len(found) < _MAX_FRAMES:
         code = frame.f_code
-        found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        if code.co_name != STAND_IN:
+            found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
     return tuple(found)
 

@@ -20,6 +20,23 @@ _ROOTS = tuple(
 )
 _INSTALLED = re.compile("/(site|dist)-packages/")
 _IMPORT = "<frozen importlib"
+_STDLIB = tuple(path.rstrip(os.sep) + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path)
+_MEGATRON = re.compile(r"megatron\.(core|training|legacy|inference|post_training|rl|bridge)\b")
+"""Packages of Megatron, which many run from a checkout: what they do while they are imported isn't the user's doing."""
+_READ_OWN_VARIABLES = frozenset(
+    {
+        # these keep what begins with a prefix of their own
+        *("tqdm", "networkx", "fsspec", "numba", "dask", "megatron.core.ssm.ops.common.determinism"),
+        # of Python's: the environment of a program, which is watched for itself; *_proxy; a server's default
+        *("subprocess", "ctypes.util", "platform", "uuid", "distutils.spawn", "urllib.request", "wsgiref.handlers"),
+    }
+)
+"""Modules and packages that go over all variables while they are imported, and keep nothing of a rank."""
+_FIND_FILES = ("os", "pathlib", "genericpath", "posixpath")
+_ASK_WHETHER = frozenset(
+    {"exists", "lexists", "isdir", "isfile", "islink", "ismount", "is_dir", "is_file", "is_symlink", "is_mount"}
+)
+_LOGGING = ("logging", "loguru", "structlog")
 
 
 def callers() -> Iterator[FrameType]:
@@ -45,18 +62,51 @@ def is_own(file: str) -> bool:
     return not path.startswith(_ROOTS) and not _INSTALLED.search(path)
 
 
-def is_users() -> bool:
+def is_users(*, megatron: bool = True) -> bool:
     """Whether a file of the user's acts, with all that it calls; not a library on its own while it is imported.
 
-    The script itself is the user's even if it is installed.
+    The script itself is the user's even if it is installed. ``megatron``: so are the files of a checkout of Megatron.
     """
     for frame in callers():
         file = frame.f_code.co_filename
         if file.startswith(_IMPORT):
             return False
+        if is_own(file) and not megatron and _MEGATRON.match(module_of(frame)):
+            continue
         if is_own(file) or module_of(frame) == "__main__":
             return True
     return False
+
+
+def is_for_log() -> bool:
+    """Return True if a logging library acts for the user, who only writes a message."""
+    for frame in callers():
+        if is_own(frame.f_code.co_filename) or module_of(frame) == "__main__":
+            return False
+        if module_of(frame).partition(".")[0] in _LOGGING:
+            return True
+    return False
+
+
+def environment_reader() -> str | None:
+    """Name of the library that goes over all variables: "settings"; empty for a file of the user's.
+
+    None if the library is known to keep nothing that differs between ranks.
+    """
+    stdlib = ""
+    for frame in callers():
+        name, file = module_of(frame), frame.f_code.co_filename
+        if file.startswith(_IMPORT):
+            break
+        if name == "__main__" or is_own(file):
+            return ""
+        if name in _READ_OWN_VARIABLES or name.partition(".")[0] in _READ_OWN_VARIABLES:
+            return None
+        # what Python's modules do (dict, copy, configparser) they do for others
+        if not file.startswith("<") and (_INSTALLED.search(file) or not os.path.abspath(file).startswith(_STDLIB)):
+            return name or os.path.basename(file)
+        stdlib = stdlib or name
+    return stdlib
 
 
 def is_for_users_import() -> bool:
@@ -67,6 +117,16 @@ def is_for_users_import() -> bool:
             return False
         if _INSTALLED.search(file):
             return in_import()
+    return False
+
+
+def reads_times() -> bool:
+    """Return True if the user's own file asks for more than whether a path is there: the time of a directory, too."""
+    for frame in callers():
+        if module_of(frame).partition(".")[0] not in _FIND_FILES:
+            return is_own(frame.f_code.co_filename)
+        if frame.f_code.co_name in _ASK_WHETHER:
+            return False
     return False
 
 

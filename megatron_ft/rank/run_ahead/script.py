@@ -47,6 +47,7 @@ from megatron_ft.rank.crash_reporter.error_file import write_error_file
 from megatron_ft.rank.run_ahead.acting import place
 from megatron_ft.rank.run_ahead.forking import collapse_memory, fork_orphans
 from megatron_ft.rank.run_ahead.sharing import descriptors, identity, take_over, why_not_shared
+from megatron_ft.rank.run_ahead.standard_input import WatchedInput
 from megatron_ft.rank.run_ahead.watching import Watch
 
 _IDLE_MS: float = 1000.0
@@ -270,8 +271,7 @@ class RunAhead:
         facts = os.fstat(0)
         if sys.stdin is None or (stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)):
             return
-        raw = _Input(0, "rb", closefd=False)
-        raw.name = "<stdin>"
+        raw = WatchedInput(lambda: self.stop("reads standard input"))
         old = sys.stdin
         watched: Any = io.TextIOWrapper(
             io.BufferedReader(raw), old.encoding, old.errors, "\n", bool(old.line_buffering)
@@ -284,16 +284,6 @@ class RunAhead:
         """Write the exception that ends a rank, also without torch's ``@record``."""
         if self._is_rank and _getpid() == os.getsid(0) and isinstance(getattr(sys, "last_value", None), Exception):
             write_error_file(sys.last_type, sys.last_value, sys.last_traceback)  # type: ignore[arg-type]
-
-
-class _Input(io.FileIO):
-    def readinto(self, buffer: Any) -> int | None:
-        stop("reads standard input")
-        return super().readinto(buffer)
-
-    def readall(self) -> bytes:
-        stop("reads standard input")
-        return super().readall()
 
 
 _kept: list[Any] = []

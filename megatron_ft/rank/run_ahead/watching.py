@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from megatron_ft.core.run_ahead import tells_ranks_apart
 from megatron_ft.rank.base.replacing import Replacements
-from megatron_ft.rank.run_ahead.acting import callers, in_import, is_for_users_import, is_own, is_users, module_of
-from megatron_ft.rank.run_ahead.forking import ask_fork
+from megatron_ft.rank.run_ahead.acting import (
+    callers,
+    environment_reader,
+    in_import,
+    is_for_log,
+    is_for_users_import,
+    is_own,
+    is_users,
+    module_of,
+    reads_times,
+)
+from megatron_ft.rank.run_ahead.clock import watch_clock
+from megatron_ft.rank.run_ahead.cuda_questions import answer_without_cuda
+from megatron_ft.rank.run_ahead.environ import watch_environ
 from megatron_ft.rank.run_ahead.randomness import Randomness
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _STANDARD_INPUT = (0, "/dev/stdin", "/proc/self/fd/0", "/dev/fd/0", "/dev/tty")
 _MOST_FILES = 20_000
+_C_FUNCTIONS = frozenset(
+    {"system", "popen", "fork", "vfork", "posix_spawn", "posix_spawnp", "getenv", "secure_getenv", "environ"}
+)
+"""Names that a user's file looks up in a C library only to start a program, or to read a variable."""
 _LEAVES_NO_FILE = "_get_default_tempdir"
 """Of ``tempfile``: it tries whether a directory can be written."""
 
@@ -53,7 +67,11 @@ _NEVER_SHARED = {
 _IF_USERS = {"makes a socket": "socket.bind socket.__new__", "sleeps": "time:sleep"}
 _CHANGES_FILES = (
     "os.mkdir os.remove os.rename os.rmdir os.link os.symlink os.truncate os.chmod os.chown os.utime os.setxattr "
-    "os.removexattr tempfile.mkstemp tempfile.mkdtemp shutil.rmtree shutil.move shutil.copyfile sqlite3.connect"
+    "os.removexattr shutil.rmtree shutil.move shutil.copyfile sqlite3.connect"
+)
+_TEMPORARY = (
+    "tempfile.mkstemp tempfile.mkdtemp tempfile:mkstemp tempfile:mkdtemp tempfile:mktemp tempfile:TemporaryFile "
+    "tempfile:NamedTemporaryFile tempfile:TemporaryDirectory.__init__ tempfile:SpooledTemporaryFile.__init__"
 )
 _DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.")
 _DRAW_HARMLESSLY = ("multiprocessing.process", "numpy.random", "torch.distributed._composable.contract")
@@ -85,9 +103,11 @@ class Watch:
         watch_environ(
             self.replaced,
             lambda name: self._stop(f"reads {name}"),
-            lambda: self._if_users("reads all of os.environ"),
-            lambda: self._stop("copies os.environ"),
+            lambda: self._reads_environment("reads all of os.environ"),
+            lambda: self._stop(_by("copies os.environ", environment_reader())),
+            lambda: self._if_users("counts os.environ"),
         )
+        watch_clock(self.replaced, self._reads_clock)
         changes = {f"changes files ({event})": event for event in _CHANGES_FILES.split()}
         checks = (self._stop, _NEVER_SHARED), (self._if_users, _IF_USERS), (self._if_changed_by_user, changes)
         for check, table in checks:
@@ -96,9 +116,11 @@ class Watch:
         for names, before in (
             ("subprocess.Popen os.system os.posix_spawn os.spawn", self._starts_program),
             ("os:pipe os:pipe2", self._makes_pipe),
+            (_TEMPORARY, self._makes_temporary_file),
             ("os:getpid os:getpgrp os:getpgid os:getsid threading:get_native_id", self._asks_who_it_is),
             ("os:urandom os:getrandom random:_urandom", self._draws),
             ("os.putenv os.unsetenv", self._sets_variable),
+            ("ctypes.dlsym", self._looks_up_function),
             ("open", self._opens),
             ("os.listdir os.scandir", self._lists),
             ("os:stat os:lstat os:access", self._looks_for),
@@ -106,7 +128,7 @@ class Watch:
         ):
             self._watch(names, before)
         self.replaced.when_imported(
-            "torch", lambda torch: _answer_without_cuda(torch, self.replaced, self._stop, self.unwatched)
+            "torch", lambda torch: answer_without_cuda(torch, self.replaced, self._stop, self.unwatched)
         )
         sys.addaudithook(_audit)
 
@@ -143,9 +165,19 @@ class Watch:
         if is_users() and not is_for_users_import() and all(f.f_code.co_name != _LEAVES_NO_FILE for f in callers()):
             self._stop(what)
 
+    def _reads_environment(self, what: str) -> None:
+        reader = environment_reader()
+        if reader or is_users():
+            self._stop(_by(what, reader))
+
+    def _reads_clock(self, what: str) -> None:
+        if is_users() and not is_for_log():
+            self._stop(what)
+
     def _starts_program(self, *arguments: Any) -> None:
         # libraries, and a checkout of Megatron, ask git and ldconfig while they are imported, and wait for the answer
-        if not in_import() or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
+        is_allowed = in_import() and not is_users(megatron=False)
+        if not is_allowed or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
             self._stop("starts a program")
 
     def _makes_pipe(self, *_flags: Any) -> None:
@@ -154,6 +186,12 @@ class Watch:
             self._starts_program(*(caller.f_back.f_locals.get(name) for name in ("args", "env")))  # of Popen.__init__
         else:
             self._stop("makes a pipe")
+
+    def _makes_temporary_file(self, *_arguments: Any, **_named: Any) -> None:
+        makers = (name for name in map(module_of, callers()) if name != "tempfile")
+        # find_library has gcc write one, and removes it at once
+        if is_users() or next(makers, "") != "ctypes.util":
+            self._stop("makes a temporary file")
 
     def _asks_who_it_is(self, *_arguments: Any) -> None:
         asker = module_of(next(callers()))
@@ -170,6 +208,10 @@ class Watch:
         """Not in ``os.environ``, but where what it starts will find it."""
         if tells_ranks_apart(os.fsdecode(name)):
             self._stop(f"sets {os.fsdecode(name)}")
+
+    def _looks_up_function(self, _library: Any, name: Any) -> None:
+        if name in _C_FUNCTIONS:
+            self._if_users(f"calls {name} of a C library")
 
     # -- files --------------------------------------------------------------------------------------------
 
@@ -193,11 +235,13 @@ class Watch:
 
     def _looks_for(self, path: Any, *_arguments: Any, **named: Any) -> None:
         if "realpath" not in next(callers()).f_code.co_name:
-            self._note_if_users(path, **named)
+            self._note_if_users(path, listed=reads_times(), **named)
 
-    def _note_if_users(self, path: Any, *_: Any, dir_fd: int | None = None, **_named: Any) -> None:
+    def _note_if_users(
+        self, path: Any, *_: Any, listed: bool = False, dir_fd: int | None = None, **_named: Any
+    ) -> None:
         if isinstance(path, (str, bytes, os.PathLike)) and dir_fd is None and is_users():
-            self._note(path)
+            self._note(path, listed=listed)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
         """Note a file. It is checked again before each cycle, so there may not be too many."""
@@ -216,85 +260,6 @@ def _logs_show_process() -> bool:
     )
 
 
-def watch_environ(
-    replacements: Replacements, on_use: Callable[[str], None], on_walk: Callable[[], None], on_copy: Callable[[], None]
-) -> None:
-    """Let ``os.environ`` tell before a variable of a rank is used, until the replacements are undone.
-
-    ``on_use`` is called with the name before such a variable is read, looked for, set or removed; it may put it there.
-    ``on_walk`` is called before code walks over all variables, ``on_copy`` before it copies them all, to look
-    into the copy later.
-    """
-    environs: tuple[Any, Any] = os.environ, os.environb
-    for each in environs:
-        # every use of a variable encodes its name first; frames that a traceback may show stay Python's own
-        replacements.put(each, "encodekey", _telling(each.encodekey, on_use))
-    for name in ("__iter__", "__len__", "__repr__"):
-        replacements.replace(type(os.environ), name, lambda _environ: on_walk())
-    replacements.replace(type(os.environ), "copy", lambda _environ: on_copy())
-
-
-def _telling(encode: Callable[[Any], bytes], on_use: Callable[[str], None]) -> Callable[[Any], bytes]:
-    shared = {*os.environ._data}  # type: ignore[attr-defined]  # the same in all ranks, whatever their names are
-
-    def encodekey(key: Any) -> bytes:
-        name = encode(key)
-        text = os.fsdecode(name)
-        if name not in shared and tells_ranks_apart(text):
-            on_use(text)
-        return name
-
-    return encodekey
-
-
-def _answer_without_cuda(
-    torch: Any,
-    replacements: Replacements,
-    stop: Callable[[str], None],
-    unwatched: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """Until the replacements are undone, have torch answer questions about CUDA without initialising it.
-
-    A process that has asked the driver for anything can't be forked any more. Libraries ask, while they are imported,
-    whether there is a device at all: NVML knows that. ``stop`` is called before the driver is initialised; what is done
-    within ``unwatched`` isn't watched.
-    """
-
-    def asked_elsewhere(function: Callable[[], Any]) -> Callable[[], Any]:
-        """NVML keeps devices open: a process of its own asks it."""
-
-        def ask() -> Any:
-            with unwatched():
-                return ask_fork(function)
-
-        return ask
-
-    def if_driver(count: Callable[[], Any]) -> Callable[[], Any]:
-        """Where NVML doesn't know."""
-
-        def count_devices() -> Any:
-            if not (torch.version.hip or _has_driver()):
-                return 0
-            stop("initialises CUDA")
-            return count()
-
-        return count_devices
-
-    replacements.replace(torch._C, "_cuda_init", lambda *_: stop("initialises CUDA"))
-    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
-    replacements.put(torch.cuda, "_nvml_based_avail", lambda: True)
-    for owner, name, standing_in in (
-        (torch.cuda, "_raw_device_count_nvml", asked_elsewhere),
-        (torch.cuda, "_raw_device_uuid_nvml", asked_elsewhere),
-        (torch._C, "_cuda_getDeviceCount", if_driver),
-    ):
-        if hasattr(owner, name):
-            replacements.put(owner, name, standing_in(getattr(owner, name)))
-
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+def _by(what: str, library: str | None) -> str:
+    """What is done, and by which library if it isn't the user who does it."""
+    return f"{what}, in {library}" if library else what

@@ -3,6 +3,9 @@
 For a script that is run ahead (see ``megatron_ft.rank.run_ahead.script``), for the reference's names (see
 ``megatron_ft.rank.reference.finder``), and for the watch of its collectives (see
 ``megatron_ft.rank.collectives.arrival``).
+
+Every Python that a rank starts inherits PYTHONPATH and loads this file, Python 2.7 included: no syntax here is newer,
+and a Python that can't import this package does nothing else than load the ``sitecustomize`` that this file hides.
 """
 
 import os
@@ -10,15 +13,20 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any  # noqa: F401 - in a comment: Python 2.7 knows no annotations
 
+_OLDEST = (3, 10)
+_NEWEST = (3, 14)
+"""Between these a failure is worth a line; a newer Python may have its reasons."""
 _known = set(sys.modules)
 
 
-def _begin() -> None:
+def _begin():  # type: () -> None
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     sys.path_importer_cache.pop(here, None)
+    if sys.version_info < _OLDEST:
+        return
     # one that is run ahead gets the variables of its ranks when it is one
     is_watched = "MEGATRON_FT_RUN_AHEAD" in os.environ or (
         os.environ.get("FT_WATCH_COLLECTIVES") == "on" and os.environ.get("WORLD_SIZE", "1") != "1"
@@ -31,9 +39,10 @@ def _begin() -> None:
         if not is_wanted:
             continue
         try:
-            _ours(f"megatron_ft.rank.{module}", here).begin()
-        except Exception as error:  # noqa: BLE001 - another Python, say, that a rank's wrapper runs: it goes on without
-            sys.stderr.write(f"FT: WARNING: {what}: {error!r}\n")
+            _ours("megatron_ft.rank." + module, here).begin()
+        except Exception as error:  # noqa: BLE001 - no script may fail because of this
+            if sys.version_info[:2] <= _NEWEST and sys.stderr is not None:
+                sys.stderr.write("FT: WARNING: %s: %r\n" % (what, error))  # noqa: UP031 - as old as Python 2.7
     if "MEGATRON_FT_RUN_AHEAD" in os.environ:
         try:
             _ours("megatron_ft.rank.run_ahead.script", here).begin(_known)
@@ -42,9 +51,9 @@ def _begin() -> None:
             os._exit(1)
 
 
-def _ours(module: str, here: str) -> "Any":
+def _ours(module, here):  # type: (str, str) -> Any
     # last, and only for now: a launcher that was started beside its package finds it nowhere else
-    sys.path.append(os.path.join(here, *[os.pardir] * 4))
+    sys.path.append(os.path.abspath(os.path.join(here, *[os.pardir] * 4)))
     try:
         return __import__(module, fromlist=["begin"])
     finally:
@@ -52,6 +61,7 @@ def _ours(module: str, here: str) -> "Any":
 
 
 _begin()
-del sys.modules[__name__]
+# kept: Python 2.7 empties the namespace of a module that nothing refers to
+_hiding = sys.modules.pop(__name__)
 # the one that this file hides; where there is none, Python takes the error for just that
 __import__(__name__)

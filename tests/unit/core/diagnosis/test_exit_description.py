@@ -69,6 +69,8 @@ def view(rank: int, **more: Any) -> RankView:
         (ended(0, -6), "rank 0 crashed with SIGABRT"),
         (ended(0, -6, error="ValueError: bad"), "rank 0 raised ValueError: bad (then crashed with SIGABRT)"),
         (ended(0, -signal.SIGRTMIN - 1), f"rank 0 killed by signal {signal.SIGRTMIN + 1} (not sent by ft_launcher)"),
+        (ended(3, 1, error="AssertionError: "), "rank 3 raised AssertionError"),
+        (ended(3, -6, error="E:"), "rank 3 raised E (then crashed with SIGABRT)"),
         (ended(3, 0), "rank 3 finished"),
         (ended(3, 3), "rank 3 exited with code 3"),
         (ended(3, 137), "rank 3 exited with code 137 (128 + SIGKILL)"),

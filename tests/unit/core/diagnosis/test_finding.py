@@ -12,7 +12,14 @@ import pytest
 from megatron_ft.core.codec import fields as fields_of
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, is_waiting_for_process, lost_process, place
+from megatron_ft.core.diagnosis.rank_snapshot import (
+    RankSnapshot,
+    is_in_checkpoint_write,
+    is_in_library,
+    is_waiting_for_process,
+    lost_process,
+    place,
+)
 from megatron_ft.core.diagnosis.root_cause import find, waits_for
 from megatron_ft.core.diagnosis.stacks import Frame
 
@@ -422,6 +429,8 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
         ("/usr/lib/python3.12/subprocess.py", True),
         ("/site-packages/torch/multiprocessing/spawn.py", True),
         ("/home/me/subprocesses.py", False),
+        ("/home/me/multiprocessing/train.py", False),
+        ("/home/me/subprocess.py", False),
     ],
 )
 def test_a_stack_that_waits_for_a_process(file: str, waits: bool) -> None:
@@ -491,3 +500,64 @@ def test_a_thousand_candidates_are_told_in_few_words() -> None:
 
 def test_the_message_of_an_exception_has_room_in_a_note_whatever_its_length() -> None:
     assert note(0, raised="ValueError: " + "x" * 10**7).raised == "ValueError: " + "x" * 988
+
+
+@pytest.mark.parametrize(
+    ("file", "is_library"),
+    [
+        ("/v/lib/python3.11/site-packages/torch/autograd/graph.py", True),
+        ("/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", True),
+        ("/v/lib/python3.11/site-packages/megatron/core/pipeline_parallel/p2p_communication.py", True),
+        ("/v/lib/python3.11/site-packages/megatron/energon/loader.py", True),
+        ("/opt/pytorch/torch/distributed/distributed_c10d.py", True),
+        ("/opt/pytorch/torch/nn/modules/module.py", True),
+        ("/opt/Megatron-LM/megatron/core/pipeline_parallel/p2p_communication.py", True),
+        ("/home/me/megatron/megatron/core/parallel_state.py", True),
+        ("/opt/Megatron-LM/megatron/training/training.py", True),
+        ("/opt/Bridge/src/megatron/bridge/training/train.py", True),
+        ("/home/me/megatron/cases.py", False),
+        ("/home/me/megatron/training/my_loader.py", False),
+        ("/home/me/megatron/core/cases.py", False),
+        ("/home/me/megatron/scripts/utils.py", False),
+        ("/home/me/torch/train.py", False),
+        ("/home/me/torch/utils/loader.py", False),
+        ("/home/me/torch/distributed/train.py", False),
+        ("/home/torch/megatron/train.py", False),
+        # what is installed below a directory of the user's of that name
+        ("/home/me/megatron/core/utils.py/v/lib/python3.11/site-packages/webdataset/pipeline.py", False),
+        ("/home/me/megatron/v/lib/python3.11/site-packages/datasets/torch/x.py", False),
+    ],
+)
+def test_library_is_known_by_where_it_is_installed_not_by_a_directorys_name(file: str, is_library: bool) -> None:
+    stack = [Frame(file, 1, "f"), Frame("/home/me/megatron/torch/train.py", 2, "main")]
+    assert is_in_library(stack) is is_library
+    assert is_in_library(stack[:1]) is is_library
+    assert not is_in_library(stack[1:])
+    assert not is_in_library([])
+
+
+@pytest.mark.parametrize(
+    ("file", "script", "is_library"),
+    [
+        ("/opt/lm/megatron/training/new_in_this_version.py", "/opt/lm/pretrain_gpt.py", True),
+        ("/home/me/megatron/megatron/core/new/x.py", "/home/me/megatron/pretrain_gpt.py", True),
+        ("/home/me/megatron/training/loader.py", "/home/me/megatron/train.py", False),
+        ("/home/me/megatron/core/cases.py", "/home/me/megatron/core/cases.py", False),
+        ("/home/me/megatron/loader.py", "/home/me/train.py", False),
+        ("/opt/lm/megatron/training/new_in_this_version.py", "pretrain_gpt.py", False),  # its directory isn't known
+    ],
+)
+def test_package_of_megatron_is_one_that_its_script_is_not_in(file: str, script: str, is_library: bool) -> None:
+    assert is_in_library([Frame(file, 1, "f"), Frame("<frozen runpy>", 1, "g"), Frame(script, 2, "h")]) is is_library
+
+
+@pytest.mark.parametrize(
+    ("file", "writes"),
+    [
+        ("/v/site-packages/megatron/core/dist_checkpointing/serialization.py", True),
+        ("/v/site-packages/torch/distributed/checkpoint/state_dict_saver.py", True),
+        ("/home/me/dist_checkpointing/train.py", False),
+    ],
+)
+def test_checkpoint_writer_is_torchs_or_megatrons(file: str, writes: bool) -> None:
+    assert is_in_checkpoint_write([Frame(file, 1, "f")]) is writes

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import threading
+import time
 
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words
+import pytest
+
+import megatron_ft
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.stacks import (
+    STAND_IN,
     Frame,
     ThreadStack,
     main_stack,
@@ -15,6 +21,7 @@ from megatron_ft.core.diagnosis.stacks import (
     parse_py_spy,
     user_frame,
 )
+from megatron_ft.rank.base.replacing import Replacements
 
 DUMP = """Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 324 in wait
@@ -124,3 +131,50 @@ def test_a_signal_in_a_thread_that_is_none_of_python_s_has_no_place() -> None:
     words = last_words(f"Fatal Python error: Aborted\n\n{dump}")
     assert words.where == ""
     assert words.fatal_error.startswith("Fatal Python error: Aborted")
+
+
+def test_frame_of_this_package_is_not_the_user_s() -> None:
+    ours = os.path.join(os.path.dirname(megatron_ft.__file__), "rank", "base", "replacing.py")
+    frames = [Frame(ours, 120, "__call__"), Frame("/home/u/train.py", 7, "step")]
+    assert str(user_frame(frames)) == "train.py:7 step"
+    # where there is none of the user's, the innermost of another library
+    installed = Frame("/v/site-packages/x.py", 1, "f")
+    assert user_frame([frames[0], installed]) == installed
+    assert user_frame(frames[:1]) == frames[0]
+
+
+@pytest.mark.parametrize("owner", [time, type("Cls", (), {"sleep": lambda self: None})])
+def test_stack_has_no_frame_of_a_stand_in(owner: object) -> None:
+    """A script may have taken one while it ran ahead: ``from time import sleep``."""
+    dumps: list[str] = []
+
+    def dump(*_: object) -> None:
+        fd = os.memfd_create("dump")
+        faulthandler.dump_traceback(file=fd)
+        dumps.append(os.pread(fd, 1 << 20, 0).decode())
+        os.close(fd)
+
+    replacements = Replacements()
+    replacements.replace(owner, "sleep", dump)
+    try:
+        owner.sleep(0) if owner is time else owner().sleep()  # type: ignore[attr-defined,operator]
+    finally:
+        replacements.undo()
+    frames = main_stack(parse_faulthandler(dumps[0]), threading.main_thread().ident or 0)
+    assert [frame.function for frame in frames[:2]] == ["dump", "test_stack_has_no_frame_of_a_stand_in"]
+    spied = [{"filename": frame.file, "line": 1, "name": name} for frame, name in ((frames[0], STAND_IN),)]
+    assert parse_py_spy([{"os_thread_id": 5, "frames": spied}]) == [ThreadStack(5, ())]
+
+
+@pytest.mark.parametrize("error", ["AssertionError:", "AssertionError: ", "AssertionError: \n", "a.b.AssertionError"])
+def test_exception_without_a_message_is_its_type_alone(error: str) -> None:
+    expected = error.strip().rstrip(":")
+    assert last_words(f"{EXCEPTION_MARK} 17\n{error}\n{TRACEBACK}").error == expected
+    document = {"message": error, "extraInfo": {"timestamp": "3", "py_callstack": ""}}
+    assert words_of_error_file(json.dumps({"message": document})).error == expected
+    assert words_of_error_file(json.dumps({"message": error})).error == expected
+
+
+@pytest.mark.parametrize("error", ["ValueError: a:", "ValueError: :", "the end:"])
+def test_colon_of_a_message_stays(error: str) -> None:
+    assert last_words(f"{EXCEPTION_MARK} 17\n{error}\n{TRACEBACK}").error == error

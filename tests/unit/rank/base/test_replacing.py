@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import importlib
 import pickle
 import random
@@ -12,7 +13,9 @@ import types
 
 import pytest
 
-from megatron_ft.rank.base.replacing import Replacements
+from megatron_ft.core.diagnosis.stacks import STAND_IN
+from megatron_ft.rank.base.replacing import Replacements, _CallsFirst
+from megatron_ft.rank.run_ahead.standard_input import WatchedInput
 
 
 def test_what_the_script_puts_there_stays() -> None:
@@ -85,3 +88,36 @@ def test_several_that_wait_for_a_module_are_all_told(monkeypatch: pytest.MonkeyP
         for each in waiting:
             each.undo()
     assert sorted(told) == ["a webbrowser", "b webbrowser"]
+
+
+def test_class_method_in_c_is_replaced_in_the_class_itself() -> None:
+    """References to the class, taken before or after, see it; afterwards all is as it was."""
+
+    class Derived(datetime.datetime):
+        pass
+
+    before, calls = datetime.datetime.__dict__["now"], list[object]()
+    taken = datetime.datetime
+    replacements = Replacements()
+    replacements.replace_class_method(datetime.datetime, "now", lambda *arguments: calls.append(arguments))
+    replacements.replace_class_method(datetime.datetime, "no such name", lambda: None)
+    kept = datetime.datetime.now
+    try:
+        assert type(taken.now()) is datetime.datetime
+        assert type(Derived.now(datetime.timezone.utc)) is Derived
+        assert calls == [(), (datetime.timezone.utc,)]
+        assert pickle.loads(pickle.dumps(kept))() >= datetime.datetime.fromtimestamp(0)
+    finally:
+        replacements.undo()
+    calls.clear()
+    assert datetime.datetime.__dict__["now"] is before
+    assert taken.now() <= kept()
+    assert calls == []
+
+
+def test_code_that_stands_in_has_the_name_that_stacks_leave_out() -> None:
+    replacements = Replacements()
+    owner = type("Owner", (), {"method": lambda self: None})
+    replacements.replace(owner, "method", lambda *_: None)
+    stand_ins = [owner.method, type(_CallsFirst(time.sleep, print)).__call__, WatchedInput.readinto]  # type: ignore[attr-defined]
+    assert {each.__code__.co_name for each in stand_ins} == {STAND_IN}

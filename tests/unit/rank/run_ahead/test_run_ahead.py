@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import copy
 import importlib.util
 import os
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -16,8 +18,8 @@ import pytest
 import megatron_ft
 from megatron_ft.rank.base.replacing import Replacements
 from megatron_ft.rank.run_ahead.acting import callers, is_own
+from megatron_ft.rank.run_ahead.environ import watch_environ
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
-from megatron_ft.rank.run_ahead.watching import watch_environ
 
 
 def test_the_users_files_are_those_that_nobody_has_installed() -> None:
@@ -144,3 +146,15 @@ def test_functions_are_what_they_were(tmp_path: Path, monkeypatch: pytest.Monkey
     kept(0)
     assert late_r.f(1) == 2
     assert len(calls) == 3
+
+
+def test_number_of_variables_is_asked_apart_from_their_values() -> None:
+    told: list[str] = []
+    replacements = Replacements()
+    watch_environ(replacements, told.append, *(partial(told.append, word) for word in ("all", "copy", "number")))
+    try:
+        len(os.environ)
+        copy.deepcopy(os.environb)
+    finally:
+        replacements.undo()
+    assert told[:2] == ["number", "copy"]

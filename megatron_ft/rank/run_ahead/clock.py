@@ -1,0 +1,45 @@
+"""Calendar time in a script that is run ahead: what is named by the clock belongs to one start of the run.
+
+A plain ``time.time()`` doesn't count, because scripts and libraries measure with it. To make a date of it does.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from megatron_ft.rank.base.replacing import Replacements
+
+_TIME = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
+"""Functions of ``time``: position of the argument without which each takes the current time."""
+_DATETIME = ("now", "utcnow", "today", "fromtimestamp", "utcfromtimestamp")
+
+
+def watch_clock(replacements: Replacements, on_read: Callable[[str], None]) -> None:
+    """Call ``on_read``, with words, before the current date or time of day is read, until the replacements are undone.
+
+    A time stamp that was taken after this call counts as the current time; an older one, of a file say, doesn't.
+    """
+    began_s = math.floor(time.time())
+
+    def watched(name: str, position: int, *, always: bool = False) -> Callable[..., None]:
+        def before(*arguments: Any, **_named: Any) -> None:
+            given = arguments[position] if len(arguments) > position else None
+            is_now = isinstance(given, (int, float)) and given >= began_s
+            if always or given is None or is_now:
+                on_read(f"reads the clock ({name})")
+
+        return before
+
+    def watch_datetime(module: Any) -> None:
+        for owner in (getattr(module, "date", None), getattr(module, "datetime", None)):
+            for name in _DATETIME:
+                if isinstance(owner, type) and name in vars(owner):
+                    before = watched(f"{owner.__name__}.{name}", 0, always=not name.endswith("fromtimestamp"))
+                    replacements.replace_class_method(owner, name, before)
+
+    for name, position in _TIME.items():
+        replacements.replace(time, name, watched(f"time.{name}", position))
+    replacements.when_imported("datetime", watch_datetime)
