@@ -353,7 +353,7 @@ class NodeLearning:
             configured=self._options.configured,
             world_size=cycle.world_size,
             layout=None,
-            written_at_unix_s=0.0,  # whoever writes it knows
+            written_at_unix_s=0.0,  # the thread that writes the file sets the time
         )
         self._choose()
 

@@ -21,7 +21,6 @@ import megatron_ft
 from tests.unit.house.fresh_interpreter import output_of
 
 PACKAGE = Path(megatron_ft.__file__).parent
-MAX_LINES = 400
 
 
 @dataclass(frozen=True)
@@ -205,11 +204,6 @@ def test_core_names_no_file_of_another_floor() -> None:
 
 def test_no_rooms_import_each_other() -> None:
     assert circles(PACKAGE) == []
-
-
-def test_no_file_is_longer_than_the_ceiling() -> None:
-    lengths = {p.relative_to(PACKAGE): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
-    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def loaded_by(*folders: str) -> set[str]:

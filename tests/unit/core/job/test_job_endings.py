@@ -486,7 +486,10 @@ def test_a_job_that_gets_no_further_ends_with_its_own_code_on_all_nodes() -> Non
         fail_at(job, a, iteration)
     assert cycles(a, b) == [4, 4]
     fail_at(job, b, 8)
-    assert follows(a) == (Outcome.FAILED, Action.GIVE_UP, 94, "no progress in 2 cycles, giving up")
+    outcome, action, left, reason = follows(a)
+    assert (outcome, action, left) == (Outcome.FAILED, Action.GIVE_UP, 94)
+    compared = "none began an iteration after 9, resumed after 0 or completed a save"
+    assert reason == f"no progress in 2 cycles, giving up ({compared})"
     assert a.verdicts[-1].decision().no_progress
     assert [(node.left or (0,))[0] for node in (a, b)] == [17, 17]
 

@@ -168,7 +168,7 @@ def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
 
 
 def judged(outcome: Outcome, *states: NodeState, rules: m.Rules = RULES, **more: Any) -> m.Verdict:
-    values = {"restarts": 0, "stalled": 0, "decided_by": None, "found": None, "shutdown": None}
+    values = {"restarts": 0, "advance": Advance(), "decided_by": None, "found": None, "shutdown": None}
     follows = more.pop("follows", None)
     values.update({"nodes_left": 9, "joining": "", "cycle": 0, **more})
     return verdict_on(rules, seats(*states, follows=follows), outcome, **values)
@@ -263,9 +263,12 @@ def test_where_there_is_one_node_it_has_no_name() -> None:
 
 def test_no_progress_is_told_as_such() -> None:
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
-    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, stalled=2).decision()
+    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(0, 9, stalled=2)).decision()
     assert decision == RestartDecision(
-        action=Action.GIVE_UP, restarts_left=8, reason="no progress in 2 cycles, giving up", no_progress=True
+        action=Action.GIVE_UP,
+        restarts_left=8,
+        reason="no progress in 2 cycles, giving up (none began an iteration after 9, resumed after 0 or completed a save)",
+        no_progress=True,
     )
 
 

@@ -1,0 +1,63 @@
+"""The recorder on a board: what it remembers of intervals for the client's own calculation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_ft.core.timeouts.in_force import SectionTimeouts
+from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank.client import recorder as recorder_module
+from megatron_ft.rank.client.recorder import Recorder
+
+S = 1_000_000_000
+START = 1000 * S
+
+
+class Bench:
+    def __init__(self, board: Board) -> None:
+        self.now_ns = START
+        self.recorder = Recorder(board, SectionTimeouts({"step": None, "save": None}, None))
+
+    def interval(self, section: str, seconds: float, *, pause_s: float = 0.0) -> None:
+        self.now_ns += round(pause_s * S)
+        self.recorder.start(section)
+        self.now_ns += round(seconds * S)
+        self.recorder.end(section)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    fd = create_memory()
+    board = Board(fd)
+    os.close(fd)
+    timeouts = BoardTimeouts(None, None, 0, {"step": None, "save": None}, None)
+    board.initialise(cycle=0, rank=0, pid=1, start_ns=START, warmup_iterations=0, timeouts=timeouts)
+    made = Bench(board)
+    monkeypatch.setattr(recorder_module, "_monotonic_ns", lambda: made.now_ns)
+    yield made
+    board.close()
+
+
+def test_longest_interval_of_each_section_and_out_of_section_is_kept(bench: Bench) -> None:
+    for seconds, pause_s in ((1.0, 0.5), (3.0, 2.0), (2.0, 0.1)):
+        bench.interval("step", seconds, pause_s=pause_s)
+    assert bench.recorder.observed() == {"step": 3 * S, "save": -1, "out_of_section": 2 * S}
+
+
+def test_nested_section_is_no_time_out_of_section(bench: Bench) -> None:
+    bench.recorder.start("step")
+    bench.interval("save", 5.0, pause_s=4.0)
+    bench.recorder.end("step")
+    assert bench.recorder.observed() == {"step": 9 * S, "save": 5 * S, "out_of_section": 0}
+
+
+def test_time_since_the_last_section_counts_when_the_clocks_are_restarted(bench: Bench) -> None:
+    bench.interval("step", 1.0)
+    bench.now_ns += 7 * S
+    bench.recorder.restart_clocks()
+    bench.now_ns += 2 * S
+    assert bench.recorder.open_ages() == {"out_of_section": 2 * S}
+    assert bench.recorder.observed()["out_of_section"] == 7 * S
