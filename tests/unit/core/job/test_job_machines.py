@@ -193,7 +193,7 @@ def test_what_follows() -> None:
     used_up = judged(Outcome.FAILED, U, H, decided_by=0, restarts=3)
     assert (used_up.action, used_up.code) == (Action.GIVE_UP, 1)
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=3)
-    stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, stalled=3)
+    stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(stalled=3))
     assert (stalled.action, stalled.code) == (Action.GIVE_UP, 93)
     assert judged(Outcome.SUCCEEDED, S, S).code == 0
     assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).action is Action.GIVE_UP
@@ -267,7 +267,8 @@ def test_no_progress_is_told_as_such() -> None:
     assert decision == RestartDecision(
         action=Action.GIVE_UP,
         restarts_left=8,
-        reason="no progress in 2 cycles, giving up (none began an iteration after 9, resumed after 0 or completed a save)",
+        reason="no progress in 2 cycles, giving up "
+        "(none began an iteration after 9, resumed after 0 or completed a save)",
         no_progress=True,
     )
 
