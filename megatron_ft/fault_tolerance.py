@@ -14,6 +14,7 @@ section          is open
 ===============  ==========================================================================================
 
 The hooks run no collective, wait for nothing and open no file: they store words in the memory that the monitor reads.
+(Rank 0 creates a missing save directory in ``setup``.)
 With ``calc_ft_timeouts`` timeouts are learned outside this process, after each save and at the end, and the launcher
 keeps them in ``<save>/ft_state.json`` for the next run. Without timeouts, hangs are only reported. Times are seconds.
 """
@@ -76,6 +77,8 @@ _current_save_dir: str | None = None
 def setup(config: Any, global_state: Any) -> None:
     """Connect this rank to its monitor and open "setup". Not a collective, and no file is opened.
 
+    Rank 0 creates a missing save directory, as Megatron-Bridge does; one that can't be created is a warning.
+
     Nothing happens if ``config.ft`` is None or says ``enable_ft_package=False``. A second call closes the
     first client. The launcher reads ``<save>/ft_state.json``, if it exists, and applies its timeouts.
 
@@ -112,7 +115,7 @@ def setup(config: Any, global_state: Any) -> None:
     warmup = configured_warmup(config)
     mine = run_facts.ours(client)
     if mine is None:
-        other_client.connect(client, warmup, save, makes_directory=get_rank_safe() == 0)
+        client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
     else:
         run_facts.connect(
             mine,
@@ -130,6 +133,8 @@ def setup(config: Any, global_state: Any) -> None:
         _load_state_if_exists(global_state)
     client.start_section("setup")
     ft_state.is_setup_section_open = True
+    if get_rank_safe() == 0:
+        _make_directory(save)
 
 
 def on_training_step_start(global_state: Any) -> None:
@@ -278,6 +283,15 @@ def maybe_setup_simulated_fault(config: Any) -> None:
     """
     with mistakes.no_restart_for_mistakes():
         simulated.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
+
+
+def _make_directory(path: str) -> None:
+    """Create the save directory if it is missing."""
+    try:
+        if not os.path.exists(path):
+            os.makedirs(path, exist_ok=True)
+    except OSError as error:  # an evaluation may never save: the loop's own save says what is wrong
+        say.warn(f"the save directory {path} can't be created: {error.strerror or error}")
 
 
 def get_rank_safe() -> int:

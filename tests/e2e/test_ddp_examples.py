@@ -18,7 +18,7 @@ IMPORTED_BEFORE = ("torch._dynamo",)  # as every optimizer does
 EXAMPLES = ("ddp_heartbeats", "ddp_sections")
 CONFIGURED_S = {"ddp_heartbeats": 600.0, "ddp_sections": 60.0}
 # Steps of 50 ms would teach timeouts of 250 ms, and a busy machine stands still for longer than that now and then.
-QUICK = ("--ft-safety-factor=40", "--ft-calculated-timeout-floor=1")
+QUICK = ("--ft-safety-factor=40",)
 QUICK_SCRIPT = ("--iterations", "50", "--step-time", "0.05")
 
 

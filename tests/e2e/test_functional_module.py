@@ -63,7 +63,6 @@ NO_FAULTS = "faults: []\n"
 OPTIONS = (
     "--ft-rank-section-timeouts=setup:60,step:4,checkpointing:60",
     "--ft-rank-out-of-section-timeout=60",
-    "--ft-calculated-timeout-floor=2",
 )
 
 

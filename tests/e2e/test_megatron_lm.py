@@ -15,7 +15,6 @@ TWO = ("--nproc-per-node", "2")
 OPTIONS = (
     "--ft-rank-section-timeouts=setup:60,step:3,checkpointing:6",
     "--ft-rank-out-of-section-timeout=60",
-    "--ft-calculated-timeout-floor=3",
 )
 # In the order of Megatron-LM's training.py: finalise, number, step, save.
 LOOP = """

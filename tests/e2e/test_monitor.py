@@ -416,13 +416,12 @@ say('hung', time.monotonic())
             tmp_path / "s",
             rank_section_timeouts={"step": 600.0},
             workload_check_interval=60.0,
-            calculated_timeout_floor=0.0,
         ),
         rank(tmp_path / "s", script) as process,
     ):
         began = float(expect(process, "hung"))
-        assert process.wait(20) == -signal.SIGKILL
-        assert time.monotonic() - began < 10.0
+        assert process.wait(30) == -signal.SIGKILL
+        assert 5.0 <= time.monotonic() - began < 15.0  # the floor of what is learned
 
 
 def test_a_damaged_board_is_renewed_and_the_hang_is_still_noticed(tmp_path: Path) -> None:

@@ -10,13 +10,6 @@ from megatron_ft.ipc.files.state_file import write_state
 from megatron_ft.rank.base import say
 
 
-def connect(client: Any, num_warmup_iters: int | None, save: str, *, makes_directory: bool) -> None:
-    """Begin monitoring; ``makes_directory``: create the save directory, as Megatron-Bridge does on rank 0."""
-    if makes_directory and not os.path.exists(save):
-        os.makedirs(save, exist_ok=True)
-    client.init_workload_monitoring(**({} if num_warmup_iters is None else {"num_warmup_iters": num_warmup_iters}))
-
-
 def load(client: Any, path: str) -> None:
     """Load the state in the file, if there is one."""
     if not os.path.exists(path):

@@ -163,7 +163,19 @@ def test_other_ranks_than_0_wait_for_nobody_at_the_end(bench: Bench, monkeypatch
     assert time.monotonic() - began < 1.0
 
 
-def test_hooks_open_no_file_and_make_no_directory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_on_rank_0_creates_a_missing_save_directory_and_nothing_in_it(bench: Bench) -> None:
+    bench.start(calc_ft_timeouts=True)
+    assert list((bench.tmp_path / "ckpt").iterdir()) == []
+
+
+def test_save_directory_that_cannot_be_created_is_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    (bench.tmp_path / "ckpt").symlink_to(bench.tmp_path / "nowhere" / "deep")
+    state = bench.start()
+    assert state.rank_monitor_client.is_initialized
+    assert capfd.readouterr().err.count("can't be created") == 1
+
+
+def test_hooks_after_setup_touch_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **_named: Any) -> Any:
         raise AssertionError(f"a file was touched: {arguments}")
 
@@ -178,4 +190,3 @@ def test_hooks_open_no_file_and_make_no_directory(bench: Bench, monkeypatch: pyt
         train(state, 40)
         save_checkpoint(state)
         ft.shutdown(state)
-    assert not (bench.tmp_path / "ckpt").exists()
