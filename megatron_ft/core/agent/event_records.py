@@ -184,7 +184,6 @@ def state_loaded(path: str, state: LearnedState, choice: Choice) -> Write:
         timeouts=choice.timeouts,
         superseded=tuple(each.name for each in choice.superseded),
         world_size=state.world_size,
-        layout=None if state.layout is None else dict(state.layout),
     )
     return Write(record)
 

@@ -323,7 +323,7 @@ class NodeLearning:
             return
         turn.say_for_all(lines.timeouts_loaded(path, choice.timeouts))
         world_size = 0 if cycle is None else cycle.world_size
-        difference = learned.describe_difference(state, world_size=world_size, layout=None)
+        difference = learned.describe_difference(state, world_size=world_size)
         if difference is not None:
             turn.say_for_all(f"timeouts loaded from {path}: {difference}")
         if cycle is not None and cycle.place == 0:
@@ -352,7 +352,6 @@ class NodeLearning:
             event,
             configured=self._options.configured,
             world_size=cycle.world_size,
-            layout=None,
             written_at_unix_s=0.0,  # the thread that writes the file sets the time
         )
         self._choose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, WorldSize
+from megatron_ft.core.codec import Cycle, Rank, Seconds, WorldSize
 from megatron_ft.core.fault_plan import PlannedFault
 
 
@@ -32,7 +32,7 @@ class StateLoaded:
         timeouts: those that are used, by section.
         superseded: names of those that the configuration has changed since.
         ignored: names of sections that this job doesn't have.
-        world_size: of the job that has learned them; ``layout`` is its parallelism.
+        world_size: of the job that has learned them.
     """
 
     path: str = ""
@@ -40,7 +40,6 @@ class StateLoaded:
     superseded: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     world_size: WorldSize | None = None
-    layout: Mapping[str, Count] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

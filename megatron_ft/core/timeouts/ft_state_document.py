@@ -54,7 +54,6 @@ def to_document(state: LearnedState) -> dict[str, Any]:
         else datetime.fromtimestamp(written, timezone.utc).isoformat(timespec="seconds"),
         "written_at_unix_s": written,
         "world_size": state.world_size,
-        "layout": None if state.layout is None else dict(state.layout),
         "sections": {name: fields(entry, full=True) for name, entry in state.sections.items()},
         "out_of_section": None if out is None else fields(out, full=True),
         "heartbeats": None if beats is None else {"initial_s": beats[0], "subsequent_s": beats[1]},
@@ -113,7 +112,6 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
         configured=_parse_configured(document.get("configured_s")),
         written_at_unix_s=_number("written_at_unix_s", document.get("written_at_unix_s")),
         world_size=None if world_size is None else _count("world_size", world_size),
-        layout=_parse_layout(document.get("layout")),
         known={
             str(name): seen(f"seen of {show(str(name))}", value)
             for name, value in _mapping("seen", document.get("seen") or {}).items()
@@ -168,13 +166,6 @@ def _seen_of_version_2(where: str, value: object) -> Known:
         earlier_first_s=(first_s,) if first_s else (),
         reference_s=_number(f"reference_s in {where}", entry.get("reference_s")),
     )
-
-
-def _parse_layout(value: object) -> dict[str, int] | None:
-    if value is None:
-        return None
-    sizes = _mapping("layout", value).items()
-    return {str(kind): _count(f"layout.{show(str(kind))}", size) for kind, size in sizes}
 
 
 def _parse_configured(value: object) -> Mapping[str, Any] | None:

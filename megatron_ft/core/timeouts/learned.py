@@ -42,8 +42,6 @@ class LearnedState:
     """The fields of :data:`CONFIGURED_FIELDS` that were set when this was learned; None: not known."""
     written_at_unix_s: float | None = None
     world_size: int | None = None
-    layout: Mapping[str, int] | None = None
-    """Sizes of the parallel groups by kind ("tensor": 2); None: not known."""
 
     known: Mapping[str, Known] = field(default_factory=dict)
     """By section, and OUT_OF_SECTION: what the rules go on from."""
@@ -99,19 +97,12 @@ def seconds(value: float | None) -> str:
     return "infinity" if value is None else f"{value:.4g} s"
 
 
-def describe_difference(state: LearnedState, *, world_size: int, layout: Mapping[str, int] | None) -> str | None:
-    """One line if a job of another size or layout learned this; None if not, or if that isn't known."""
-    sizes_differ = state.world_size is not None and state.world_size != world_size
-    layouts_differ = state.layout is not None and layout is not None and dict(state.layout) != dict(layout)
-    if not sizes_differ and not layouts_differ:
+def describe_difference(state: LearnedState, *, world_size: int) -> str | None:
+    """Return one line if a job of another size learned this; None if not, or if that isn't known."""
+    if state.world_size is None or state.world_size == world_size:
         return None
-    then, now = _ranks(state.world_size, state.layout), _ranks(world_size, layout)
+    then, now = counted(state.world_size, "rank"), counted(world_size, "rank")
     return f"they were learned with {then}, and this run has {now}: the longest intervals may be others now"
-
-
-def _ranks(world_size: int | None, layout: Mapping[str, int] | None) -> str:
-    count = "an unknown number of ranks" if world_size is None else counted(world_size, "rank")
-    return count if layout is None else f"{count} ({', '.join(f'{kind} {size}' for kind, size in layout.items())})"
 
 
 def choose(
@@ -183,7 +174,6 @@ def state_after(
     *,
     configured: Mapping[str, Any],
     world_size: int | None,
-    layout: Mapping[str, int] | None,
     written_at_unix_s: float,
 ) -> LearnedState:
     """Return what to write to the file after a survey.
@@ -199,7 +189,6 @@ def state_after(
         configured={key: configured[key] for key in CONFIGURED_FIELDS if key in configured},
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
-        layout=layout,
         known={**state.known, **learned.known},
     )
 

@@ -162,21 +162,11 @@ def test_only_the_configured_timeouts_are_remembered() -> None:
     assert kept(client_state(), configured={**CONFIGURED, "safety_factor": 2.0}).configured == CONFIGURED
 
 
-def test_another_size_or_layout_is_told() -> None:
-    def told(state: LearnedState, world_size: int = 8, **layout: int) -> str | None:
-        return describe_difference(state, world_size=world_size, layout=layout or None)
-
-    state = learned(world_size=8, layout={"tensor": 2, "data": 4})
-    assert told(state, tensor=2, data=4) is None
-    assert told(state) is None
-    assert told(learned()) is None
-    assert told(learned(), 3, tensor=1) is None
-    assert told(state, tensor=4, data=2) == (
-        "they were learned with 8 ranks (tensor 2, data 4), and this run has 8 ranks (tensor 4, data 2): "
-        "the longest intervals may be others now"
-    )
-    assert (told(state, 1) or "").startswith(
-        "they were learned with 8 ranks (tensor 2, data 4), and this run has 1 rank:"
+def test_job_of_another_size_is_told() -> None:
+    assert describe_difference(learned(world_size=8), world_size=8) is None
+    assert describe_difference(learned(), world_size=8) is None
+    assert describe_difference(learned(world_size=8), world_size=1) == (
+        "they were learned with 8 ranks, and this run has 1 rank: the longest intervals may be others now"
     )
 
 
@@ -194,9 +184,7 @@ def survey(**timeouts: float) -> Learned:
 
 
 def after(state: LearnedState, learned_now: Learned, configured: dict[str, Any]) -> LearnedState:
-    return state_after(
-        state, learned_now, configured=configured, world_size=4, layout={"tensor": 2}, written_at_unix_s=1.7e9
-    )
+    return state_after(state, learned_now, configured=configured, world_size=4, written_at_unix_s=1.7e9)
 
 
 def test_survey_replaces_its_timeouts_and_keeps_the_others() -> None:
@@ -276,14 +264,12 @@ def test_the_document_is_readable() -> None:
         sections={"step": dataclasses.replace(from_timeout(9.0), max_observed_s=1.8, rank_of_max=3)},
         written_at_unix_s=1_700_000_000.25,
         world_size=8,
-        layout={"tensor": 2, "data": 4},
     )
     document = to_document(state)
     assert document["schema"] == "megatron_ft.ft_state"
     assert document["schema_version"] == 3
     assert document["written_at_utc"] == "2023-11-14T22:13:20+00:00"
     assert document["world_size"] == 8
-    assert document["layout"] == {"tensor": 2, "data": 4}
     assert document["sections"] == {
         "step": {
             "timeout_s": 9.0,
@@ -338,7 +324,6 @@ states = st.builds(
     ),
     written_at_unix_s=st.none() | st.floats(0, 4e9),
     world_size=st.none() | st.integers(1, 1 << 20),
-    layout=st.none() | st.dictionaries(st.text(min_size=1, max_size=20), st.integers(0, 1 << 20), max_size=5),
 )
 
 
@@ -423,10 +408,6 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {}, "seen": {"step": {"now": 3}}},
             "seen of 'step': known has now",
-        ),
-        (
-            {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {}, "layout": {"tensor": "two"}},
-            "layout.'tensor' must be a whole number and not negative, not 'two'",
         ),
     ],
 )
