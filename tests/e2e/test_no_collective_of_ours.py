@@ -42,10 +42,8 @@ def counts(launcher: Launcher, out: Path, *arguments: str) -> list[list[int]]:
 
 
 def test_learning_adds_no_collective_to_a_megatron_run(launcher: Launcher, tmp_path: Path) -> None:
-    plain = counts(launcher, tmp_path / "plain", f"--save={tmp_path / 'a'}")
-    learning = counts(
-        launcher, tmp_path / "learning", f"--save={tmp_path / 'b'}", "--enable-ft-package", "--calc-ft-timeouts"
-    )
+    plain = counts(launcher, tmp_path / "plain", f"--save={tmp_path / 'a'}", "--no-ft")
+    learning = counts(launcher, tmp_path / "learning", f"--save={tmp_path / 'b'}", "--calc-ft-timeouts")
     assert learning == plain
     assert all(sum(each) > 100 for each in plain)
     assert json.loads((tmp_path / "b" / "ft_state.json").read_text())["sections"].keys() >= {"step", "checkpointing"}
