@@ -23,9 +23,10 @@ from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.ipc.linux.polling import wait_ready
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
 MAX_FDS = 8
 """Descriptors that one message may carry; more are sent in several messages."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
@@ -74,6 +75,17 @@ class Decoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a message that isn't whole yet."""
+        return len(self._buffer)
+
+    def take_rest(self) -> bytes:
+        """Return the bytes after the last message, which something else is to read, and forget them."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield the messages that are whole now.
