@@ -22,11 +22,12 @@ from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Qu
 from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.core.rate_limiter import RateLimiter
+from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, SecretError
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
-from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 
 _BEAT = encode(Beat())
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
@@ -34,11 +35,15 @@ _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
-_ACCEPTED_AT_ONCE = 64
-"""Few enough that what others have sent is read before too many newer ones have displaced them."""
+_ACCEPTED_AT_ONCE = 1000
+_DISPLACED_AT_ONCE = 64
+"""Few enough that what strangers have sent is read before all of them are displaced."""
+_ASK = encode(Ask())[LENGTH_BYTES:]
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Why a connection that has come can't be taken; it stays where it is."""
 _FULL_PAUSE_S = 1.0
+_STRANGERS_LINE_S = 60.0
+"""Seconds between two lines about strangers that were closed."""
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.02
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
@@ -118,7 +123,10 @@ class Service:
         self._has_been_full = False
         self._waits_for_room = False
         """The listener isn't watched, because there are as many strangers as there may be."""
-        self._limiters = {"frames": RateLimiter(), "strangers": RateLimiter()}
+        self._limiter = RateLimiter()
+        self._displaced = 0
+        """Strangers closed in favour of others since the last line about them."""
+        self._displaced_said_s = -math.inf
         self._is_over = False
 
     def run(self) -> None:
@@ -154,7 +162,7 @@ class Service:
             self._full_until_s = None
             self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._drop_late(now_s)
-        if self._waits_for_room and (not self._strangers.are_full or now_s >= self._strangers.relief_s):
+        if self._waits_for_room and (not self._are_strangers_full() or now_s >= self._strangers.relief_s):
             self._waits_for_room = False
             self._selector.register(self._listener, selectors.EVENT_READ, None)
         if now_s >= self._settle_s and (self._machine.needs_settling or now_s >= self._machine.alarm_s):
@@ -182,21 +190,26 @@ class Service:
         return min(due_s, self._strangers.relief_s) if self._waits_for_room else due_s
 
     def _accept(self) -> None:
+        displaced = 0
         for _ in range(_ACCEPTED_AT_ONCE):
             now_s = time.monotonic()
-            displaceable = self._strangers.displaceable(now_s) if self._strangers.are_full else None
-            if self._strangers.are_full and displaceable is None:
-                self._waits_for_room = True
-                self._selector.unregister(self._listener)
-                return
+            oldest = None
+            if self._are_strangers_full():
+                oldest = self._strangers.displaceable(now_s)
+                if oldest is None:
+                    self._waits_for_room = True
+                    self._selector.unregister(self._listener)
+                if oldest is None or displaced == _DISPLACED_AT_ONCE:
+                    return
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
                 if error.errno in _FULL:
                     self._pause_accepting(error)
                 return  # else the queue is empty
-            if displaceable is not None:
-                self._displace(self._links[displaceable], now_s)
+            if oldest is not None:
+                self._displace(self._links[oldest], now_s)
+                displaced += 1
             allowance = None if self._secret is None else HANDSHAKE_BYTES
             peer = Peer(sock, allowance=allowance)
             link = _Link(self._next, peer, format_address(*address[:2]), self._secret, now_s)
@@ -208,18 +221,24 @@ class Service:
             if first is not None:
                 self._write(link, encode(first))
 
+    def _are_strangers_full(self) -> bool:
+        return self._strangers.are_full(len(self._links) - len(self._strangers))
+
     def _displace(self, link: _Link, now_s: float) -> None:
         """Close a connection that hasn't identified itself, unless it does so now."""
         self._read(link)
         if link.number not in self._strangers:
             return
+        self._close_stranger(link, now_s)
+
+    def _close_stranger(self, link: _Link, now_s: float) -> None:
         source = self._strangers.displace(link.number, now_s)
         self._forget(link)
-        self._say_seldom("strangers", f"closed a connection from {source} that didn't identify itself: others waited")
-
-    def _say_seldom(self, kind: str, text: str) -> None:
-        if line := self._limiters[kind].admit(text, time.monotonic()):
-            self.say(line)
+        self._displaced += 1
+        if now_s - self._displaced_said_s >= _STRANGERS_LINE_S:
+            closed = counted(self._displaced, "connection")
+            self.say(f"closed {closed} that did not identify themselves, the last one from {source}: too many at once")
+            self._displaced, self._displaced_said_s = 0, now_s
 
     def _pause_accepting(self, error: OSError) -> None:
         """The listener stays readable: who goes on waiting for it turns without a pause."""
@@ -240,10 +259,7 @@ class Service:
         elif link.number in self._strangers:
             number = self._strangers.buffers(link.number, link.peer.buffered_bytes)
             if number is not None:
-                source = self._strangers.displace(number, time.monotonic())
-                self._forget(self._links[number])
-                text = f"closed a connection from {source} that sent much without identifying itself"
-                self._say_seldom("strangers", text)
+                self._close_stranger(self._links[number], time.monotonic())
 
     def _messages(self, link: _Link) -> Iterator[FromMember]:
         """Messages for the machine. Who breaks the protocol is disconnected; a launcher is sent the reason first."""
@@ -258,7 +274,8 @@ class Service:
         except SecretError:
             self._close_with(link, Denied())
         except FrameError as error:
-            self._say_seldom("frames", f"closed the connection from {link.address}: {error}")
+            if line := self._limiter.admit(f"closed the connection from {link.address}: {error}", time.monotonic()):
+                self.say(line)
             link.peer.give_up()
         except ProtocolError:
             link.peer.give_up()  # a port scanner: it sees the end of the connection
@@ -266,6 +283,8 @@ class Service:
     def _message(self, link: _Link, body: bytes) -> FromMember | None:
         """None: it wasn't for the machine."""
         if not link.handshake.is_done:
+            if body == _ASK:
+                return None  # the challenge is on its way
             answer = link.handshake.answer(_read_handshake(body))
             if answer is not None:
                 self._write(link, encode(answer))

@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 MOST = 256
-"""Connections that haven't proved that they know the secret (without a secret: haven't said hello)."""
+"""Connections that haven't proved that they know the secret (without a secret: haven't said hello), beyond one for each
+that has: when thousands of launchers start at once, the listener's queue is emptied faster than each can answer."""
 MOST_BYTES = 16 << 20
 """Unread bytes of all of them together. The largest legal hello is as large as any message (1 MiB): what an earlier
 coordinator's decision says of thousands of nodes is in it. All of them at that size would be 256 MiB. With 16 MiB for
 all, a hello of 64 KiB always has room, and a larger one unless a flood wants it."""
-GRACE_S = 1.0
+GRACE_S = 3.0
 """Seconds that a connection has to identify itself, even if others wait for its place."""
 _SUSPECT_S = 10.0
 _MOST_SUSPECTS = 4096
@@ -26,14 +27,14 @@ class _Stranger:
 
 
 class Strangers:
-    """At most `MOST` of them. When others wait, the oldest of the address with the most of them makes room.
+    """A bounded number of them. When others wait, the oldest of the address with the most of them makes room.
 
     So a flood from a few addresses displaces only itself, and a launcher on another host is let in. A launcher that
     shares its address with a flood (a host shared by users, NAT) has the time that `MOST` newer connections need to
     come; it connects again when that was too short.
 
-    Thousands of launchers behind one address may start at once: the others wait in the listener's queue while each has
-    `GRACE_S`. An address that let this time pass has no grace for 10 s, so that the queue is soon empty.
+    Each has `GRACE_S`, while others wait in the listener's queue: a slow launcher is no flood. An address that let this
+    time pass has no grace for 10 s, so that the queue is soon empty.
     """
 
     def __init__(self) -> None:
@@ -46,10 +47,12 @@ class Strangers:
     def __contains__(self, number: int) -> bool:
         return number in self._all
 
-    @property
-    def are_full(self) -> bool:
-        """One has to go before another one is let in."""
-        return len(self._all) >= MOST
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def are_full(self, known: int) -> bool:
+        """Return True if one has to go before another one is let in. ``known``: connections that are no strangers."""
+        return len(self._all) >= MOST + known
 
     def add(self, number: int, source: str, now_s: float) -> None:
         """Count a connection from that `source`."""

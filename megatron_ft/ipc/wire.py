@@ -38,7 +38,7 @@ _OF_THE_REFERENCE = (
 )
 
 # a script that is run ahead may put something else into the module
-_dumps, _loads = json.dumps, json.loads
+_dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.loads
 
 Message = dict[str, Any]
 
@@ -65,7 +65,7 @@ class Received(NamedTuple):
 def encode(message: object, fd_count: int = 0) -> bytes:
     """The bytes of one message: a frozen dataclass, or what stands for one."""
     fields = message if isinstance(message, Mapping) else pack(message)
-    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}, separators=(",", ":")).encode()
+    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}).encode()
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 

@@ -14,6 +14,7 @@ encrypted.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import hmac
 import os
@@ -77,8 +78,13 @@ class Session:
         return SecureChannel(sends, receives, max_body_bytes)
 
     def _derive(self, use: str, role: Role) -> bytes:
-        info = f"megatron_ft 1\0{self._purpose}\0{use}\0{role.value}".encode()
-        return hmac.digest(self._key, info + b"\x01", "sha256")
+        return hmac.digest(self._key, _info(self._purpose, use, role), "sha256")
+
+
+@functools.cache
+def _info(purpose: str, use: str, role: Role) -> bytes:
+    """What tells one derived value from another: the argument `info` of HKDF's only round."""
+    return f"megatron_ft 1\0{purpose}\0{use}\0{role.value}".encode() + b"\x01"
 
 
 class SecureChannel:
@@ -120,7 +126,7 @@ class SecureChannel:
         self._sealed += 1
         return _LENGTH.pack(SEAL_BYTES + len(body)) + counter + _mac(self._seals, counter, body)
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the bodies of the frames that are whole now, each authentic.
 
         Raises:
@@ -129,6 +135,12 @@ class SecureChannel:
         if self._error is not None:
             raise self._error
         buffer = self._buffer
+        if not buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
+            if _BODY_AT <= len(data) <= _LENGTH.size + self._max_bytes:  # one frame, and no more: nearly always
+                body = data[_BODY_AT:]
+                self._check(data[_LENGTH.size : _BODY_AT], body)
+                yield body
+                return
         buffer += data
         while len(buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer)
