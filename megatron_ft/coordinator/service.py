@@ -13,13 +13,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+from megatron_ft.coordinator.message_frames import frame
 from megatron_ft.coordinator.strangers import Strangers, source_of
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
+from megatron_ft.core.job.messages import Dismiss, FromMember, Hello, Moved
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.wording import counted
@@ -29,7 +29,6 @@ from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
 from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 
-_BEAT = encode(Beat())
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
 
@@ -383,21 +382,3 @@ def _read(body: bytes) -> FromMember | Ask:
 
 _read_short = functools.lru_cache(maxsize=1024)(_read)
 """What thousands of launchers answer at once is the same, byte by byte."""
-
-
-def frame(message: ToMember) -> bytes:
-    """The bytes of a message. Of a proposal they differ only in the place, from one node to the next."""
-    if isinstance(message, Beat):
-        return _BEAT
-    if not isinstance(message, Propose) or message.place is None:
-        return encode(message)
-    before, after = _around_place(message.ballot, message.decision, message.votes, message.candidates)
-    body = b"%b%d%b" % (before, message.place, after)
-    return len(body).to_bytes(4, "big") + body
-
-
-@functools.lru_cache(maxsize=4)
-def _around_place(ballot: Ballot, decision: Decision, votes: bool, candidates: tuple[str, ...]) -> tuple[bytes, bytes]:
-    whole = encode(Propose(ballot, decision, 0, votes, candidates))[4:]
-    before, place, after = whole.rpartition(b'"place":')  # in a string, a quote would have a backslash before it
-    return before + place, after[1:]

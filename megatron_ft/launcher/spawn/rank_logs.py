@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
+from megatron_ft.ipc.files.own_files import open_regular
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.orphan_watch import has_lost_reader
 
@@ -203,4 +204,4 @@ class CopiedStream:
 
     def _open(self) -> int:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
