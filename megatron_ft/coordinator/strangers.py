@@ -15,7 +15,7 @@ coordinator's decision says of thousands of nodes is in it. All of them at that 
 all, a hello of 64 KiB always has room, and a larger one unless a flood wants it."""
 GRACE_S = 3.0
 """Seconds that a connection has to identify itself, even if others wait for its place."""
-_SUSPECT_S = 10.0
+_SUSPECT_S = 60.0
 _MOST_SUSPECTS = 4096
 
 
@@ -34,7 +34,7 @@ class Strangers:
     come; it connects again when that was too short.
 
     Each has `GRACE_S`, while others wait in the listener's queue: a slow launcher is no flood. An address that let this
-    time pass has no grace for 10 s, so that the queue is soon empty.
+    time pass has no grace for a minute, so that the queue is soon empty.
     """
 
     def __init__(self) -> None:

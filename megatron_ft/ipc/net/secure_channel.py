@@ -97,8 +97,8 @@ class SecureChannel:
     * the place in the stream: a frame that is missing, repeated or in another order has the wrong counter;
     * the sender and the connection: a frame of another connection, or one sent back, is under another key.
 
-    The end of the stream isn't authenticated: whoever can cut the connection can do so between two frames. A length is
-    believed before its MAC is seen, but no more than ``max_body_bytes`` are ever kept for it.
+    The end of the stream isn't authenticated: a process on the way can cut the connection between two frames. A length
+    is believed before its MAC is seen, but no more than ``max_body_bytes`` are ever kept for it.
 
     After the first wrong frame nothing more is read: ``feed`` raises the same error again.
     """

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder, open_regular, read_own, replace_own
+from megatron_ft.launcher import outcome
 
 OTHER = 65534
 PLACED: dict[str, Callable[[Path], object]] = {
@@ -103,16 +102,14 @@ def test_a_directory_of_another_user_takes_no_file_of_ours(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
-def test_a_fifo_in_place_of_the_result_costs_one_line_and_no_wait(tmp_path: Path) -> None:
-    code = (
-        "import sys; from megatron_ft.launcher import outcome\n"
-        "life = outcome.Life(job='j', command=('x',), began=outcome.utc(0))\n"
-        "for _ in range(3): outcome._rewrite(sys.argv[1], lambda lives: lives.begun(life))\n"
-    )
-    path = tmp_path / "result.json"
+def test_a_fifo_in_place_of_the_result_costs_one_line_and_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = tmp_path / "result.json", []
     os.mkfifo(path)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stderr == f"megatron_ft: {path} is a FIFO: it is neither read nor written\n"
+    monkeypatch.setattr(outcome, "put", said.append)
+    life = outcome.Life(job="j", command=("x",), began=outcome.utc(0))
+    for _ in range(3):
+        outcome._rewrite(str(path), lambda lives: lives.begun(life))
+    assert said == [f"megatron_ft: {path} is a FIFO: it is neither read nor written"]
     assert stat.S_ISFIFO(os.lstat(path).st_mode)
