@@ -33,7 +33,8 @@ from megatron_ft.core.messages.secret import HANDSHAKE
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
-from megatron_ft.ipc.wire import encode
+from megatron_ft.ipc.net.secure_channel import Role
+from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import TO_MEMBER, StandIns
 
@@ -124,7 +125,8 @@ class _StandIn:
         if answer is not None and self.peer is not None:
             self.peer.write(encode(answer))
             self.peer.flush()
-        if self.handshake.is_done:
+        if self.handshake.session is not None and self.peer is not None:
+            self.peer.secure(self.handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES))
             self.do(self.member.opened(time.monotonic()))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 
 from megatron_ft.core.diagnosis.evidence import Evidence, evidence_text
-from megatron_ft.ipc.files.own_files import open_own_folder, replace_own_in
+from megatron_ft.ipc.files.own_files import open_own_folder, replace_in_own_folder
 
 DIRECTORY = "evidence"
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -31,8 +31,8 @@ def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str
     folder = open_own_folder(os.path.join(log_dir, DIRECTORY))
     try:
         packed = json.dumps(evidence.packed(), indent=1) + "\n"
-        replace_own_in(folder, f"{stem}.json", packed.encode(errors="replace"))
-        replace_own_in(folder, f"{stem}.txt", evidence_text(evidence).encode(errors="replace"))
+        replace_in_own_folder(folder, f"{stem}.json", packed.encode(errors="replace"))
+        replace_in_own_folder(folder, f"{stem}.txt", evidence_text(evidence).encode(errors="replace"))
     finally:
         os.close(folder)
     return f"{DIRECTORY}/{stem}.txt"

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 _READABLE_BYTES = 64 << 20
 
@@ -87,26 +88,44 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
     """
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        replace_own_in(folder, os.path.basename(path), data, mode=mode, fsync=fsync)
+        _replace(folder, os.path.basename(path), data, _check_replaceable, mode=mode, fsync=fsync)
         if fsync:
             os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def replace_own_in(folder: int, name: str, data: bytes, *, mode: int = 0o600, fsync: bool = False) -> None:
-    """Like `replace_own`, in a directory that is open. The directory itself isn't synced."""
+def replace_in_own_folder(folder: int, name: str, data: bytes) -> None:
+    """Write a file that is there whole or not at all, in a directory of `open_own_folder`.
+
+    Whatever is there is this user's, and is replaced without being opened; a directory stays.
+
+    Raises:
+        OSError: the file can't be written; no temporary file is left.
+    """
+    _replace(folder, name, data, lambda _folder, _name, _own: None)
+
+
+def _replace(
+    folder: int,
+    name: str,
+    data: bytes,
+    check: Callable[[int, str, int], None],
+    *,
+    mode: int = 0o600,
+    fsync: bool = False,
+) -> None:
     temporary = _temporary_name()
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
     try:
         with open(fd, "wb") as file:
             own = os.fstat(fd).st_uid
-            _check_replaceable(folder, name, own)  # before anything is written for nothing
+            check(folder, name, own)  # before anything is written for nothing
             file.write(data)
             file.flush()
             if fsync:
                 os.fsync(fd)
-        _check_replaceable(folder, name, own)
+        check(folder, name, own)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:  # whatever ended the write, an interrupt included, the temporary file has to go
         os.unlink(temporary, dir_fd=folder)
