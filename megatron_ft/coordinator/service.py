@@ -6,34 +6,43 @@ import contextlib
 import errno
 import functools
 import gc
+import math
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
 
+from megatron_ft.coordinator.message_frames import frame
+from megatron_ft.coordinator.strangers import Strangers, source_of
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
+from megatron_ft.core.job.messages import Dismiss, FromMember, Hello, Moved
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
+from megatron_ft.core.rate_limiter import RateLimiter
+from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
-from megatron_ft.ipc.net.secret import CoordinatorHandshake, SecretError
-from megatron_ft.ipc.net.tcp import Peer
-from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, SecretError
+from megatron_ft.ipc.net.secure_channel import FrameError, Role
+from megatron_ft.ipc.net.tcp import Peer, format_address
+from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 
-_BEAT = encode(Beat())
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
 
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
+_DISPLACED_AT_ONCE = 64
+"""Few enough that what strangers have sent is read before all of them are displaced."""
+_ASK = encode(Ask())[LENGTH_BYTES:]
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Why a connection that has come can't be taken; it stays where it is."""
 _FULL_PAUSE_S = 1.0
+_STRANGERS_LINE_S = 60.0
+"""Seconds between two lines about strangers that were closed."""
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.02
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
@@ -55,9 +64,10 @@ def prepare_process() -> None:
 class _Link:
     """One launcher's connection."""
 
-    def __init__(self, number: int, peer: Peer, secret: bytes | None, now_s: float) -> None:
+    def __init__(self, number: int, peer: Peer, address: str, secret: bytes | None, now_s: float) -> None:
         self.number = number
         self.peer = peer
+        self.address = address
         self.handshake = CoordinatorHandshake(secret)
         self.greeted = False
         self.since_s = now_s
@@ -97,7 +107,10 @@ class Service:
         if owner_pipe is not None:
             self._selector.register(owner_pipe, selectors.EVENT_READ, owner_pipe)
         self._links: dict[int, _Link] = {}
-        self._strangers: dict[int, _Link] = {}
+        self._ungreeted: dict[int, _Link] = {}
+        """Those that haven't said hello, the oldest first."""
+        self._strangers = Strangers()
+        """Those that haven't identified themselves: those above, without those that know the secret."""
         self._dirty: set[int] = set()
         self._next = 1
         self._settle_s = 0.0
@@ -107,6 +120,12 @@ class Service:
         self._full_until_s: float | None = None
         """Until then the listener isn't watched, because no connection can be taken; None: it is."""
         self._has_been_full = False
+        self._waits_for_room = False
+        """The listener isn't watched, because there are as many strangers as there may be."""
+        self._limiter = RateLimiter()
+        self._displaced = 0
+        """Strangers closed in favour of others since the last line about them."""
+        self._displaced_said_s = -math.inf
         self._is_over = False
 
     def run(self) -> None:
@@ -118,6 +137,7 @@ class Service:
     def run_once(self) -> None:
         """Wait for something, and do what follows."""
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
+        due_s = min(due_s, self._strangers_due_s())
         is_orphaned = False
         for key, events in self._selector.select(max(0.0, due_s - time.monotonic())):
             if key.data is None:
@@ -140,11 +160,14 @@ class Service:
         if self._full_until_s is not None and now_s >= self._full_until_s:
             self._full_until_s = None
             self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._drop_late(now_s)
+        if self._waits_for_room and (not self._are_strangers_full() or now_s >= self._strangers.relief_s):
+            self._waits_for_room = False
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
         if now_s >= self._settle_s and (self._machine.needs_settling or now_s >= self._machine.alarm_s):
             effects = self._machine.settle(now_s)
             took_s = time.monotonic() - now_s
             self._do(effects)
-            self._drop_strangers(now_s)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
 
@@ -159,21 +182,62 @@ class Service:
                 self._selector.unregister(self._owner_pipe)
                 self._owner_pipe = None
 
+    def _strangers_due_s(self) -> float:
+        """When a connection is due to be closed because it hasn't identified itself."""
+        oldest = next(iter(self._ungreeted.values()), None)
+        due_s = math.inf if oldest is None else oldest.since_s + _GREETING_S
+        return min(due_s, self._strangers.relief_s) if self._waits_for_room else due_s
+
     def _accept(self) -> None:
+        displaced = 0
         for _ in range(_ACCEPTED_AT_ONCE):
+            now_s = time.monotonic()
+            oldest = None
+            if self._are_strangers_full():
+                oldest = self._strangers.displaceable(now_s)
+                if oldest is None:
+                    self._waits_for_room = True
+                    self._selector.unregister(self._listener)
+                if oldest is None or displaced == _DISPLACED_AT_ONCE:
+                    return
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except OSError as error:
                 if error.errno in _FULL:
                     self._pause_accepting(error)
                 return  # else the queue is empty
-            link = _Link(self._next, Peer(sock), self._secret, time.monotonic())
+            if oldest is not None:
+                self._displace(self._links[oldest], now_s)
+                displaced += 1
+            allowance = None if self._secret is None else HANDSHAKE_BYTES
+            peer = Peer(sock, allowance=allowance)
+            link = _Link(self._next, peer, format_address(*address[:2]), self._secret, now_s)
             self._next += 1
-            self._links[link.number] = self._strangers[link.number] = link
+            self._links[link.number] = self._ungreeted[link.number] = link
+            self._strangers.add(link.number, source_of(address[0]), now_s)
             self._selector.register(sock, selectors.EVENT_READ, link)
             first = link.handshake.first(over=self._machine.is_over)
             if first is not None:
                 self._write(link, encode(first))
+
+    def _are_strangers_full(self) -> bool:
+        return self._strangers.are_full(len(self._links) - len(self._strangers))
+
+    def _displace(self, link: _Link, now_s: float) -> None:
+        """Close a connection that hasn't identified itself, unless it does so now."""
+        self._read(link)
+        if link.number not in self._strangers:
+            return
+        self._close_stranger(link, now_s)
+
+    def _close_stranger(self, link: _Link, now_s: float) -> None:
+        source = self._strangers.displace(link.number, now_s)
+        self._forget(link)
+        self._displaced += 1
+        if now_s - self._displaced_said_s >= _STRANGERS_LINE_S:
+            closed = counted(self._displaced, "connection")
+            self.say(f"closed {closed} that did not identify themselves, the last one from {source}: too many at once")
+            self._displaced, self._displaced_said_s = 0, now_s
 
     def _pause_accepting(self, error: OSError) -> None:
         """The listener stays readable: who goes on waiting for it turns without a pause."""
@@ -191,6 +255,10 @@ class Service:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
             self._forget(link)
+        elif link.number in self._strangers:
+            number = self._strangers.buffers(link.number, link.peer.buffered_bytes)
+            if number is not None:
+                self._close_stranger(self._links[number], time.monotonic())
 
     def _messages(self, link: _Link) -> Iterator[FromMember]:
         """Messages for the machine. Who breaks the protocol is disconnected; a launcher is sent the reason first."""
@@ -204,15 +272,24 @@ class Service:
             self._close_with(link, Dismiss(2, text))
         except SecretError:
             self._close_with(link, Denied())
+        except FrameError as error:
+            if line := self._limiter.admit(f"closed the connection from {link.address}: {error}", time.monotonic()):
+                self.say(line)
+            link.peer.give_up()
         except ProtocolError:
             link.peer.give_up()  # a port scanner: it sees the end of the connection
 
     def _message(self, link: _Link, body: bytes) -> FromMember | None:
         """None: it wasn't for the machine."""
         if not link.handshake.is_done:
+            if body == _ASK:
+                return None  # the challenge is on its way
             answer = link.handshake.answer(_read_handshake(body))
             if answer is not None:
                 self._write(link, encode(answer))
+            if link.handshake.session is not None:
+                link.peer.secure(link.handshake.session.channel(Role.LISTENS, MAX_MESSAGE_BYTES))
+                self._strangers.discard(link.number)
             return None
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
@@ -222,7 +299,8 @@ class Service:
         if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello | Moved):
             raise ProtocolError("a hello in another place than the first")
         link.greeted = True
-        self._strangers.pop(link.number, None)
+        self._ungreeted.pop(link.number, None)
+        self._strangers.discard(link.number)
         return parsed
 
     def _close_with(self, link: _Link, message: Open | Denied | Dismiss) -> None:
@@ -230,15 +308,18 @@ class Service:
         link.peer.flush()
         link.peer.give_up()
 
-    def _drop_strangers(self, now_s: float) -> None:
-        for link in list(self._strangers.values()):
-            if now_s - link.since_s > _GREETING_S:
-                self._forget(link)
+    def _drop_late(self, now_s: float) -> None:
+        while self._ungreeted:
+            link = next(iter(self._ungreeted.values()))
+            if now_s - link.since_s <= _GREETING_S:
+                return
+            self._forget(link)
 
     def _forget(self, link: _Link) -> None:
         if self._links.pop(link.number, None) is None:
             return
-        self._strangers.pop(link.number, None)
+        self._ungreeted.pop(link.number, None)
+        self._strangers.discard(link.number)
         self._selector.unregister(link.peer.sock)
         link.peer.close()
         if link.greeted:
@@ -260,8 +341,7 @@ class Service:
                 self._is_over, self.forgets = True, effect.forgets
 
     def _write(self, link: _Link, data: bytes) -> None:
-        link.peer.write(data)
-        self.bytes_sent += len(data)
+        self.bytes_sent += link.peer.write(data)
         self._dirty.add(link.number)
 
     def _flush(self) -> None:
@@ -302,21 +382,3 @@ def _read(body: bytes) -> FromMember | Ask:
 
 _read_short = functools.lru_cache(maxsize=1024)(_read)
 """What thousands of launchers answer at once is the same, byte by byte."""
-
-
-def frame(message: ToMember) -> bytes:
-    """The bytes of a message. Of a proposal they differ only in the place, from one node to the next."""
-    if isinstance(message, Beat):
-        return _BEAT
-    if not isinstance(message, Propose) or message.place is None:
-        return encode(message)
-    before, after = _around_place(message.ballot, message.decision, message.votes, message.candidates)
-    body = b"%b%d%b" % (before, message.place, after)
-    return len(body).to_bytes(4, "big") + body
-
-
-@functools.lru_cache(maxsize=4)
-def _around_place(ballot: Ballot, decision: Decision, votes: bool, candidates: tuple[str, ...]) -> tuple[bytes, bytes]:
-    whole = encode(Propose(ballot, decision, 0, votes, candidates))[4:]
-    before, place, after = whole.rpartition(b'"place":')  # in a string, a quote would have a backslash before it
-    return before + place, after[1:]

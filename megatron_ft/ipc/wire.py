@@ -26,6 +26,7 @@ from megatron_ft.ipc.linux.polling import wait_ready
 PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
 MAX_FDS = 8
 """Descriptors that one message may carry; more are sent in several messages."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
@@ -37,7 +38,7 @@ _OF_THE_REFERENCE = (
 )
 
 # a script that is run ahead may put something else into the module
-_dumps, _loads = json.dumps, json.loads
+_dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.loads
 
 Message = dict[str, Any]
 
@@ -64,7 +65,7 @@ class Received(NamedTuple):
 def encode(message: object, fd_count: int = 0) -> bytes:
     """The bytes of one message: a frozen dataclass, or what stands for one."""
     fields = message if isinstance(message, Mapping) else pack(message)
-    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}, separators=(",", ":")).encode()
+    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}).encode()
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 
@@ -74,6 +75,17 @@ class Decoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a message that isn't whole yet."""
+        return len(self._buffer)
+
+    def take_rest(self) -> bytes:
+        """Return the bytes after the last message, which something else is to read, and forget them."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield the messages that are whole now.

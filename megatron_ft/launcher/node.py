@@ -34,6 +34,7 @@ from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.rank_logs import inherited_streams
 
 
 class Node:
@@ -66,7 +67,7 @@ class Node:
         self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
-        self._orphan_watch = OrphanWatch(self._reactor)
+        self._orphan_watch = OrphanWatch(self._reactor, inherited_streams(line.namespace, ranks))
         self._signals = SignalWatch(
             line.signals,
             forwarded=(*line.options.forward_signals, *line.save_signals),

@@ -22,9 +22,9 @@ from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
+from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
+from megatron_ft.ipc.files.own_files import ForeignFileError
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -197,15 +197,26 @@ def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     if changed is lives:
         return
     try:
-        write_whole(path, changed.to_text(), fsync=True, mode=0o600)
+        write_lives_file(path, changed)
+    except ForeignFileError as error:
+        _say_once(f"megatron_ft: {path} {error.strerror}: it is neither read nor written")
     except OSError as error:
         put(f"megatron_ft: {path} can't be written: {error.strerror}")
 
 
+@functools.cache
+def _say_once(line: str) -> None:
+    """Each cycle writes the file anew, and what is in its place stays there."""
+    put(line)
+
+
 def _read(path: str) -> Lives:
     try:
-        return read_lives_file(path)
+        return read_own_lives_file(path)
     except FileNotFoundError:
+        return Lives()
+    except ForeignFileError as error:
+        _say_once(f"megatron_ft: {path} {error.strerror}: it is neither read nor written")
         return Lives()
     except (OSError, ValueError) as error:
         aside = f"{path}.unreadable"

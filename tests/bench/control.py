@@ -1,6 +1,7 @@
 """Thousands of stand-in launchers, without ranks, and one real coordinator, on loopback: how long until they have met.
 
-python tests/bench/control.py 100 1000          # so many launchers each
+python tests/bench/control.py 100 1000          # so many launchers each, with a secret: every frame has a MAC
+python tests/bench/control.py 100 --open        # without a secret
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, Sketch
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
-from megatron_ft.ipc.wire import encode
+from megatron_ft.ipc.net.secure_channel import Role
+from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import TO_MEMBER, StandIns
 
@@ -128,7 +130,8 @@ class _StandIn:
         if answer is not None and self.peer is not None:
             self.peer.write(encode(answer))
             self.peer.flush()
-        if self.handshake.is_done:
+        if self.handshake.session is not None and self.peer is not None:
+            self.peer.secure(self.handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES))
             self.do(self.member.opened(time.monotonic()))
 
     def close(self) -> None:
@@ -178,7 +181,7 @@ class Swarm:
 def _child(address: str, first: int, last: int, total: int) -> None:
     """In a process of its own: commands come as lines, answers go as lines."""
     raise_file_limit()
-    stand_ins = StandIns(address, range(first, last), total)
+    stand_ins = StandIns(address, range(first, last), total, secret=read_secret(os.environ))
     gc.disable()  # they aren't what is measured
     print(json.dumps({"ready": last - first}), flush=True)
     for line in sys.stdin:
@@ -206,6 +209,7 @@ def _coordinator(fd: int, path: str) -> None:
     prepare_process()
     machine = Coordinator("bench", founds=True, owned=False, now_s=time.monotonic())
     service = Service(socket.socket(fileno=fd), machine, secret=read_secret(os.environ), owner=None)
+    service.say = lambda text: print(text, file=sys.stderr, flush=True)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
         while True:
             service.run_once()
@@ -215,7 +219,7 @@ def _coordinator(fd: int, path: str) -> None:
 class _Children:
     """Processes that take a line and answer with one."""
 
-    def __init__(self, commands: list[list[str]]) -> None:
+    def __init__(self, commands: list[list[str]], environment: dict[str, str] | None = None) -> None:
         self._all = [
             subprocess.Popen(
                 [sys.executable, *each],
@@ -223,6 +227,7 @@ class _Children:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL if _C10D in each else None,  # it warns of each name that it can't look up
                 text=True,
+                env=environment,
             )
             for each in commands
         ]
@@ -254,19 +259,24 @@ def _spans(nodes: int, processes: int) -> list[list[str]]:
     return [[str(first), str(min(first + size, nodes)), str(nodes)] for first in range(0, nodes, size)]
 
 
-def measure(launchers: int, *, processes: int = _PROCESSES, idle_s: float = 5.0) -> dict[str, float | None]:
+def measure(
+    launchers: int, *, processes: int = _PROCESSES, idle_s: float = 5.0, has_secret: bool = True
+) -> dict[str, float | None]:
     """Meet, lose one, meet again, stay. Seconds, shares of one core, and bytes a second; None for what never came."""
     listener = tcp.listen("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     listener.set_inheritable(True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FT_SECRET")}
+    if has_secret:
+        environment["FT_SECRET"] = os.urandom(16).hex()
     with tempfile.NamedTemporaryFile() as stats:
         stats.write(bytes(8))
         stats.flush()
         words = [sys.executable, _ME, "--coordinator", str(listener.fileno()), stats.name]
         coordinator = subprocess.Popen(words, pass_fds=[listener.fileno()], env=environment)
         listener.close()
-        children = _Children([[_ME, "--child", address, *span] for span in _spans(launchers, processes)])
+        commands = [[_ME, "--child", address, *span] for span in _spans(launchers, processes)]
+        children = _Children(commands, environment)
         try:
             return _measure(children, coordinator.pid, Path(stats.name), idle_s)
         finally:
@@ -385,7 +395,8 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--coordinator"]:
         _coordinator(int(sys.argv[2]), sys.argv[3])
     else:
-        for number in map(int, sys.argv[1:] or ["100", "1000"]):
-            figures = measure(number)
+        sizes = [each for each in sys.argv[1:] if each != "--open"]
+        for number in map(int, sizes or ["100", "1000"]):
+            figures = measure(number, has_secret="--open" not in sys.argv)
             shown = {name: value if value is None else round(value, 3) for name, value in figures.items()}
             print(number, shown, flush=True)

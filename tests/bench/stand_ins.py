@@ -12,13 +12,17 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.liveness import beat_s
+from megatron_ft.core.messages.secret import HANDSHAKE
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.wire import PROTOCOL_VERSION, Decoder, decode, encode
+from megatron_ft.ipc.net.secret import LauncherHandshake
+from megatron_ft.ipc.net.secure_channel import Role, SecureChannel
+from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 
 __all__ = ["TO_MEMBER", "StandIn", "StandIns"]
 
@@ -26,21 +30,51 @@ TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.ToMember)
 _BEAT = encode(m.Beat())
 _READY = encode(m.Ready())
 _PROPOSAL = b'{"v":%d,"fds":0,"type":"propose"' % PROTOCOL_VERSION
-_CONNECTED_S = 60.0
+_CONNECTED_AT_ONCE = 100
 
 
 class StandIn:
     """One of them; ``sock`` is None when it was lost."""
 
-    def __init__(self, number: int, hello: bytes) -> None:
+    def __init__(self, number: int, hello: bytes, secret: bytes | None) -> None:
         self.number = number
         self.hello = hello
         self.sock: socket.socket | None = None
-        self.decoder = Decoder()
+        self._decoder = Decoder()
+        self._handshake = LauncherHandshake(secret)
+        self._channel: SecureChannel | None = None
+
+    def connected(self) -> bool:
+        """Send what comes first; True if that is the hello."""
+        first = self._handshake.first()
+        self.send(self.hello if first is None else encode(first))
+        return first is None
+
+    def bodies(self, data: bytes) -> Iterator[bytes]:
+        """Messages of the coordinator that are whole now."""
+        return self._decoder.bodies(data) if self._channel is None else self._channel.feed(data)
+
+    @property
+    def shakes_hands(self) -> bool:
+        """The next message belongs to the handshake."""
+        return not self._handshake.is_done
+
+    def shake_hands(self, body: bytes) -> bool:
+        """Answer a message of the handshake; True if the hello was sent after it."""
+        answer = self._handshake.answer(HANDSHAKE.parse(decode(body)))
+        if answer is not None:
+            self.send(encode(answer))
+        if self._handshake.session is not None:
+            self._channel = self._handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES)
+            self.send(self.hello)
+        return self._channel is not None
 
     def send(self, data: bytes) -> None:
         """All of it, at once."""
         assert self.sock is not None
+        if self._channel is not None:
+            body = data[LENGTH_BYTES:]
+            data = self._channel.seal(body) + body
         sent = self.sock.send(data)
         assert sent == len(data), "so few bytes always fit"
 
@@ -49,7 +83,14 @@ class StandIns:
     """Those with ``numbers``, of ``total``, in a ``job`` with ``rules``; by the default ones, one of all is a spare."""
 
     def __init__(
-        self, address: str, numbers: range, total: int, *, job: str = "bench", rules: m.Rules | None = None
+        self,
+        address: str,
+        numbers: range,
+        total: int,
+        *,
+        job: str = "bench",
+        rules: m.Rules | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self._address = tcp.parse_address(address)
         self._total = total
@@ -57,7 +98,7 @@ class StandIns:
         self._rules = rules or m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)
         self._job = job
         self._spare = total - 1 if self._rules.max_nodes < total else None
-        self._all = {number: StandIn(number, self._hello(number)) for number in numbers}
+        self._all = {number: StandIn(number, self._hello(number), secret) for number in numbers}
         self._by_fd: dict[int, StandIn] = {}
         self._beats: deque[tuple[float, StandIn]] = deque()
         self._replies: dict[bytes, tuple[bytes, int]] = {}
@@ -72,8 +113,8 @@ class StandIns:
         return encode(hello)
 
     def start(self) -> None:
-        """All connect at once."""
-        for each in self._all.values():
+        """All connect at once, and answer meanwhile: a real launcher has none but itself to connect."""
+        for count, each in enumerate(self._all.values(), 1):
             each.sock = socket.socket()
             each.sock.setblocking(False)
             each.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -81,6 +122,8 @@ class StandIns:
                 each.sock.connect(self._address)
             self._by_fd[each.sock.fileno()] = each
             self._epoll.register(each.sock, select.EPOLLIN | select.EPOLLOUT)
+            if count % _CONNECTED_AT_ONCE == 0:
+                self._serve(0.0)
 
     def close(self) -> None:
         """All connections."""
@@ -110,19 +153,19 @@ class StandIns:
         while time.monotonic() < deadline_s:
             self._serve()
 
-    def _serve(self) -> None:
-        for fd, events in self._epoll.poll(0.05, 4096):
+    def _serve(self, within_s: float = 0.05) -> None:
+        for fd, events in self._epoll.poll(within_s, 4096):
             each = self._by_fd[fd]
             if events & select.EPOLLOUT:
                 self._epoll.modify(fd, select.EPOLLIN)
-                each.send(each.hello)
-                self._beats.append((time.monotonic() + beat_s(self._total), each))
+                if each.connected():
+                    self._beats.append((time.monotonic() + beat_s(self._total), each))
                 continue
             assert each.sock is not None
             data = each.sock.recv(65536)
             if not data:
                 sys.exit(f"the coordinator has closed the connection of stand-in {each.number}")
-            for body in each.decoder.bodies(data):
+            for body in each.bodies(data):
                 self._heard(each, body)
         now_s = time.monotonic()
         while self._beats and self._beats[0][0] <= now_s:
@@ -132,6 +175,10 @@ class StandIns:
                 self._beats.append((now_s + beat_s(self._total), each))
 
     def _heard(self, each: StandIn, body: bytes) -> None:
+        if each.shakes_hands:
+            if each.shake_hands(body):
+                self._beats.append((time.monotonic() + beat_s(self._total), each))
+            return
         known = body[: body.index(b"]")] if body.startswith(_PROPOSAL) else body  # the rest differs by the place
         found = self._replies.get(known)
         if found is None:

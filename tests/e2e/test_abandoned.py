@@ -38,3 +38,12 @@ def test_the_others_go_on_without_its_node(fresh_launcher: Launcher) -> None:
     (life,) = json.loads((other.log_dir / "result.json").read_text())["lives"]
     assert [(fault["kind"], fault["cycle"]) for fault in life["faults"]] == [("lost", 0)]
     assert [each["action"] for each in other.events("cycle_ended")] == ["restart", "finish"]
+
+
+def test_a_job_whose_ranks_write_to_files_goes_on_without_a_reader(fresh_launcher: Launcher) -> None:
+    unread = [*UNREAD[:2], UNREAD[2].replace("still here", "cycle 0 started"), "bash"]
+    prints = PRINTS.replace("while CYCLE == 0", "for _ in range(60)")
+    options = ["--nproc-per-node=2", "--redirects=3", f"--log-dir={fresh_launcher.directory / 'logs'}"]
+    launched = fresh_launcher.start(prints, *options, prefix=unread)
+    assert launched.wait().code == 0
+    assert launched.events("abandoned") == []

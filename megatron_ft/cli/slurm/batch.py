@@ -24,7 +24,7 @@ from megatron_ft.core.job import batch_script
 from megatron_ft.core.job.faults import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.signals import Asked, SecondRequest
-from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
+from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")
@@ -221,7 +221,7 @@ class Batch:
 
     def _lives(self) -> Lives:
         try:
-            return read_lives_file(lives_path(self._plan.log_dir))
+            return read_own_lives_file(lives_path(self._plan.log_dir))
         except FileNotFoundError:
             return Lives()
         except (OSError, ValueError) as error:
@@ -263,7 +263,7 @@ class _Over:
         while self.is_needed and self.life is None:
             lives: tuple[Life, ...] = ()
             with contextlib.suppress(OSError, ValueError):
-                lives = read_lives_file(lives_path(log_dir)).lives
+                lives = read_own_lives_file(lives_path(log_dir)).lives
             life = lives[-1] if len(lives) > before else None
             if life is None or life.outcome is Ending.RUNNING:
                 since_s = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 
 from megatron_ft.core.diagnosis.evidence import Evidence, evidence_text
+from megatron_ft.ipc.files.own_files import open_own_folder, replace_in_own_folder
 
 DIRECTORY = "evidence"
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -26,29 +26,13 @@ def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str
     Raises:
         OSError: they can't be written.
     """
-    path = os.path.join(log_dir, DIRECTORY)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
     host = socket.gethostname()
     stem = f"rank{evidence.rank}-cycle{evidence.cycle}-{host}-{evidence.pid}{suffix}"
-    # by its descriptor, and never through a link: the log directory may be one that others can write
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = open_own_folder(os.path.join(log_dir, DIRECTORY))
     try:
-        _write(folder, f"{stem}.json", json.dumps(evidence.packed(), indent=1) + "\n")
-        _write(folder, f"{stem}.txt", evidence_text(evidence))
+        packed = json.dumps(evidence.packed(), indent=1) + "\n"
+        replace_in_own_folder(folder, f"{stem}.json", packed.encode(errors="replace"))
+        replace_in_own_folder(folder, f"{stem}.txt", evidence_text(evidence).encode(errors="replace"))
     finally:
         os.close(folder)
     return f"{DIRECTORY}/{stem}.txt"
-
-
-def _write(folder: int, name: str, text: str) -> None:
-    """A new file in place of whatever is there: to open that (a pipe, say) could wait for ever."""
-    temporary = f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    try:
-        with open(fd, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:  # whatever ended it, an interrupt included, the temporary file has to go
-        os.unlink(temporary, dir_fd=folder)
-        raise

@@ -1,22 +1,25 @@
-"""Whether both ends of a connection know the job's secret, without saying it: a challenge each, answered by HMAC.
+"""The handshake by which both ends of a control connection show that they know the job's secret, without sending it.
 
-A coordinator that has one sends ``challenge`` first of all, and hears nothing but its answer. A launcher that has one
-sends ``ask``, which only a coordinator without one answers, with ``open``: then the launcher goes no further.
+A coordinator that has a secret sends ``challenge`` first of all, and reads nothing but the answer, ``proof``. A
+launcher that has one sends ``ask``, which only a coordinator without a secret answers, with ``open``: then the launcher
+goes no further. After ``proof`` and ``welcome`` every message travels in a sealed frame (`ipc.net.secure_channel`).
 
-It keeps others out who can connect. Who can change packets on their way isn't kept out: nothing is encrypted or signed
-after this.
+Words of the other end before its proof decide nothing but this connection. (One exception: a launcher that was never
+let in anywhere takes ``open``, ``denied`` and another protocol version for its user's mistake.)
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
+from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, Session, new_nonce
 
+HANDSHAKE_BYTES = 4096
+"""Bytes that an end may send in all before its proof."""
+_PURPOSE = "control"
 _LEAST_BYTES, _MOST_BYTES = 16, 4096
 
 
@@ -29,28 +32,34 @@ class CoordinatorHandshake:
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
-        self._nonce = os.urandom(16).hex()
+        self._nonce = b"" if secret is None else new_nonce()
         self.is_done = secret is None
+        self.session: Session | None = None
+        """Set once the launcher has proved that it knows the secret."""
 
     def first(self, *, over: bool) -> Challenge | None:
         """What to send when the connection is there. ``over``: the job has ended."""
-        return None if self._secret is None else Challenge(self._nonce, over)
+        return None if self._secret is None else Challenge(self._nonce.hex(), over)
 
     def answer(self, message: Handshake) -> Welcome | None:
         """What to send in return for a message, as long as it isn't ``is_done``: then the other end is let in.
 
         Raises:
-            SecretError: it doesn't know the secret; answer it with `Denied`.
+            SecretError: the launcher doesn't know the secret; answer with `Denied`.
         """
         assert self._secret is not None
         if isinstance(message, Ask):
             return None  # the challenge is on its way
-        if not isinstance(message, Proof) or not hmac.compare_digest(
-            message.mac, _mac(self._secret, "launcher", self._nonce, message.nonce)
-        ):
-            raise SecretError("it doesn't know the job's secret (FT_SECRET)")
-        self.is_done = True
-        return Welcome(_mac(self._secret, "coordinator", message.nonce, self._nonce))
+        if not isinstance(message, Proof):
+            raise SecretError("no proof of the job's secret (FT_SECRET)")
+        nonce, mac = _bytes(message.nonce, NONCE_BYTES), _bytes(message.mac)
+        if nonce is None or mac is None:
+            raise SecretError("no proof of the job's secret (FT_SECRET)")
+        session = Session(self._secret, _PURPOSE, connects=nonce, listens=self._nonce)
+        if not session.is_proof(mac, Role.CONNECTS):
+            raise SecretError("doesn't know the job's secret (FT_SECRET)")
+        self.session, self.is_done = session, True
+        return Welcome(session.proof(Role.LISTENS).hex())
 
 
 class LauncherHandshake:
@@ -58,9 +67,12 @@ class LauncherHandshake:
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
-        self._nonce = os.urandom(16).hex()
-        self._theirs = ""
+        self._nonce = b"" if secret is None else new_nonce()
+        self._offered: Session | None = None
+        """The session, before the coordinator has proved that it knows the secret."""
         self.is_done = secret is None
+        self.session: Session | None = None
+        """Set once the coordinator has proved that it knows the secret."""
 
     def first(self) -> Ask | None:
         """What to send when the connection is there."""
@@ -70,8 +82,8 @@ class LauncherHandshake:
         """What to send in return for a message, as long as it isn't ``is_done``; and for any ``challenge``.
 
         Raises:
-            SecretError: the other end doesn't know the secret, or has one where this launcher has none.
-            ProtocolError: it says something else.
+            SecretError: the other end says that it has another secret, none, or one where this launcher has none.
+            ProtocolError: it says something that no coordinator of any secret does.
         """
         if self._secret is None:
             raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
@@ -79,14 +91,19 @@ class LauncherHandshake:
             raise SecretError("has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none")
         if isinstance(message, Denied):
             raise SecretError("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
-        if isinstance(message, Challenge) and not self._theirs:
-            self._theirs = message.nonce
-            return Proof(self._nonce, _mac(self._secret, "launcher", self._theirs, self._nonce))
-        if isinstance(message, Welcome) and self._theirs:
-            if hmac.compare_digest(message.mac, _mac(self._secret, "coordinator", self._nonce, self._theirs)):
-                self.is_done = True
-                return None
-            raise SecretError("doesn't know the job's secret: FT_SECRET has to be the same on all nodes")
+        if isinstance(message, Challenge) and self._offered is None:
+            nonce = _bytes(message.nonce, NONCE_BYTES)
+            if nonce is None:
+                raise ProtocolError("sends no nonce")
+            self._offered = Session(self._secret, _PURPOSE, connects=self._nonce, listens=nonce)
+            return Proof(self._nonce.hex(), self._offered.proof(Role.CONNECTS).hex())
+        if isinstance(message, Welcome) and self._offered is not None:
+            # one that has another secret would have denied the proof
+            mac = _bytes(message.mac)
+            if mac is None or not self._offered.is_proof(mac, Role.LISTENS):
+                raise FrameError("the coordinator's proof of the job's secret isn't authentic")
+            self.session, self.is_done = self._offered, True
+            return None
         raise ProtocolError(f"sends {type(message).__name__} where it has to show that it knows the job's secret")
 
 
@@ -115,5 +132,10 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
     return secret
 
 
-def _mac(secret: bytes, who: str, first: str, second: str) -> str:
-    return hmac.new(secret, f"{who} {first} {second}".encode(), hashlib.sha256).hexdigest()
+def _bytes(text: str, size: int | None = None) -> bytes | None:
+    """Bytes of a hexadecimal text; None if it is none, or of another size."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return found if size in (None, len(found)) else None

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Decoder, Message, decode
+from megatron_ft.ipc.net.secure_channel import SecureChannel
+from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, Message, decode
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
@@ -25,9 +27,13 @@ Target = tuple[int, int, int, str, Any]
 
 
 class Peer:
-    """One end of a connection. ``unsent`` bytes are sent by ``flush``, again and again until there are none."""
+    """One end of a connection. ``unsent`` bytes are sent by ``flush``, again and again until there are none.
 
-    def __init__(self, sock: socket.socket) -> None:
+    What is kept of the other end's bytes is at most one frame, and one read.
+    """
+
+    def __init__(self, sock: socket.socket, *, allowance: int | None = None) -> None:
+        """``allowance``: bytes that the other end may send in all before `secure`; None: as many as it likes."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -38,18 +44,41 @@ class Peer:
         self.is_open = True
         self.is_silent = False
         """It isn't open any more because its host answers no packet: no end of the connection has come from there."""
+        self._allowance = allowance
         self._decoder = Decoder()
+        self._channel: SecureChannel | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a frame that isn't whole yet."""
+        return self._decoder.buffered_bytes if self._channel is None else self._channel.buffered_bytes
+
+    def secure(self, channel: SecureChannel) -> None:
+        """Seal all frames that are written from now on, and open those that follow the last one read."""
+        self._channel, self._allowance = channel, None
 
     def fileno(self) -> int:
         """For ``select``; -1 once closed."""
         return self.sock.fileno()
 
-    def write(self, data: bytes) -> None:
-        """Have bytes sent; a peer that has let too many of them lie is given up."""
-        if self.is_open:
-            self.unsent += data
-            if len(self.unsent) > _MOST_UNSENT:
-                self.give_up()
+    def write(self, frame: bytes) -> int:
+        """Have one frame of `ipc.wire.encode` sent; the number of bytes on the wire.
+
+        A peer that has let too many of them lie is given up.
+        """
+        if not self.is_open:
+            return 0
+        before = len(self.unsent)
+        if self._channel is None:
+            self.unsent += frame
+        else:
+            body = memoryview(frame)[LENGTH_BYTES:]
+            self.unsent += self._channel.seal(body)
+            self.unsent += body
+        added = len(self.unsent) - before
+        if len(self.unsent) > _MOST_UNSENT:
+            self.give_up()
+        return added
 
     def flush(self) -> bool:
         """Send what can be sent now; whether all is sent."""
@@ -71,23 +100,44 @@ class Peer:
         """
         return [decode(body) for body in self.read_bodies()]
 
-    def read_bodies(self) -> list[bytes]:
-        """The same, before they are decoded.
+    def read_bodies(self) -> Iterator[bytes]:
+        """Like `read`, but yields undecoded bodies. `secure` may be called between two of them.
 
         Raises:
+            FrameError: a sealed frame isn't what the peer sent in this place.
             ProtocolError: the peer speaks otherwise.
         """
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
-            return []
+            return
         except OSError as error:
             self._failed(error)
-            return []
+            return
         if not data:
             self.is_open = False
-            return []
-        return list(self._decoder.bodies(data))
+            if self._channel is not None:
+                self._channel.end()
+            return
+        if self._allowance is not None:
+            self._allowance -= len(data)
+            if self._allowance < 0:
+                raise ProtocolError("too many bytes before the proof of the secret")
+        if self._channel is None:
+            yield from self._unsealed(data)
+            data = self._decoder.take_rest() if self._is_secure else b""
+        if self._channel is not None:
+            yield from self._channel.feed(data)
+
+    def _unsealed(self, data: bytes) -> Iterator[bytes]:
+        for body in self._decoder.bodies(data):
+            yield body
+            if self._is_secure:
+                return
+
+    @property
+    def _is_secure(self) -> bool:
+        return self._channel is not None
 
     def _failed(self, error: OSError) -> None:
         self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
@@ -137,8 +187,8 @@ def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
         raise OSError(f"{host!r} is no name of a host: {error}") from None
 
 
-def begin(target: Target) -> Peer:
-    """A connection that is being made to one address: it is there when it is writable.
+def begin(target: Target, *, allowance: int | None = None) -> Peer:
+    """A connection that is being made to one address: it is there when it is writable. ``allowance``: as in `Peer`.
 
     Raises:
         OSError: no process listens there.
@@ -148,7 +198,7 @@ def begin(target: Target) -> Peer:
     try:
         with contextlib.suppress(BlockingIOError):
             sock.connect(address)
-        return Peer(sock)
+        return Peer(sock, allowance=allowance)
     except OSError:
         sock.close()
         raise

@@ -1,14 +1,15 @@
 """What the launcher can't do without: the step of Slurm's that it runs in, and readers of its output.
 
-A launcher whose slurmstepd has died belongs to no job any more. One whose output has no reader has ranks that fail at
-their next print. No restart mends either.
+A launcher whose slurmstepd has died belongs to no job any more. Ranks that write to the launcher's output fail at their
+next print once it has no reader. No restart mends either. A stream to which no rank writes may lose its reader: the
+launcher's own lines are in the event log, too.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import read_stat
@@ -23,10 +24,11 @@ _STREAMS = {1: "standard output", 2: "standard error"}
 class OrphanWatch:
     """Watches both for one launcher. ``on_orphaned`` is called, once or several times, with what is missing."""
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: Reactor, rank_streams: Collection[int] = (1, 2)) -> None:
+        """``rank_streams``: descriptors of the launcher's output to which ranks write, 1 and 2 at most."""
         self.on_orphaned: Callable[[str], None] = lambda _text: None
         self._reactor = reactor
-        self._streams = {fd: name for fd, name in _STREAMS.items() if _has_reader(fd)}
+        self._streams = {fd: name for fd, name in _STREAMS.items() if fd in rank_streams and has_reader(fd)}
         self._is_orphaned = False
         self._pidfd = _step_daemon()
         if self._pidfd is not None:
@@ -37,7 +39,7 @@ class OrphanWatch:
         if self._is_orphaned:
             self.on_orphaned(f"{STEP_DAEMON}, an ancestor of this launcher, has exited")
         for fd, name in self._streams.items():
-            if not _has_reader(fd):
+            if not has_reader(fd):
                 self.on_orphaned(f"no process reads the {name} of this launcher any more")
                 return
 
@@ -54,15 +56,22 @@ class OrphanWatch:
         self.check()
 
 
-def _has_reader(fd: int) -> bool:
-    """Whether it is a pipe or a socket whose other end is open. Files and terminals have none of that kind."""
+def has_reader(fd: int) -> bool:
+    """Return True for a pipe or a socket whose other end is open. Files and terminals have none of that kind."""
+    return _is_read(fd) and not has_hung_up(fd)
+
+
+def has_lost_reader(fd: int) -> bool:
+    """Return True for a pipe or a socket whose other end is closed: a write to it fails."""
+    return _is_read(fd) and has_hung_up(fd)
+
+
+def _is_read(fd: int) -> bool:
     try:
         mode = os.fstat(fd).st_mode
     except OSError:
         return False
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return False
-    return not has_hung_up(fd)
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _step_daemon() -> int | None:

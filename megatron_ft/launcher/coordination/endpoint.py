@@ -12,6 +12,7 @@ import time
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Open
 from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES
 from megatron_ft.ipc.wire import VersionError, encode
 
 _ANSWER_S = 15.0
@@ -84,7 +85,7 @@ def _holder(host: str, port: int, within_s: float) -> _Holder:
         sock.settimeout(max(0.01, within_s))
         try:
             sock.connect((bound or "127.0.0.1", port))
-            peer = tcp.Peer(sock)
+            peer = tcp.Peer(sock, allowance=HANDSHAKE_BYTES)
             peer.write(encode(Ask()))
             while peer.is_open and (left_s := until_s - time.monotonic()) > 0:
                 peer.flush()

@@ -143,7 +143,7 @@ def _with_others(
     announcer = Announcer(launcher.reactor, secret)
     coordination = Coordination(
         _identity(place, process.address, endpoints, past),
-        transport=lambda listener: Sockets(launcher.reactor, secret, listener),
+        transport=lambda listener: Sockets(launcher.reactor, secret, listener, say=launcher.say),
         open_store=store.open,
         announce=announcer.announce,
         follow_elsewhere=process.follow_elsewhere,

@@ -14,9 +14,11 @@ from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.messages import Dismiss, FromMember, Moved, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake
+from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import LauncherHandshake, SecretError
-from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, LauncherHandshake, SecretError
+from megatron_ft.ipc.net.secure_channel import FrameError, Role
+from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.host_addresses import HostAddresses
 from megatron_ft.launcher.coordination.transport import Listener
@@ -28,8 +30,23 @@ _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 class Sockets:
     """TCP. A name that has to be looked up, and every try to connect, costs the loop nothing."""
 
-    def __init__(self, reactor: Reactor, secret: bytes | None, listener: Listener, *, is_answered: bool = True) -> None:
-        """``is_answered``: a coordinator says something on each connection, else that one is no coordinator's."""
+    def __init__(
+        self,
+        reactor: Reactor,
+        secret: bytes | None,
+        listener: Listener,
+        *,
+        is_answered: bool = True,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        """``is_answered``: a coordinator says something on each connection, else that one is no coordinator's.
+
+        ``say``: gets a line for the user when a process that doesn't know the secret interferes with a connection.
+        """
+        self._say = say
+        self._limiter = RateLimiter()
+        self._was_let_in = False
+        """A coordinator has proved that it knows the secret: it is no mistake of the user if another process can't."""
         self._reactor = reactor
         self._secret = secret
         self._listener = listener
@@ -130,7 +147,7 @@ class Sockets:
         while self._targets:
             self._target = self._targets.pop(0)
             try:
-                self._peer = tcp.begin(self._target)
+                self._peer = tcp.begin(self._target, allowance=None if self._secret is None else HANDSHAKE_BYTES)
             except OSError as error:
                 self._problem = os.strerror(error.errno or errno.EIO)
                 self._target = None
@@ -175,7 +192,7 @@ class Sockets:
                 return
             self._connected()
         if self._peer is peer:
-            self._send(b"")
+            self._flush()
             self._read(peer)
 
     def _connected(self) -> None:
@@ -190,9 +207,13 @@ class Sockets:
     # -- connected --------------------------------------------------------------------------------------------
 
     def _send(self, data: bytes) -> None:
+        assert self._peer is not None
+        self._peer.write(data)
+        self._flush()
+
+    def _flush(self) -> None:
         peer = self._peer
         assert peer is not None
-        peer.write(data)
         waits = not peer.flush() and peer.is_open
         if waits is not self._waits_for_room:
             self._waits_for_room = waits
@@ -220,6 +241,9 @@ class Sockets:
             self._refuse(f"speaks version {error.theirs} of the protocol, {ours}")
         except SecretError as error:
             self._refuse(str(error))
+        except FrameError as error:
+            self._say_seldom(f"closed the connection to the coordinator at {self._address}: {error}")
+            peer.give_up()
         except ProtocolError:
             peer.give_up()  # it is no coordinator
 
@@ -238,7 +262,13 @@ class Sockets:
         answer = handshake.answer(heard)
         if answer is not None:
             self._send(encode(answer))
-        return self._listener.opened if handshake.is_done else None
+        if handshake.session is None:
+            return None
+        peer = self._peer
+        assert peer is not None
+        peer.secure(handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES))
+        self._was_let_in = True
+        return self._listener.opened
 
     def _ended(self, peer: tcp.Peer) -> None:
         if peer is not self._peer:
@@ -247,9 +277,18 @@ class Sockets:
         self._listener.broken(silent=peer.is_silent)
 
     def _refuse(self, text: str) -> None:
-        address = self._address
+        address, is_proven = self._address, self._handshake is not None and self._handshake.is_done
         self.disconnect()
-        self._listener.refused(f"the coordinator at {address} {text}")
+        if self._was_let_in and not is_proven:
+            # any process can say that: it ends no launcher that has met a coordinator of its job
+            self._say_seldom(f"the coordinator at {address} {text}; looking for another one")
+            self._listener.failed(text)
+        else:
+            self._listener.refused(f"the coordinator at {address} {text}")
+
+    def _say_seldom(self, text: str) -> None:
+        if line := self._limiter.admit(text, time.monotonic()):
+            self._say(line)
 
     def _drop_peer(self) -> None:
         peer, self._peer, self._handshake, self._waits_for_room = self._peer, None, None, False

@@ -6,13 +6,16 @@ A directory that can't be written, or doesn't answer, ends no job and keeps no r
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
+from megatron_ft.ipc.files.own_files import open_regular
 from megatron_ft.launcher.base import bounded_file_calls
+from megatron_ft.launcher.base.orphan_watch import has_lost_reader
 
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -98,11 +101,32 @@ def _filtered() -> list[str]:
     return [name for name in ("filtered_stdout", "filtered_stderr") if name in LogsDest.__dataclass_fields__]
 
 
+def inherited_streams(namespace: Namespace, ranks: int) -> frozenset[int]:
+    """Return which of the launcher's own streams (1, 2) ranks write to, by torchrun's options for their log files.
+
+    ``--tee`` counts as a file: torch copies that file in the launcher, and a rank notices no failure of the copy.
+    """
+    if namespace.logs_specs is not None or namespace.log_dir == os.devnull:
+        return frozenset({1, 2})
+    shown = set(range(ranks))
+    if namespace.local_ranks_filter:  # others write nowhere
+        shown &= {int(each) for each in namespace.local_ranks_filter.split(",")}
+    redirected, teed = _by_rank(namespace.redirects), _by_rank(namespace.tee)
+    in_files = [redirected(rank) | teed(rank) for rank in shown]
+    return frozenset(fd for fd, bit in ((1, Std.OUT), (2, Std.ERR)) if any(bit not in each for each in in_files))
+
+
+def _by_rank(option: str) -> Callable[[int], Std]:
+    parsed = Std.from_str(str(option))
+    return (lambda _rank: parsed) if isinstance(parsed, Std) else (lambda rank: parsed.get(rank, Std.NONE))
+
+
 def _no_files(count: int) -> LogsDest:
     filtered: dict[str, Any] = dict.fromkeys(_filtered(), os.devnull)
+    out, err = (os.devnull if has_lost_reader(fd) else "" for fd in (1, 2))  # a rank would fail at its first line
     return LogsDest(
-        stdouts=dict.fromkeys(range(count), ""),
-        stderrs=dict.fromkeys(range(count), ""),
+        stdouts=dict.fromkeys(range(count), out),
+        stderrs=dict.fromkeys(range(count), err),
         tee_stdouts={},
         tee_stderrs={},
         error_files=dict.fromkeys(range(count), os.devnull),
@@ -180,4 +204,4 @@ class CopiedStream:
 
     def _open(self) -> int:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import pytest
 
 from megatron_ft.coordinator import service as service_module
-from megatron_ft.coordinator.service import Service, frame
+from megatron_ft.coordinator.message_frames import frame
+from megatron_ft.coordinator.service import Service
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m

@@ -17,12 +17,12 @@ def test_what_is_still_read_or_was_never_to_be_is_no_reason(half: int | None) ->
     near, far = socket.socketpair()
     if half is not None:
         far.shutdown(half)
-    assert orphan_watch._has_reader(near.fileno())
+    assert orphan_watch.has_reader(near.fileno())
     far.close()
-    assert not orphan_watch._has_reader(near.fileno())
+    assert not orphan_watch.has_reader(near.fileno())
     near.close()
     with open(os.devnull) as file:
-        assert not orphan_watch._has_reader(file.fileno())  # and so isn't watched
+        assert not orphan_watch.has_reader(file.fileno())  # and so isn't watched
 
 
 def test_another_parent_s_end_is_no_reason() -> None:

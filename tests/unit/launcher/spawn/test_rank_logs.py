@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from megatron_ft.launcher.spawn.rank_logs import CopiedStream, CycleLogs, cycle_file, taken_from
+from megatron_ft.launcher.spawn.rank_logs import CopiedStream, CycleLogs, cycle_file, inherited_streams, taken_from
 
 
 def reify(specs: DefaultLogsSpecs, tmp_path: Path, *, cycle: int, restarts: int, said: list[str]) -> LogsDest:
@@ -106,3 +107,27 @@ def test_it_takes_what_would_go_to_the_launcher(tmp_path: Path) -> None:
     for stream in streams:
         stream.stop()
     assert (tmp_path / "out_cycle2.log").read_text() == " 8: x\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "streams"),
+    [
+        ({}, {1, 2}),
+        ({"redirects": "3"}, set()),
+        ({"tee": "3"}, set()),
+        ({"redirects": "1"}, {2}),
+        ({"redirects": "1", "tee": "2"}, set()),
+        ({"redirects": "0:3,1:3"}, set()),
+        ({"redirects": "0:3"}, {1, 2}),
+        ({"redirects": "0:3,1:2"}, {1}),
+        ({"redirects": "0:3", "local_ranks_filter": "0"}, set()),
+        ({"local_ranks_filter": "1"}, {1, 2}),
+        ({"redirects": "3", "log_dir": os.devnull}, {1, 2}),
+        ({"redirects": "3", "logs_specs": "mine"}, {1, 2}),
+    ],
+)
+def test_the_streams_that_ranks_share_with_the_launcher_follow_from_torchrun_s_options(
+    options: dict[str, str], streams: set[int]
+) -> None:
+    given = {"redirects": "0", "tee": "0", "local_ranks_filter": None, "log_dir": "/logs", "logs_specs": None}
+    assert inherited_streams(Namespace(**{**given, **options}), 2) == streams

@@ -1,0 +1,208 @@
+"""Files in directories that other users can write to: not opened through a link, not waited for, only ours replaced.
+
+The rule for one name in such a directory:
+
+* Opened are regular files only, and none through a link in its place. Neither a FIFO nor a device is waited for.
+* Replaced are regular files of this user only; and a link, which the new file takes the place of, if it or the
+  directory is this user's. Whatever else is there stays as it is: `ForeignFileError` says what it is.
+
+The path of the directory is the user's choice, and may contain links. "This user" is the owner that the file system
+gives to the files that this process creates: a file server may call root by another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+_READABLE_BYTES = 64 << 20
+
+
+class ForeignFileError(OSError):
+    """Something else than a regular file of this user is in the place of a file. ``strerror`` says what it is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EPERM, what)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def open_regular(path: str, flags: int, mode: int = 0o600) -> int:
+    """Open a regular file, of any user, but not through a link in its place.
+
+    Raises:
+        ForeignFileError: something else is there.
+        OSError: the file can't be opened.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+    except OSError as error:
+        # ELOOP: a link; ENXIO: a FIFO that no process reads, or a socket; EISDIR: a directory
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise ForeignFileError(_what(os.lstat(path))) from None
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise ForeignFileError(_what(found))
+    os.set_blocking(fd, True)
+    return fd
+
+
+def read_own(path: str) -> bytes:
+    """Return the content of a file that this user or root has written.
+
+    Raises:
+        ForeignFileError: something else is there.
+        OSError: the file can't be read; FileNotFoundError if there is none.
+    """
+    fd = open_regular(path, os.O_RDONLY)
+    with open(fd, "rb") as file:
+        owner = os.fstat(fd).st_uid
+        if owner not in (0, os.geteuid()) and owner != _own_uid(os.path.dirname(path) or "."):
+            raise ForeignFileError(f"is a file of another user ({owner})")
+        return _content(file.read(_READABLE_BYTES + 1))
+
+
+def read_regular(path: str) -> bytes:
+    """Return the content of a file of any user: for commands that show what is there.
+
+    Raises:
+        ForeignFileError: something else than a file is there.
+        OSError: the file can't be read; FileNotFoundError if there is none.
+    """
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        return _content(file.read(_READABLE_BYTES + 1))
+
+
+def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = False) -> None:
+    """Write a file that is there whole or not at all, in place of one of this user's, if there is one.
+
+    Raises:
+        ForeignFileError: something else is there, and stays.
+        OSError: the file can't be written; no temporary file is left.
+    """
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _replace(folder, os.path.basename(path), data, _check_replaceable, mode=mode, fsync=fsync)
+        if fsync:
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def replace_in_own_folder(folder: int, name: str, data: bytes) -> None:
+    """Write a file that is there whole or not at all, in a directory of `open_own_folder`.
+
+    Whatever is there is this user's, and is replaced without being opened; a directory stays.
+
+    Raises:
+        OSError: the file can't be written; no temporary file is left.
+    """
+    _replace(folder, name, data, lambda _folder, _name, _own: None)
+
+
+def _replace(
+    folder: int,
+    name: str,
+    data: bytes,
+    check: Callable[[int, str, int], None],
+    *,
+    mode: int = 0o600,
+    fsync: bool = False,
+) -> None:
+    temporary = _temporary_name()
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+    try:
+        with open(fd, "wb") as file:
+            own = os.fstat(fd).st_uid
+            check(folder, name, own)  # before anything is written for nothing
+            file.write(data)
+            file.flush()
+            if fsync:
+                os.fsync(fd)
+        check(folder, name, own)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:  # whatever ended the write, an interrupt included, the temporary file has to go
+        os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def open_own_folder(path: str) -> int:
+    """Make a directory, mode 0700, if it isn't there; return a descriptor of it.
+
+    Raises:
+        ForeignFileError: something else is there, or a directory of another user.
+        OSError: it can't be made or opened.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise ForeignFileError(_what(os.lstat(path))) from None
+        raise
+    owner = os.fstat(folder).st_uid
+    try:
+        if owner not in (0, os.geteuid()) and owner != _own_uid(path):
+            raise ForeignFileError(f"is a directory of another user ({owner})")
+    except OSError:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _check_replaceable(folder: int, name: str, own: int) -> None:
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(found.st_mode) and own in (found.st_uid, os.fstat(folder).st_uid):
+        return  # to rename over it touches nothing that it points to
+    if not stat.S_ISREG(found.st_mode):
+        raise ForeignFileError(_what(found))
+    if found.st_uid != own:
+        raise ForeignFileError(f"is a file of another user ({found.st_uid})")
+
+
+def _own_uid(folder: str) -> int | None:
+    """Owner of the files that this process creates in a directory; None if it can't create any."""
+    path = os.path.join(folder, _temporary_name())
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def _temporary_name() -> str:
+    return f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
+
+
+def _content(data: bytes) -> bytes:
+    if len(data) > _READABLE_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return data
+
+
+def _what(found: os.stat_result) -> str:
+    kinds = {
+        stat.S_IFLNK: "symbolic link",
+        stat.S_IFIFO: "FIFO",
+        stat.S_IFDIR: "directory",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFCHR: "device",
+        stat.S_IFBLK: "device",
+    }
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "file")
+    whose = "" if found.st_uid == os.geteuid() else f" of another user ({found.st_uid})"
+    return f"is a {kind}{whose}"

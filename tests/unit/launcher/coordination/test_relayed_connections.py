@@ -1,0 +1,252 @@
+"""A process without the secret between a launcher and its coordinator: it can forward and cut, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.messages.secret import Denied, Open
+from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.coordination.sockets import Sockets
+from tests.support.coordination import BOUND_S, Ear, connect, until
+from tests.support.reactors import reactor
+from tests.unit.launcher.coordination.test_coordination_transport import HELLO, SECRET, Served, of_version, served
+
+__all__ = ["reactor"]
+
+Change = Callable[[bytes], bytes]
+DECIDED = encode(m.Commit(Decision(0, (1, "evil", 1), Kind.END, 0, 1, 1, 0, code=0, text="all done")))
+
+
+class Relay:
+    """Passes each chunk on, in both directions, changed by ``up`` (to the coordinator) and ``down``."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.up: Change = lambda data: data
+        self.down: Change = lambda data: data
+        self._target = address
+        self._listener = tcp.listen("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}
+        while not self._is_over:
+            for sock in select.select([self._listener, *pairs], [], [], 0.02)[0]:
+                if sock is self._listener:
+                    near, far = sock.accept()[0], socket.create_connection(self._target)
+                    pairs[near], pairs[far] = (far, True), (near, False)
+                elif sock in pairs:
+                    other, is_up = pairs[sock]
+                    with contextlib.suppress(OSError):
+                        data = sock.recv(1 << 16)
+                        if data:
+                            other.sendall((self.up if is_up else self.down)(data))
+                            continue
+                    for each in (sock, other):
+                        del pairs[each]
+                        each.close()
+        for sock in [self._listener, *pairs]:
+            sock.close()
+
+    def close(self) -> None:
+        self._is_over = True
+        self._thread.join(BOUND_S)
+
+
+class Relayed:
+    """A launcher whose hello was answered through a relay."""
+
+    def __init__(self, reactor: Reactor, service: Served, relay: Relay) -> None:
+        self.ear, self.lines, self.coordinator_lines = Ear(), [], []  # type: ignore[var-annotated]
+        self.reactor, self.relay = reactor, relay
+        service.service.say = self.coordinator_lines.append
+        self.transport = Sockets(reactor, SECRET, self.ear, say=self.lines.append)
+        connect(self.transport, self.ear, relay.address)
+        until(reactor, lambda: self.ear.told)
+        self.transport.transmit(HELLO)
+        until(reactor, lambda: self.ear.heard_messages)
+        self.heard = len(self.ear.heard_messages)
+        assert self.ear.told[0] == "opened"
+
+
+@pytest.fixture
+def relayed(reactor: Reactor) -> Iterator[Relayed]:
+    with served(SECRET) as service:
+        relay = Relay(service.listener.getsockname())
+        made = Relayed(reactor, service, relay)
+        try:
+            yield made
+        finally:
+            made.transport.close()
+            relay.close()
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda _data: DECIDED, "isn't authentic"),
+        (lambda data: data + DECIDED, "isn't authentic"),
+        (flipped, "isn't authentic"),
+        (lambda data: data + data, "was sent twice or late"),
+    ],
+)
+def test_what_a_relay_says_to_a_launcher_ends_the_connection_and_is_no_decision(
+    relayed: Relayed, change: Change, why: str
+) -> None:
+    relayed.relay.down = change
+    relayed.transport.transmit(m.Beat())  # is answered
+    until(relayed.reactor, lambda: relayed.ear.told[-1] == "broken")
+    assert m.Commit not in map(type, relayed.ear.heard_messages[relayed.heard :])
+    (line,) = relayed.lines
+    assert line.startswith(f"closed the connection to the coordinator at {relayed.relay.address}: frame ")
+    assert why in line
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda _data: encode(m.Shutdown("bye")), "isn't authentic"),
+        (flipped, "isn't authentic"),
+        (lambda data: data + data, "was sent twice or late"),
+        (lambda data: data + encode(m.Shutdown("bye")), "isn't authentic"),
+    ],
+)
+def test_what_a_relay_says_to_a_coordinator_ends_the_connection_and_no_job(
+    relayed: Relayed, change: Change, why: str
+) -> None:
+    relayed.relay.up = change
+    relayed.transport.transmit(m.Beat())
+    until(relayed.reactor, lambda: relayed.ear.told[-1] == "broken")
+    (line,) = relayed.coordinator_lines
+    assert line.startswith("closed the connection from 127.0.0.1:")
+    assert why in line
+    assert relayed.lines == []
+
+
+def test_a_frame_that_a_relay_swallows_ends_the_connection_at_the_next_one(relayed: Relayed) -> None:
+    swallowed: list[bytes] = []
+    relayed.relay.up = lambda data: swallowed.append(data) or b""  # type: ignore[func-returns-value]
+    relayed.transport.transmit(m.Beat())
+    while not swallowed:
+        relayed.reactor.run_once(0.02)
+    relayed.relay.up = lambda data: data
+    relayed.transport.transmit(m.Beat())
+    until(relayed.reactor, lambda: relayed.ear.told[-1] == "broken")
+    assert "came too early, others are missing" in relayed.coordinator_lines[0]
+
+
+@pytest.mark.parametrize("body", [*map(encode, (Denied(), Open(True), Open(False))), of_version(99, {"type": "ask"})])
+def test_a_refusal_without_a_proof_ends_no_launcher_that_was_let_in_before(relayed: Relayed, body: bytes) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        connect(relayed.transport, relayed.ear, address)
+        select.select([listener], [], [], BOUND_S)
+        with listener.accept()[0] as other:
+            other.sendall(body)
+            until(relayed.reactor, lambda: relayed.ear.told[-1] in ("failed", "broken"))
+    assert relayed.ear.told[-1] == "failed"
+    (line,) = relayed.lines
+    assert line.startswith(f"the coordinator at {address} ")
+
+
+def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: Reactor) -> None:
+    with served(SECRET) as service:
+        for number in range(4):  # ask, challenge, proof, welcome
+            relay, ear = Relay(service.listener.getsockname()), Ear()
+            seen: list[bytes] = []
+
+            def change(data: bytes, number: int = number, seen: list[bytes] = seen) -> bytes:
+                seen.append(data)
+                return flipped(data[:-3]) + data[-3:] if len(seen) == number + 1 else data
+
+            relay.up = relay.down = change
+            transport = Sockets(reactor, SECRET, ear)
+            connect(transport, ear, relay.address)
+            until(reactor, lambda ear=ear: ear.told)
+            assert "opened" not in ear.told or number == 0
+            transport.close()
+            relay.close()
+
+
+def test_what_a_coordinator_sends_before_its_proof_is_bounded(reactor: Reactor) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener:
+        ear = Ear()
+        transport = Sockets(reactor, SECRET, ear)
+        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        select.select([listener], [], [], BOUND_S)
+        with listener.accept()[0] as other:
+            other.sendall((1 << 20).to_bytes(4, "big") + bytes(5000))
+            until(reactor, lambda: ear.told)
+        assert ear.told == ["broken"]
+        transport.close()
+
+
+def closed_within(sock: socket.socket, seconds: float) -> bool:
+    """Whether the other end closes the connection."""
+    sock.settimeout(seconds)
+    until_s = time.monotonic() + seconds
+    with contextlib.suppress(TimeoutError):
+        try:
+            while time.monotonic() < until_s:
+                if not sock.recv(4096):
+                    return True
+        except ConnectionError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_a_flood_of_unfinished_messages_fills_no_memory_and_keeps_no_launcher_out(
+    reactor: Reactor, secret: bytes | None
+) -> None:
+    with served(secret) as service, contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.create_connection(service.listener.getsockname())) for _ in range(40)]
+        for sock in socks:
+            sock.settimeout(BOUND_S)
+            with contextlib.suppress(OSError):
+                sock.sendall((1 << 20).to_bytes(4, "big") + bytes((1 << 20) - 1))
+        ear = Ear()
+        transport = Sockets(reactor, secret, ear)
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
+        transport.transmit(HELLO)
+        until(reactor, lambda: ear.heard_messages)
+        held = sum(link.peer.buffered_bytes for link in service.service._links.values())
+        assert held <= (17 << 20 if secret is None else 41 * 4096)
+        if secret is not None:
+            assert all(closed_within(sock, BOUND_S) for sock in socks)
+        transport.close()
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_a_launcher_is_let_in_beside_more_idle_connections_than_there_may_be(
+    reactor: Reactor, secret: bytes | None
+) -> None:
+    with served(secret) as service, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(service.listener.getsockname())) for _ in range(400)]
+        assert len(idle) == 400
+        ear = Ear()
+        transport = Sockets(reactor, secret, ear)
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
+        transport.transmit(HELLO)
+        until(reactor, lambda: ear.heard_messages)
+        assert len(service.service._strangers) <= 257
+        transport.close()
