@@ -136,4 +136,4 @@ def test_two_nodes_end_together(launcher: Launcher) -> None:
     for node in nodes:
         finished = node.wait()
         assert finished.code == 93
-        assert finished.lines[-1].endswith(NO_PROGRESS.format(3))
+        assert NO_PROGRESS.format(3) in finished.lines[-1]
