@@ -108,13 +108,13 @@ class Service:
             self._selector.register(owner_pipe, selectors.EVENT_READ, owner_pipe)
         self._links: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
-        """Those that haven't said hello, the oldest first."""
+        """Connections without a hello, the oldest first."""
         self._strangers = Strangers()
-        """Those that haven't identified themselves: those above, without those that know the secret."""
+        """Connections of ``_ungreeted`` that haven't proven that they know the secret."""
         self._dirty: set[int] = set()
         self._next = 1
         self._settle_s = 0.0
-        """Not before."""
+        """Time before which the job isn't settled."""
         self.forgets = False
         """At the end: the job's launchers are gone, and another coordinator here may serve the next job."""
         self._full_until_s: float | None = None

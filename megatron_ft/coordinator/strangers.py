@@ -106,7 +106,7 @@ class Strangers:
         return max(self._all, key=lambda each: self._all[each].buffered)
 
     def _oldest_of_most(self) -> int | None:
-        """Of the address with the most connections; of several such addresses, of all of them."""
+        """Connections of the address with the most of them; of several such addresses, of all."""
         if not self._all:
             return None
         most = max(self._counts.values())

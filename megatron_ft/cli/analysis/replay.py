@@ -52,7 +52,7 @@ class LearnedRule(Rule):
 
     @property
     def reference_s(self) -> float | None:
-        """What nvidia-resiliency-ext would have learned, which has no floor."""
+        """Return the timeout that nvidia-resiliency-ext would have learned; it has no floor."""
         return self._known.reference_s
 
     def begin_cycle(self) -> None:

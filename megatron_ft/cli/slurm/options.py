@@ -165,7 +165,7 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
 
 
 def _export_of_environment(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """What srun would do by itself with SRUN_EXPORT_ENV, said as an option: no other default may overrule it."""
+    """Return the option that does what SRUN_EXPORT_ENV does: no other default may overrule it."""
     export = environ.get("SRUN_EXPORT_ENV", "")
     return [f"--export={export}"] if export and not export_of(options) else []
 

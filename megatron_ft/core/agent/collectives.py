@@ -27,7 +27,7 @@ from megatron_ft.core.pauses import Pauses
 _SHARE_OF_GROUP = 0.5
 """A group's own timeout ends the job: the report comes before that."""
 _UNKNOWN_NS = 300_000_000_000
-"""Where the timeout of the process group isn't known: half of the 600 s that NCCL groups have."""
+"""Default where the timeout of the process group isn't known: half of the 600 s that NCCL groups have."""
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
 _ANSWER_NS = 15_000_000_000

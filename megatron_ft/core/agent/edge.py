@@ -55,7 +55,7 @@ class Readings:
     checkpointed: Callable[[], int | None] = lambda: None
     """The iteration of the last checkpoint, where a file holds it."""
     collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
-    """Of ranks that have a process group."""
+    """Counts by rank; None for one without a process group."""
 
 
 # -- events: the launcher -------------------------------------------------------------------------------------

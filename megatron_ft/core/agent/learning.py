@@ -89,7 +89,7 @@ class NodeLearning:
         self._state = LearnedState()
         """Learned timeouts that are enforced."""
         self._choice = Choice()
-        """Those of ``_state`` that apply under today's configuration."""
+        """Timeouts of ``_state`` that apply under today's configuration."""
         self._reported: dict[str, LearnedTimeout] = {}
         """Learned timeouts that are only reported."""
         self._known: dict[str, Known] = {}

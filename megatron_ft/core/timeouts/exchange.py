@@ -20,7 +20,7 @@ class Moment(enum.Enum):
     """Point in time of a rank at which timeouts may be learned."""
 
     STEPS = "steps"
-    """So many steps have begun: 10, 32, 64, 128, ..."""
+    """The rank has begun 10, 32, 64, 128, ... steps."""
     SAVE = "save"
     """A persistent save has ended."""
     END = "end"
@@ -47,7 +47,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What ranks say about their run that decides what may be learned now; merged: true if it is true of any rank."""
+    """Facts about a run that decide what may be learned now; merged: true if it is true of any rank."""
 
     learns: bool = False
     """The script asks for learned timeouts (calc_ft_timeouts)."""

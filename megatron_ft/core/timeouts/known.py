@@ -29,7 +29,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the rules go on from (`budget_rule`).
+    """State of the rules for one section (`budget_rule`).
 
     Args:
         start: at the start of this cycle. ``now``: ``start`` and the newest sketch, which is cumulative in the cycle:

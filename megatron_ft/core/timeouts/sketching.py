@@ -34,7 +34,7 @@ _FIRST_STEPS, _DOUBLED_FROM = 10, 32
 
 
 class _Kept:
-    """What is kept of the intervals of one section."""
+    """Summary of the intervals of one section."""
 
     __slots__ = ("counts", "ended", "explained_ns", "explained_since_ns", "first_ns", "longest_ns")
 

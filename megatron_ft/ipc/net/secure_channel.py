@@ -83,7 +83,7 @@ class Session:
 
 @functools.cache
 def _info(purpose: str, use: str, role: Role) -> bytes:
-    """What tells one derived value from another: the argument `info` of HKDF's only round."""
+    """Label that tells one derived value from another: the argument `info` of HKDF's only round."""
     return f"megatron_ft 1\0{purpose}\0{use}\0{role.value}".encode() + b"\x01"
 
 

@@ -1,4 +1,4 @@
-"""What the hooks of a train loop tell the monitor of a run, on the board: stores into shared memory, nothing else.
+"""Facts about a run that the hooks of a train loop store on the board for the monitor: no I/O, no wait.
 
 By these the monitor recognises when timeouts may be learned, which happens outside this process. A client may be any
 object with the public methods of :class:`RankMonitorClient`; of one that isn't ours nothing is told.

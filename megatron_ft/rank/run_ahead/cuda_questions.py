@@ -34,7 +34,7 @@ def answer_without_cuda(
         return ask
 
     def if_driver(count: Callable[[], Any]) -> Callable[[], Any]:
-        """Where NVML doesn't know."""
+        """Answer as torch does where NVML doesn't know."""
 
         def count_devices() -> Any:
             if not (torch.version.hip or _has_driver()):

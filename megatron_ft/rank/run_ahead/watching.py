@@ -261,5 +261,5 @@ def _logs_show_process() -> bool:
 
 
 def _by(what: str, library: str | None) -> str:
-    """What is done, and by which library if it isn't the user who does it."""
+    """Action, and the library that does it if it isn't the user."""
     return f"{what}, in {library}" if library else what

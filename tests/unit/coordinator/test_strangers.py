@@ -10,7 +10,7 @@ def flood(strangers: Strangers, source: str, count: int, now_s: float = 0.0, fir
         strangers.add(number, source, now_s)
 
 
-def test_one_launcher_among_a_flood_from_another_address_is_never_displaced() -> None:
+def test_a_launcher_among_a_flood_from_another_address_is_never_displaced() -> None:
     strangers = Strangers()
     strangers.add(1, "10.0.0.1", 0.0)
     flood(strangers, "10.0.0.2", MOST - 1)

@@ -547,7 +547,7 @@ def test_a_count_or_fact_that_no_rank_writes_is_damage(board: Board, word: int) 
         board.snapshot()
 
 
-def test_what_a_rank_says_for_learning_is_in_the_snapshot(board: Board) -> None:
+def test_facts_of_a_rank_for_learning_are_in_the_snapshot(board: Board) -> None:
     assert board.snapshot().group_timeout_ns is None
     words = (layout.W_LEARNING_FACTS, layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK, layout.W_GROUP_TIMEOUT)
     for value, word in enumerate(words, 1):

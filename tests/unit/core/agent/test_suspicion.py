@@ -205,7 +205,7 @@ def test_the_limit_of_an_interval_bounds_its_extensions() -> None:
     assert [type(effect) for effect in suspect(driven, elapsed_s=240.01, limit_s=240.0)] == [edge.Say, edge.ConfirmHang]
 
 
-def test_one_that_stands_still_is_confirmed_long_before_its_limit() -> None:
+def test_a_rank_that_stands_still_is_confirmed_long_before_its_limit() -> None:
     driven = running(1)
     suspect(driven, limit_s=240.0)
     assert looked(driven, 0) == [edge.ConfirmHang(0)]
@@ -226,7 +226,7 @@ def test_a_rank_that_is_only_reported_is_checked_and_confirmed_without_a_line() 
     assert suspect(driven, enforced=False, elapsed_s=40.01) == [edge.ConfirmHang(0)]
 
 
-def test_where_other_nodes_cannot_be_asked_no_hang_is_confirmed_before_the_longest_explained_interval() -> None:
+def test_no_hang_is_confirmed_before_the_longest_explained_interval_if_other_nodes_cannot_be_asked() -> None:
     """And a quarter more; the limit is four times the longest."""
     driven = running(1, nodes=2, min_healthy=True)
     suspect(driven, limit_s=240.0)
@@ -237,7 +237,7 @@ def test_where_other_nodes_cannot_be_asked_no_hang_is_confirmed_before_the_longe
     assert looked(driven, 0) == [edge.ConfirmHang(0)]
 
 
-def test_where_other_nodes_cannot_be_asked_progress_on_this_node_counts() -> None:
+def test_progress_on_this_node_counts_if_other_nodes_cannot_be_asked() -> None:
     driven = running(1, nodes=2, min_healthy=True)
     suspect(driven, limit_s=240.0)
     looked(driven, 0, "has begun an iteration")

@@ -130,7 +130,7 @@ def test_first_intervals_are_in_no_tail_and_the_longest_is_known() -> None:
     assert (found[IDLE].first_s, found[IDLE].tail) == (6.0, ())
 
 
-def test_later_intervals_are_in_the_tail() -> None:
+def test_intervals_after_the_first_are_in_the_tail() -> None:
     rank, watch = settled()
     for seconds in (2.0, 2.0, 0.25):
         rank.spend("step", seconds, before_s=0.125)

@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to anothe
 
 
 @pytest.mark.parametrize("kind", PLACED)
-def test_what_is_no_regular_file_is_neither_opened_nor_waited_for(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_regular_is_neither_opened_nor_waited_for(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "result.json"
     PLACED[kind](path)
     for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND):
@@ -33,7 +33,7 @@ def test_what_is_no_regular_file_is_neither_opened_nor_waited_for(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PLACED if kind != "symbolic link"])
-def test_what_is_no_regular_file_stays_where_it_is(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_regular_stays_where_it_is(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "result.json"
     PLACED[kind](path)
     before = os.lstat(path)

@@ -144,7 +144,7 @@ def test_a_length_that_no_frame_has_is_refused_at_once(length: int) -> None:
     assert receives.buffered_bytes == 0
 
 
-def test_what_is_kept_of_a_frame_is_at_most_the_largest_one() -> None:
+def test_a_partial_frame_takes_no_more_memory_than_the_largest_one() -> None:
     _, receives = ends()
     assert list(receives.feed(struct.pack(">I", SEAL_BYTES + MOST) + bytes(SEAL_BYTES + MOST - 1))) == []
     assert receives.buffered_bytes == 4 + SEAL_BYTES + MOST - 1

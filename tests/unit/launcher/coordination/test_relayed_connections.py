@@ -107,7 +107,7 @@ def flipped(data: bytes) -> bytes:
         (lambda data: data + data, "was sent twice or late"),
     ],
 )
-def test_what_a_relay_says_to_a_launcher_ends_the_connection_and_is_no_decision(
+def test_a_relay_that_speaks_to_a_launcher_ends_the_connection_and_decides_nothing(
     relayed: Relayed, change: Change, why: str
 ) -> None:
     relayed.relay.down = change
@@ -128,7 +128,7 @@ def test_what_a_relay_says_to_a_launcher_ends_the_connection_and_is_no_decision(
         (lambda data: data + encode(m.Shutdown("bye")), "isn't authentic"),
     ],
 )
-def test_what_a_relay_says_to_a_coordinator_ends_the_connection_and_no_job(
+def test_a_relay_that_speaks_to_a_coordinator_ends_the_connection_and_no_job(
     relayed: Relayed, change: Change, why: str
 ) -> None:
     relayed.relay.up = change
@@ -185,7 +185,7 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
             relay.close()
 
 
-def test_what_a_coordinator_sends_before_its_proof_is_bounded(reactor: Reactor) -> None:
+def test_bytes_of_a_coordinator_before_its_proof_are_bounded(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         ear = Ear()
         transport = Sockets(reactor, SECRET, ear)
