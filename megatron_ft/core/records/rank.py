@@ -51,10 +51,7 @@ class LearnedTimeout:
         max_observed_s, rank_of_max: the longest interval over all ranks, and who had it.
         margin_s: what is left above that.
         rule: which one it was learned by, "budget" or "reference".
-        reference_s: what the rule "reference" says.
-        budget_s: what the budget of false kills alone asks for.
         first_s: the timeout of the first intervals of a cycle, where it is another one.
-        suspect_s: from then on all ranks are checked for progress, if that is before ``timeout_s``.
     """
 
     timeout_s: Seconds | None = None
@@ -63,10 +60,7 @@ class LearnedTimeout:
     rank_of_max: Rank | None = None
     margin_s: float | None = None
     rule: str | None = None
-    reference_s: Seconds | None = None
-    budget_s: Seconds | None = None
     first_s: Seconds | None = None
-    suspect_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
