@@ -20,12 +20,14 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     hang_of_one,
 )
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_crash
+from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Reached
 
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
+_COUNTED_LATE_NS = 3_000_000_000
+"""A collective of a rank may be noted on its board this long after its completion."""
 
 
 class CycleRecord:
@@ -332,8 +334,8 @@ class CycleRecord:
         signalled_at_ns: int = 0,
     ) -> RankExit:
         words, board = seen.words[local_rank], seen.boards[local_rank]
-        if is_crash(exitcode) and words.raised_at_ns and _has_gone_on(words, board):
-            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what it crashed of
+        if exitcode < 0 and words.raised_at_ns and _has_gone_on(words, board):
+            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what ended it
         return RankExit(
             rank=self.ranks[local_rank],
             local_rank=local_rank,
@@ -373,5 +375,10 @@ class CycleRecord:
 
 
 def _has_gone_on(words: CrashOutput, board: BoardSnapshot | None) -> bool:
-    """Not every exception that is printed ends a process; one that was never watched tells of its end only."""
-    return board is not None and words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns)
+    """Return True if a rank has reported progress since its exception. A board that was never read tells nothing."""
+    if board is None:
+        return False
+    counted = board.collectives
+    # they are looked at once a second: what completed before the exception may be seen a moment later
+    collectives_ns = 0 if counted is None else counted.moved_ns - _COUNTED_LATE_NS
+    return words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns, collectives_ns)

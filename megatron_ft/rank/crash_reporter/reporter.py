@@ -47,6 +47,8 @@ _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
 _MAX_FRAMES = 60
 _BETWEEN_SAMPLES_S = 0.002
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""Functions of the outermost frame while the main thread runs a script: its own, and that of ``-m``."""
 
 _current: CrashReporter | None = None
 """The last one that began in this process."""
@@ -120,9 +122,10 @@ class CrashReporter:
 
 
 class _ExceptionNote:
-    """An excepthook that first writes the exception to the stack memory. Each monitoring has its own.
+    """An excepthook that first writes the exception that ends the main thread to the stack memory.
 
-    Other code may wrap it and go on calling it. Once retired, it only calls the hook that was there before.
+    Each monitoring has its own. Other code may wrap the hook, or call it to log an exception that ends nothing, which
+    isn't written. Once retired, the hook only calls the one that was there before.
     """
 
     def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
@@ -130,7 +133,7 @@ class _ExceptionNote:
         self._previous = previous
 
     def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        if self._stack_fd >= 0:
+        if self._stack_fd >= 0 and ends_main_thread():
             with contextlib.suppress(OSError, ValueError):
                 line = " ".join(type_and_message(kind, error).split())
                 text = "".join(traceback.format_exception(kind, error, where))
@@ -143,6 +146,21 @@ class _ExceptionNote:
         self._stack_fd = -1
         if sys.excepthook is self:
             sys.excepthook = self._previous
+
+
+def ends_main_thread() -> bool:
+    """Return True if an excepthook that is being called is the interpreter's report of the main thread's end.
+
+    The interpreter calls the hook when the script's frames are gone: the outermost frame is then that of the hook, or
+    of one that wraps it. A recipe that logs an exception by the hook runs below a module, or in another thread.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    outermost = sys._getframe(1)
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    # what logs an exception while the interpreter exits (atexit, a destructor) runs below no module, either
+    return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
 
 
 def _register(stack_fd: int) -> int | None:
