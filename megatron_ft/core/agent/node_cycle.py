@@ -13,7 +13,7 @@ from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.exits import is_by_us, was_ending
+from megatron_ft.core.diagnosis.exits import is_by_us, is_secondary_failure, was_ending
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Hang, Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
@@ -136,6 +136,10 @@ class NodeCycle:
         ended_by_itself = not is_by_us(ended) or was_ending(ended)  # then it may be the cause, though we signalled it
         if ended.exitcode and ended_by_itself and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(self.record.cycle, ended))
+            if self.record.own_failure(turn.seen) is not None:
+                self.diagnosis.explain()
+            elif is_secondary_failure(ended):
+                self.diagnosis.lost_peer(ended, turn)
 
     def told(self, message: Suspected | Moving, turn: Turn) -> None:
         """Another node asks for a check of progress, or reports progress, because a learned timeout is over."""

@@ -30,9 +30,13 @@ _LOST_A_PEER = (
     "watchdog caught collective operation timeout",
     "timed out",
     "timeout",
+    "failed to pass",
 )
 """What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
-_OF_A_COLLECTIVE = ("gloo", "nccl", "c10d", "tcpstore", "processgroup", "distbackenderror", "distnetworkerror")
+_OF_A_COLLECTIVE = (
+    *("gloo", "nccl", "c10d", "tcpstore", "processgroup", "monitoredbarrier"),
+    *("distbackenderror", "distnetworkerror", "diststoreerror"),
+)
 """Only with one of these is it theirs: a user's own connections break, too."""
 
 
