@@ -17,7 +17,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.agents import Driven
-from tests.unit.core.coordinator.test_coordinator import answers, hello_again, links
+from tests.support.job_machines import answers, links
+from tests.unit.core.coordinator.test_coordinator import hello_again
 
 TIMED_OUT = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"
 FIRST = HangVerdict(
