@@ -46,6 +46,8 @@ class RankMonitorClient:
 
     CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
     """Where the timeouts are in ``state_dict()``; existing code reads it."""
+    _leaves_out_open_sections = False
+    """Calculate timeouts without a selected section that is open and was never closed, instead of raising."""
 
     def __init__(self) -> None:
         """No I/O happens here."""
@@ -234,7 +236,9 @@ class RankMonitorClient:
         keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
-        result = section_timeouts(recorder, timeouts, keys, self._rule())
+        result = section_timeouts(
+            recorder, timeouts, keys, self._rule(), leaves_out_open=self._leaves_out_open_sections
+        )
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
         self.section_timeouts = result
