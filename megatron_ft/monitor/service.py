@@ -59,7 +59,7 @@ class MonitorService:
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
         self._has_launcher = settings.launcher_fd is not None
-        self._suspicion = Suspicion(reports, has_launcher=self._has_launcher)
+        self._suspicion = Suspicion(reports, has_launcher=self._has_launcher, asks_first=settings.asks_first)
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True

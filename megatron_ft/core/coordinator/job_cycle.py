@@ -169,7 +169,9 @@ class JobCycle:
         links, reached = self.links(nodes), None if hang.passive else hang.reached
         asked = links.keys() | self._missing
         is_whole = len(asked) == len(self.seats)
-        diagnosis = HangDiagnosis(hang.verdict, reached, place, asked=asked, are_all=is_whole, now_s=now_s)
+        diagnosis = HangDiagnosis(
+            hang.verdict, reached, place, asked=asked, are_all=is_whole, decides=hang.decides, now_s=now_s
+        )
         if hang.passive:
             self.review = diagnosis
         else:

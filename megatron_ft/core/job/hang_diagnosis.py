@@ -47,6 +47,7 @@ class HangDiagnosis:
         *,
         asked: Iterable[int],
         are_all: bool = True,
+        decides: bool = False,
         now_s: float,
     ):
         self.first = first
@@ -55,6 +56,7 @@ class HangDiagnosis:
         self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
         self._awaited = set(asked)
         self._are_all = are_all
+        self._decides = decides
         self._notes: list[RankSnapshot] = []
         self._found: tuple[Cause | None] | None = None
 
@@ -88,6 +90,8 @@ class HangDiagnosis:
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
         """Return the result of an observe-only diagnosis; None if ranks complete collectives that were to be silent."""
         has_all = self._has_all
+        if self._decides:
+            return review_hang(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
         if self.first.kind != COLLECTIVES:
             return review_interval(
                 self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several
@@ -227,6 +231,35 @@ def review_interval(
         is_waited=any(note.in_flight or note.waits_in for note in notes),
         timed=first.timed,
         iteration=first.iteration,
+    )
+
+
+def review_hang(
+    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+) -> Reviewed:
+    """Name the ranks that hang, and that are to be terminated while those that wait for them go on."""
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)
+    note = next((note for note in notes if note.rank == finding.rank), None)
+    hanging, text, verdict = finding.candidates, finding.text, first
+    if note is not None and note.gone:
+        hanging, text = (), f"rank {note.rank} {finding.text}"  # whoever waits for that one waits for ever
+    elif note is not None:
+        verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
+        host = f" ({note.host})" if several and note.host else ""
+        hanging, text = (note.rank,), f"rank {note.rank}{host} {finding.text}"
+    return Reviewed(
+        cycle=cycle,
+        asker=asker,
+        elapsed_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        text=text,
+        rank=None if note is None else note.rank,
+        is_waited=any(note.in_flight or note.waits_in for note in notes),
+        iteration=verdict.iteration,
+        decides=True,
+        hanging=hanging,
+        kind=verdict.kind,
+        section=verdict.section,
     )
 
 
