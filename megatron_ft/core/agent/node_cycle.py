@@ -131,6 +131,8 @@ class NodeCycle:
             case edge.Trains():
                 self.record.trains(event)
             case edge.EvidenceCollected():
+                if event.local_rank in self.record.hung:
+                    self.record.hang_notes.setdefault(event.local_rank, event.note)
                 if self._deadlines is not None:
                     self._deadlines.noted(event)
                 if self._collectives is not None:

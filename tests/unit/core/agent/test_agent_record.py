@@ -334,3 +334,33 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
     driven.exits(0, 1)  # it has lost its peer, and is quicker
     driven.hear(edge.RankExited(1, 1, driven.now_ns, frozenset({15}), signalled_at_ns=driven.now_ns))
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == kept
+
+
+def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -> None:
+    driven = Driven()
+    driven.run(3)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in range(3)))
+    driven.stop()
+    for local_rank in (0, 1):
+        hang = HangVerdict(
+            rank=0,
+            local_rank=local_rank,
+            kind="section",
+            section="checkpointing",
+            elapsed_s=2.0,
+            timeout_s=2.0,
+            iteration=7,
+            at_ns=driven.now_ns,
+        )
+        more = {"waits_in": "barrier"} if local_rank == 0 else {"frame": "save.py:9 write"}
+        note = RankSnapshot(
+            rank=10 * local_rank, local_rank=local_rank, found_hung=True, state="S", has_stack=True, **more
+        )  # type: ignore[arg-type]
+        driven.hear(edge.FoundHung(local_rank, 0, hang), edge.EvidenceCollected(local_rank, 0, note))
+        driven.exits(local_rank, -9, sent=(9,))
+    driven.exits(2, 3)
+    assert driven.record.failures() == [
+        "rank 10 hung in 'checkpointing' for 2.0 s (timeout 2.0 s), in save.py:9 write, holding the GIL",
+        "rank 0 hung in 'checkpointing' for 2.0 s (timeout 2.0 s), in barrier",
+        "rank 20 exited with code 3",
+    ]
