@@ -23,7 +23,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import fields
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives, collectives_of
 from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, leaving_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_checkpoint_write,
@@ -121,9 +121,11 @@ def collect(
 
 
 def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> CrashOutput:
-    """The exception that the rank ends of; none if it went on: not every exception that is printed ends a process."""
+    """Return the exception that the rank ends of, or with which it has ended its monitoring; none if it went on."""
     text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
     words = last_words(text, library=LIBRARIES)
+    if not words.error and snapshot is not None and snapshot.closing:
+        words = leaving_words(text, library=LIBRARIES)
     moved_ns = 0 if snapshot is None else max(snapshot.last_transition_ns, snapshot.last_heartbeat_ns)
     return words if words.error and words.raised_at_ns >= moved_ns else CrashOutput()
 

@@ -23,7 +23,7 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
+from megatron_ft.core.board.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -428,6 +428,43 @@ def test_exception_that_ends_the_main_thread_is_written_once_through_a_wrapped_e
     assert subject.process.wait(10) == 1
     assert last_words(subject.written()).error == "ValueError: mine"
     assert subject.written().count("\nValueError: mine\n") == 2  # in one line, and in the traceback
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_exception_with_which_a_script_ended_its_monitoring_is_reported_in_a_hang_only(
+    subjects: Subjects, closing: bool
+) -> None:
+    body = """
+reporter.begin(board, stack_fd, ask_fd)
+def failing():
+    raise ValueError("mine")
+try:
+    failing()
+except ValueError as error:
+    reporter.leave(error)
+    reporter.end()
+ready()
+sleeping()
+"""
+    subject = subjects.start(body)
+    subject.board.words[W_CLOSING] = CLOSING if closing else 0
+    note, _ = subject.collect()
+    assert note.raised == ("ValueError: mine" if closing else "")
+    assert last_words(subject.written()).error == ""
+
+
+def test_stacks_are_collected_after_signals_were_reset_and_restored(subjects: Subjects) -> None:
+    body = """
+reporter.begin(board, stack_fd, ask_fd)
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_DFL)
+reporter.restore_signals()
+ready()
+sleeping()
+"""
+    _, document = subjects.start(body).collect()
+    assert document["stacks"]["source"] == "faulthandler"
+    assert "sleeping" in functions(document)
 
 
 def test_exception_logged_while_the_interpreter_exits_is_no_end(subjects: Subjects) -> None:

@@ -151,7 +151,9 @@ def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
 
 def _may_wait(note: RankSnapshot) -> bool:
     """Whether a rank that reported no collectives may be in one: its innermost call is in a library, or unknown."""
-    return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
+    if note.gone or note.is_stopped or note.has_collectives or (note.closing and note.has_stack):
+        return False  # one that has ended its monitoring has left the loop in which the others wait
+    return not note.has_stack or note.is_in_library
 
 
 def _is_unseen(note: RankSnapshot) -> bool:

@@ -284,6 +284,12 @@ class RankMonitorClient:
         self._wake_monitor()
         self._disconnect()
 
+    def _leave(self, error: BaseException) -> None:
+        """End the monitoring as ``shutdown_workload_monitoring`` does, because of this exception."""
+        if self.is_initialized:
+            self._crash_reporter.leave(error)
+        self.shutdown_workload_monitoring()
+
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # no progress can be reported any more; but a hang on the way out of the interpreter is still detected
         if getattr(self, "is_initialized", False) and not is_finalizing():

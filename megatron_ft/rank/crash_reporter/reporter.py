@@ -29,7 +29,7 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
@@ -86,6 +86,23 @@ class CrashReporter:
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then no collectives are reported
             thread.start()
 
+    def leave(self, error: BaseException) -> None:
+        """Report the exception with which the script is about to end its monitoring: others may wait for this rank."""
+        if self._stack_fd >= 0 and isinstance(error, Exception):
+            _write(self._stack_fd, LEAVING_MARK, error, type(error), error.__traceback__)
+
+    def restore_signals(self) -> None:
+        """Install the signals for stacks again, if code that resets all signals has reset them."""
+        number = self._signal
+        if self._stack_fd < 0 or number is None or not would_end_by(os.getpid(), number):
+            return
+        # faulthandler takes them for installed, and does nothing otherwise
+        faulthandler.unregister(number)
+        faulthandler.register(number, file=self._stack_fd, all_threads=True)
+        if self._enabled_faulthandler:
+            faulthandler.disable()
+            faulthandler.enable(file=self._stack_fd, all_threads=True)
+
     def end(self) -> None:
         """No more questions. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
         if self._socket is not None:
@@ -134,11 +151,7 @@ class _ExceptionNote:
 
     def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         if self._stack_fd >= 0 and ends_main_thread():
-            with contextlib.suppress(OSError, ValueError):
-                line = " ".join(type_and_message(kind, error).split())
-                text = "".join(traceback.format_exception(kind, error, where))
-                entry = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
-                os.write(self._stack_fd, entry.encode(errors="replace"))
+            _write(self._stack_fd, EXCEPTION_MARK, error, kind, where)
         self._previous(kind, error, where)
 
     def retire(self) -> None:
@@ -146,6 +159,16 @@ class _ExceptionNote:
         self._stack_fd = -1
         if sys.excepthook is self:
             sys.excepthook = self._previous
+
+
+def _write(
+    stack_fd: int, mark: str, error: BaseException, kind: type[BaseException], where: TracebackType | None
+) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        line = " ".join(type_and_message(kind, error).split())
+        text = "".join(traceback.format_exception(kind, error, where))
+        entry = exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:])
+        os.write(stack_fd, entry.encode(errors="replace"))
 
 
 def ends_main_thread() -> bool:
@@ -161,6 +184,12 @@ def ends_main_thread() -> bool:
         outermost = outermost.f_back
     # what logs an exception while the interpreter exits (atexit, a destructor) runs below no module, either
     return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
+
+
+def restore_signals() -> None:
+    """Install the signals of the last reporter of this process again, if other code has reset them."""
+    if _current is not None:
+        _current.restore_signals()
 
 
 def _register(stack_fd: int) -> int | None:
