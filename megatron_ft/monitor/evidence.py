@@ -50,6 +50,8 @@ from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, sen
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
 
+STACK_MEMORY = "megatron_ft_stacks"
+"""Name of the memory file in which a rank writes its stacks."""
 _STACK_S = 1.0
 _ANSWER_S = 0.8
 """On a starved machine, too, a thread that gets the GIL at all gets it within some milliseconds."""
@@ -182,6 +184,9 @@ class Probe:
         if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc.handles(self._attached.pid, number):
             missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
             return []
+        if not proc.has_open(self._attached.pid, STACK_MEMORY):
+            missing.append("stacks by faulthandler: the rank has closed the file for them")
+            return []  # its number may be a file of the script's by now
         begin = os.fstat(self._attached.stack_fd).st_size
         deaf = proc.blocking_threads(self._attached.pid, number)
         is_stopped = state in ("T", "t")

@@ -33,7 +33,7 @@ from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
-from megatron_ft.monitor.evidence import collect
+from megatron_ft.monitor.evidence import STACK_MEMORY, collect
 from tests.support.evidence import exit_evidence
 from tests.support.launching import ROOT, wait_until
 
@@ -93,7 +93,7 @@ class Subjects:
         self.all: list[Subject] = []
 
     def start(self, body: str) -> Subject:
-        board_fd, stack_fd = create_memory(), os.memfd_create("stacks")
+        board_fd, stack_fd = create_memory(), os.memfd_create(STACK_MEMORY)
         board = Board(board_fd)
         timeouts = BoardTimeouts(None, None, 0, {"step": 1.0}, None)
         board.initialise(cycle=0, rank=3, pid=0, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)

@@ -24,6 +24,7 @@ from megatron_ft.core.timeouts.in_force import (
 from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_heartbeats
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
@@ -58,11 +59,15 @@ class RankMonitorClient:
         self.section_timeouts: SectionTimeouts | None = None
         self._recorder: Recorder | None = None
         self._board: Board | None = None
-        self._wake_fd = -1
+        self._wake = KeptDescriptor(-1)
         self._crash_reporter = CrashReporter()
         self._loaded: Mapping[str, Any] | None = None
         self._log = RankLog()
         _clients.add(self)
+
+    @property
+    def _wake_fd(self) -> int:
+        return self._wake.number
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
@@ -112,7 +117,7 @@ class RankMonitorClient:
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
         )
         self._board = welcome.board
-        self._wake_fd = welcome.wake_fd
+        self._wake = KeptDescriptor(welcome.wake_fd)
         self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
         self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
@@ -348,8 +353,9 @@ class RankMonitorClient:
 
     def _wake_monitor(self) -> None:
         # an eventfd never blocks here: it would take 2**64 - 1 unread wake-ups to fill it
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._wake_fd, 1)
+        if self._wake.is_ours:  # else the monitor looks at the board when the next timeout is due
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(self._wake.number, 1)
 
     def _ready(self) -> Recorder:
         if self._recorder is None:
@@ -363,9 +369,7 @@ class RankMonitorClient:
             watch.hooks_end(self._board)
             self._board.close()
             self._board = None
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        self._wake.close()
         self._crash_reporter.end()
         self._log.close()
         self._log = RankLog()

@@ -34,6 +34,7 @@ from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
 from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
@@ -58,11 +59,16 @@ class CrashReporter:
     """Reports of one rank. Call ``begin`` when its monitoring begins, ``end`` when it ends."""
 
     def __init__(self) -> None:
-        self._stack_fd = -1
+        self._stack = KeptDescriptor(-1)
+        self._questions = KeptDescriptor(-1)
         self._signal: int | None = None
         self._socket: socket.socket | None = None
         self._hook: _ExceptionNote | None = None
         self._enabled_faulthandler = False
+
+    @property
+    def _stack_fd(self) -> int:
+        return self._stack.number
 
     def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
         """Take both descriptors, get ready, and say on the board how to ask."""
@@ -70,7 +76,7 @@ class CrashReporter:
         if _current is not None:
             _current.forget()  # of an earlier monitoring in this process
         _current = self
-        self._stack_fd = stack_fd
+        self._stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
         self._socket = socket.socket(fileno=ask_fd)
         self._signal = _register(stack_fd)
         # the number of the main thread first: without a signal it isn't needed
@@ -79,7 +85,7 @@ class CrashReporter:
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._enabled_faulthandler = True
-        self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
+        self._hook = sys.excepthook = _ExceptionNote(self._stack, sys.excepthook)
         thread = threading.Thread(
             target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
         )
@@ -88,47 +94,49 @@ class CrashReporter:
 
     def leave(self, error: BaseException) -> None:
         """Report the exception with which the script is about to end its monitoring: others may wait for this rank."""
-        if self._stack_fd >= 0 and isinstance(error, Exception):
-            _write(self._stack_fd, LEAVING_MARK, error, type(error), error.__traceback__)
+        if isinstance(error, Exception):
+            _write(self._stack, LEAVING_MARK, error, type(error), error.__traceback__)
 
     def restore_signals(self) -> None:
         """Install the signals for stacks again, if code that resets all signals has reset them."""
         number = self._signal
-        if self._stack_fd < 0 or number is None or not would_end_by(os.getpid(), number):
+        if not self._stack.is_ours or number is None or not would_end_by(os.getpid(), number):
             return
         # faulthandler takes them for installed, and does nothing otherwise
         faulthandler.unregister(number)
-        faulthandler.register(number, file=self._stack_fd, all_threads=True)
+        faulthandler.register(number, file=self._stack.number, all_threads=True)
         if self._enabled_faulthandler:
             faulthandler.disable()
-            faulthandler.enable(file=self._stack_fd, all_threads=True)
+            faulthandler.enable(file=self._stack.number, all_threads=True)
 
     def end(self) -> None:
         """No more questions. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
-        if self._socket is not None:
+        if self._socket is not None and self._questions.is_ours:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # its thread ends
-            self._socket = None
+        elif self._socket is not None:
+            self._socket.detach()  # the number is another file's by now
+        self._socket = None
 
     def forget(self) -> None:
         """End, and undo what ``end`` leaves: monitoring begins again in this process."""
         self.end()
-        if self._stack_fd < 0:
+        if self._stack.number < 0:
             return
         if self._signal is not None:
             faulthandler.unregister(self._signal)
         if self._enabled_faulthandler:
             faulthandler.disable()
         self._unhook()
-        os.close(self._stack_fd)
-        self._stack_fd = -1
+        self._stack.close()
 
     def forget_in_child(self) -> None:
         """A forked child (a data-loader worker) isn't the rank: what ends it must not be reported as the rank's end."""
-        if self._stack_fd >= 0 and self._enabled_faulthandler:
+        if self._stack.number >= 0 and self._enabled_faulthandler:
             faulthandler.disable()
         if self._socket is not None:
-            self._socket.close()
+            self._questions.close()
+            self._socket.detach()
             self._socket = None
         self._unhook()
 
@@ -145,30 +153,32 @@ class _ExceptionNote:
     isn't written. Once retired, the hook only calls the one that was there before.
     """
 
-    def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
-        self._stack_fd = stack_fd
+    def __init__(self, stack: KeptDescriptor, previous: Callable[..., Any]) -> None:
+        self._stack: KeptDescriptor | None = stack
         self._previous = previous
 
     def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        if self._stack_fd >= 0 and ends_main_thread():
-            _write(self._stack_fd, EXCEPTION_MARK, error, kind, where)
+        if self._stack is not None and ends_main_thread():
+            _write(self._stack, EXCEPTION_MARK, error, kind, where)
         self._previous(kind, error, where)
 
     def retire(self) -> None:
         """Write nothing from now on: the descriptor is closed next, and its number may be another file's."""
-        self._stack_fd = -1
+        self._stack = None
         if sys.excepthook is self:
             sys.excepthook = self._previous
 
 
 def _write(
-    stack_fd: int, mark: str, error: BaseException, kind: type[BaseException], where: TracebackType | None
+    stack: KeptDescriptor, mark: str, error: BaseException, kind: type[BaseException], where: TracebackType | None
 ) -> None:
+    if not stack.is_ours:
+        return
     with contextlib.suppress(OSError, ValueError):
         line = " ".join(type_and_message(kind, error).split())
         text = "".join(traceback.format_exception(kind, error, where))
         entry = exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:])
-        os.write(stack_fd, entry.encode(errors="replace"))
+        os.write(stack.number, entry.encode(errors="replace"))
 
 
 def ends_main_thread() -> bool:
@@ -207,10 +217,14 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
     It has the name of its thread, because stacks name functions only. Samples of where the main thread is are a few
     milliseconds apart.
     """
+    kept = KeptDescriptor(questions.fileno())
     while True:
         try:
             asked = questions.recv(_MAX_QUESTION_BYTES)
             # an empty question reads like the end, too
+            if not kept.is_ours:
+                questions.detach()
+                return
             if not asked and has_hung_up(questions.fileno()):
                 questions.close()
                 return
@@ -224,6 +238,9 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
             questions.send(reply, socket.MSG_DONTWAIT)
         except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:
+                return
+            if not kept.is_ours:  # the script has closed it: the number is another file's, or will be
+                questions.detach()
                 return
 
 

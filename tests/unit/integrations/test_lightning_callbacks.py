@@ -458,5 +458,5 @@ def test_stacks_can_be_asked_for_after_the_fits_of_one_process(fits: FitBench, k
         assert current is not None
         assert current._signal is not None
         assert not would_end_by(os.getpid(), current._signal)
-        text = os.pread(current._stack_fd, 1 << 20, 0).decode()
+        text = os.pread(current._stack.number, 1 << 20, 0).decode()
         assert leaving_words(text).error == ("ValueError: mine" if fails else "")
