@@ -264,6 +264,9 @@ def abort(global_state: Any) -> None:
     """Disconnect after a failure: no collective, no timeouts learned; hooks are no-ops again."""
     client = getattr(global_state, "rank_monitor_client", None)
     if client is not None:
+        error, leave = sys.exc_info()[1], getattr(client, "_leave", None)  # another client than ours has none
+        if error is not None and leave is not None:
+            tolerant.call(leave, error)
         _disconnect(client, global_state)
 
 

@@ -22,6 +22,7 @@ from megatron_ft.integrations.lightning_packages import LightningCallback, is_tu
 from megatron_ft.ipc.files.state_file import BrokenStateFile, UnreadableStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.crash_reporter import reporter
 from megatron_ft.rank.hooks import tolerant
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 from megatron_ft.rank.hooks.mistakes import ask_for_no_restart, why_unusable
@@ -116,6 +117,7 @@ class FitCallback(LightningCallback):
         except BaseException:  # whatever it was, a rank that isn't in its fit must not be taken for hung
             self._disconnect()
             raise
+        _keep_stack_signals(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """At the end of a fit that no exception ended: write the flag, learn timeouts (a collective), disconnect."""
@@ -148,7 +150,7 @@ class FitCallback(LightningCallback):
         except Exception as error:  # noqa: BLE001 - the exception that ends the fit is the one that has to be seen
             self.logger.error("FT: %s while handling %s: %s", type(error).__name__, type(exception).__name__, error)
         finally:
-            client = self._disconnect()
+            client = self._disconnect(exception)
         self._write_timeouts(client)
 
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -209,9 +211,12 @@ class FitCallback(LightningCallback):
         ask_for_no_restart(str(error))
         raise error
 
-    def _disconnect(self) -> RankMonitorClient | None:
+    def _disconnect(self, error: BaseException | None = None) -> RankMonitorClient | None:
+        """End the monitoring; ``error`` has ended the fit."""
         client, self.fault_tol_client = self.fault_tol_client, None
         self._retire()
+        if client is not None and error is not None:
+            tolerant.call(client._leave, error)
         if client is not None:
             tolerant.call(client.shutdown_workload_monitoring)
         return client
@@ -295,6 +300,21 @@ class FitCallback(LightningCallback):
     def _warn(self, text: str) -> None:
         if agreement.rank() == 0:
             self.logger.warning("FT: %s", text)
+
+
+def _keep_stack_signals(trainer: Any) -> None:
+    """Install the signals for stacks again when Lightning, at the end of the fit, has reset all signals."""
+    connector = getattr(trainer, "_signal_connector", None)
+    teardown = getattr(connector, "teardown", None)
+    if connector is None or not callable(teardown):
+        return
+
+    def restoring() -> None:
+        vars(connector).pop("teardown", None)
+        teardown()
+        tolerant.call(reporter.restore_signals)
+
+    connector.teardown = restoring
 
 
 def _is_versioned(directory: Path) -> bool:

@@ -27,6 +27,8 @@ class RankMonitorClient(client.RankMonitorClient):
     rank_monitor_socket = launcher_connector = timeouts_calc = chkpt_manager = None
     """Attributes of nvidia-resiliency-ext's client, for code that reads them; nothing is behind them here."""
     iter_idx = 0
+    _leaves_out_open_sections = True
+    """Megatron's unmodified hooks select "setup", which is still open where a finished job is resumed."""
 
     def __init__(self) -> None:
         """No I/O happens here."""

@@ -7,6 +7,7 @@ maps it.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 
 
 class RingEvent(NamedTuple):
@@ -50,7 +52,7 @@ class Board:
         Raises:
             OSError, ValueError: it isn't a board's memory.
         """
-        self._map = mmap.mmap(fd, layout.BOARD_BYTES)
+        self._map, self._own_fd = _mapped(fd)
         self.words: memoryview = memoryview(self._map).cast("Q")
 
     def initialise(
@@ -180,7 +182,32 @@ class Board:
     def close(self) -> None:
         """Unmap; calling it again does nothing."""
         self.words.release()
-        self._map.close()
+        if self._own_fd.is_ours or self._map.closed:
+            self._map.close()
+            return
+        # the mapping would close its descriptor, whose number is another file's by now
+        _never_closed.append(self._map)
+
+
+_never_closed: list[mmap.mmap] = []
+
+
+def _mapped(fd: int) -> tuple[mmap.mmap, KeptDescriptor]:
+    """Map a board's memory; returns also the duplicate of ``fd`` that the mapping keeps and doesn't tell."""
+    wanted = os.fstat(fd)
+    free = os.dup(fd)
+    os.close(free)
+    mapping = mmap.mmap(fd, layout.BOARD_BYTES)  # takes the lowest free number
+    for number in (free, *_numbers()):
+        with contextlib.suppress(OSError):
+            if number != fd and os.path.samestat(os.fstat(number), wanted):
+                return mapping, KeptDescriptor(number)
+    return mapping, KeptDescriptor(-1)
+
+
+def _numbers() -> Iterator[int]:
+    """All descriptors of this process: another thread may have opened one meanwhile."""
+    yield from map(int, os.listdir("/proc/self/fd"))
 
 
 def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:

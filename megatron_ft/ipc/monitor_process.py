@@ -47,6 +47,7 @@ class MonitorOptions:
     log_dir: str | None = None
     run_id: str = ""
     observe_only: bool = False
+    asks_first: bool = False
     log_max_bytes: int = DEFAULT_LOG_MAX_BYTES
 
 
@@ -64,7 +65,8 @@ def spawn(
 
     With ``launcher_fd`` (an end of a socket pair) it belongs to a launcher: it reports there, ignores the terminal's
     signals, and if the launcher dies it ends its rank and everything the rank started. Without one it just watches one
-    rank until it is terminated. With ``observe_only`` it only reports hung ranks, and terminates none.
+    rank until it is terminated. With ``observe_only`` it only reports hung ranks, and terminates none. With
+    ``asks_first`` it asks the launcher before it reports one, whether its timeout was learned or not.
     """
     import subprocess
 
@@ -79,6 +81,8 @@ def spawn(
         argv += ["--log-dir", options.log_dir, "--log-max-bytes", str(options.log_max_bytes)]
     if options.observe_only:
         argv += ["--observe-only", "yes"]
+    if options.asks_first:
+        argv += ["--asks-first", "yes"]
     if attached is not None:
         argv += ["--attached", json.dumps(attached._asdict())]
         fds += attached.fds
@@ -107,6 +111,7 @@ class MonitorSettings(NamedTuple):
     run_id: str
     parent: int
     observe_only: bool
+    asks_first: bool
     attached: AttachedRank | None
 
 
@@ -127,6 +132,7 @@ def parse(argv: Sequence[str]) -> MonitorSettings:
         run_id=given.pop("--run-id"),
         parent=int(given.pop("--parent")),
         observe_only=given.pop("--observe-only", "no") == "yes",
+        asks_first=given.pop("--asks-first", "no") == "yes",
         attached=None if attached is None else AttachedRank(**json.loads(attached)),
     )
     assert not given, given

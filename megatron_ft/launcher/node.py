@@ -135,6 +135,7 @@ class Node:
                 log_dir=self._log_dir,
                 run_id=self._line.run_id,
                 observe_only=options.observe_only,
+                asks_first=options.is_min_healthy and not options.observe_only,
                 log_max_bytes=options.log_max_bytes,
             ),
             run_dir=self._run_dir.path,

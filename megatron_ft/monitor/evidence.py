@@ -23,7 +23,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import fields
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives, collectives_of
 from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, leaving_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_checkpoint_write,
@@ -50,6 +50,8 @@ from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, sen
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
 
+STACK_MEMORY = "megatron_ft_stacks"
+"""Name of the memory file in which a rank writes its stacks."""
 _STACK_S = 1.0
 _ANSWER_S = 0.8
 """On a starved machine, too, a thread that gets the GIL at all gets it within some milliseconds."""
@@ -121,9 +123,11 @@ def collect(
 
 
 def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> CrashOutput:
-    """The exception that the rank ends of; none if it went on: not every exception that is printed ends a process."""
+    """Return the exception that the rank ends of, or with which it has ended its monitoring; none if it went on."""
     text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
     words = last_words(text, library=LIBRARIES)
+    if not words.error and snapshot is not None and snapshot.closing:
+        words = leaving_words(text, library=LIBRARIES)
     moved_ns = 0 if snapshot is None else max(snapshot.last_transition_ns, snapshot.last_heartbeat_ns)
     return words if words.error and words.raised_at_ns >= moved_ns else CrashOutput()
 
@@ -180,6 +184,9 @@ class Probe:
         if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc.handles(self._attached.pid, number):
             missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
             return []
+        if not proc.has_open(self._attached.pid, STACK_MEMORY):
+            missing.append("stacks by faulthandler: the rank has closed the file for them")
+            return []  # its number may be a file of the script's by now
         begin = os.fstat(self._attached.stack_fd).st_size
         deaf = proc.blocking_threads(self._attached.pid, number)
         is_stopped = state in ("T", "t")

@@ -59,7 +59,7 @@ class MonitorService:
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
         self._has_launcher = settings.launcher_fd is not None
-        self._suspicion = Suspicion(reports, has_launcher=self._has_launcher)
+        self._suspicion = Suspicion(reports, has_launcher=self._has_launcher, asks_first=settings.asks_first)
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -210,6 +210,8 @@ class MonitorService:
         is_same = attached.pid == caller.pid and greeting.watch_only == self._watched.is_watch_only
         if greeting.again and is_same and not is_gone(attached.pidfd):
             return None  # the launcher has its report already: the monitor before this one died before it had answered
+        if attached.pid == caller.pid:
+            self._watched.note_new_program()  # it has started itself again, maybe to set a variable
         snapshot = self._watched.final_snapshot()
         # a rank of which only the collectives are watched may call hooks later
         closing = snapshot is not None and (snapshot.closing or (snapshot.watch_only and not greeting.watch_only))
@@ -293,6 +295,9 @@ class MonitorService:
             return
         if reading.damage is not None:
             self._reports.board_damaged(watched.attached, reading.damage)
+        if reading.outcome.action is Action.END_RANK and watched.note_new_program():
+            self._look(watched)
+            return
         self._reports.news(watched, reading.snapshot)
         self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
@@ -331,6 +336,7 @@ class MonitorService:
                 watched.find_hung()
             self._reports.observed(watched.attached, watched.note)
             return
+        watched.note_new_program()
         evidence = collect(
             watched.attached,
             watched.board,

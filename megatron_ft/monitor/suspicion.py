@@ -29,9 +29,13 @@ _SAMPLES = 10
 
 
 class Suspicion:
-    """That the rank of this monitor hangs. ``has_launcher``: one can be asked, which checks the other ranks, too."""
+    """That the rank of this monitor hangs. ``has_launcher``: one can be asked, which checks the other ranks, too.
 
-    def __init__(self, reports: Reports, *, has_launcher: bool) -> None:
+    ``asks_first``: it is asked for configured timeouts, too, not only for learned ones.
+    """
+
+    def __init__(self, reports: Reports, *, has_launcher: bool, asks_first: bool = False) -> None:
+        self._asks_first = asks_first
         self._reports = reports
         self._has_launcher = has_launcher
         self._verdict: Overdue | None = None
@@ -49,13 +53,14 @@ class Suspicion:
         return min(times, default=None)
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: Overdue) -> bool:
-        """Ask the launcher, if the timeout was learned; returns False if the rank surely hangs."""
+        """Ask the launcher, if the timeout was learned or it decides all; returns False if the rank surely hangs."""
         is_same = self._is_about(verdict)
         was_confirmed, self._is_confirmed = self._is_confirmed and is_same, False
         if not self._has_launcher and not verdict.enforced:
             watched.put_off(verdict)
             return True
-        if not (verdict.is_learned and self._has_launcher) or was_confirmed:
+        asks = self._has_launcher and (verdict.is_learned or self._asks_first)
+        if not asks or was_confirmed:
             self._verdict = None
             return False
         if is_same:

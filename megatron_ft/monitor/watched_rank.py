@@ -30,12 +30,19 @@ from megatron_ft.core.timeouts.arming import with_armed
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
+from megatron_ft.ipc.files.file_thread import FileThread
+from megatron_ft.ipc.linux.polling import has_hung_up
+from megatron_ft.ipc.linux.proc import has_mapped
+from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
+from megatron_ft.monitor.evidence import STACK_MEMORY
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8
 _TORN_S = 0.002
+_MAPS_S = 0.2
+_reads = FileThread()
 
 
 class Reading(NamedTuple):
@@ -101,7 +108,7 @@ class WatchedRank:
         try:
             made.append(create_memory())
             made.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-            made.append(os.memfd_create("megatron_ft_stacks", os.MFD_CLOEXEC))
+            made.append(os.memfd_create(STACK_MEMORY, os.MFD_CLOEXEC))
             made += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             board_fd, wake_fd, stack_fd, ask_fd, answers_fd = made
             attached = AttachedRank(board_fd, wake_fd, pidfd, stack_fd, ask_fd, pid, rank, cycle)
@@ -242,6 +249,21 @@ class WatchedRank:
         except BoardDamagedError:
             pass  # a dying rank may have written anything; what was read before still holds
         return self.last_good
+
+    def has_new_program(self) -> bool:
+        """Whether the rank's process runs another program by now (exec), in which nothing is monitored yet."""
+        attached = self.attached
+        if not has_hung_up(attached.ask_fd) or is_gone(attached.pidfd):
+            return False  # most often: an exec closes the rank's end
+        inode = os.fstat(attached.board_fd).st_ino
+        return not _reads.call(lambda: has_mapped(attached.pid, inode), True, bound_s=_MAPS_S)
+
+    def note_new_program(self) -> bool:
+        """Note on the board that the monitoring has ended, if the rank has become another program; returns whether."""
+        if self.board.words[layout.W_CLOSING] == layout.CLOSING or not self.has_new_program():
+            return False
+        self.board.words[layout.W_CLOSING] = layout.CLOSING
+        return True
 
     def rest(self) -> None:
         """Note on the board that no further check has to be waited for."""

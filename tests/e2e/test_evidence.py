@@ -23,7 +23,7 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
+from megatron_ft.core.board.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -33,7 +33,7 @@ from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
-from megatron_ft.monitor.evidence import collect
+from megatron_ft.monitor.evidence import STACK_MEMORY, collect
 from tests.support.evidence import exit_evidence
 from tests.support.launching import ROOT, wait_until
 
@@ -93,7 +93,7 @@ class Subjects:
         self.all: list[Subject] = []
 
     def start(self, body: str) -> Subject:
-        board_fd, stack_fd = create_memory(), os.memfd_create("stacks")
+        board_fd, stack_fd = create_memory(), os.memfd_create(STACK_MEMORY)
         board = Board(board_fd)
         timeouts = BoardTimeouts(None, None, 0, {"step": 1.0}, None)
         board.initialise(cycle=0, rank=3, pid=0, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)
@@ -360,25 +360,118 @@ failing()
     assert "of the child" not in subject.written()
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_rank_that_has_raised_ends_of_it_though_another_thread_still_sends_heartbeats(
-    subjects: Subjects, goes_on: bool
-) -> None:
-    """Unless its main thread goes on, too: not every exception that is printed ends a process."""
-    body = """
+def test_rank_that_has_raised_has_ended_though_another_thread_still_sends_heartbeats(subjects: Subjects) -> None:
+    subject = subjects.start(
+        """
 begin()
 threading.Thread(target=sleeping).start()
 def failing():
     raise ValueError("mine")
+failing()
 """
-    end = "try: failing()\nexcept ValueError: sys.excepthook(*sys.exc_info())\nsleeping()" if goes_on else "failing()"
-    subject = subjects.start(body + end)
+    )
     wait_until(lambda: "mine" in subject.written(), 10)
     subject.board.words[W_LAST_HEARTBEAT] = time.monotonic_ns()
-    wait_until(lambda: goes_on or "_shutdown" in functions(subject.collect()[1]), 10)
+    wait_until(lambda: "_shutdown" in functions(subject.collect()[1]), 10)
     note, _ = subject.collect()
-    assert note.raised == ("" if goes_on else "ValueError: mine")
-    assert (note.raised_s > 0) is not goes_on
+    assert note.raised == "ValueError: mine"
+    assert note.raised_s > 0
+
+
+LOGGED = {
+    "by the main thread": "except ValueError: sys.excepthook(*sys.exc_info())",
+    "after its frames have ended": "except ValueError as error: kept = error\nsys.excepthook(type(kept), kept, None)",
+    "by a function": "except ValueError: log()",
+    "by another thread": "except ValueError as error: kept = error; in_thread()",
+    "by threading's hook": "except ValueError: threading.Thread(target=failing).start(); time.sleep(0.5)",
+}
+
+
+@pytest.mark.parametrize("how", LOGGED)
+@pytest.mark.parametrize("ends", ["os._exit(7)", "sys.exit(7)", "os.kill(os.getpid(), 9)", "raise KeyError('mine')"])
+def test_exception_that_is_only_logged_by_the_excepthook_is_no_end(subjects: Subjects, how: str, ends: str) -> None:
+    body = f"""
+begin()
+threading.excepthook = lambda a: sys.excepthook(a.exc_type, a.exc_value, a.exc_traceback)
+def failing():
+    raise ValueError("logged")
+def log():
+    sys.excepthook(*sys.exc_info())
+def in_thread():
+    thread = threading.Thread(target=lambda: sys.excepthook(type(kept), kept, kept.__traceback__))
+    thread.start()
+    thread.join()
+try: failing()
+{LOGGED[how]}
+{ends}
+"""
+    subject = subjects.start(body)
+    subject.process.wait(10)
+    assert last_words(subject.written()).error == ("KeyError: 'mine'" if "mine" in ends else "")
+    assert "logged" not in subject.written()
+
+
+WRAPPERS = {
+    "function": "def theirs(*args): ours(*args)\nsys.excepthook = theirs",
+    "partial": "import functools; sys.excepthook = functools.partial(ours)",
+    "method": "class Their:\n    def hook(self, *args): ours(*args)\nsys.excepthook = Their().hook",
+    "object": "class Their:\n    def __call__(self, *args): ours(*args)\nsys.excepthook = Their()",
+    "two": "first = lambda *args: ours(*args)\nsys.excepthook = lambda *args: first(*args)",
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_exception_that_ends_the_main_thread_is_written_once_through_a_wrapped_excepthook(
+    subjects: Subjects, wrapper: str
+) -> None:
+    subject = subjects.start(f"begin()\nours = sys.excepthook\n{WRAPPERS[wrapper]}\nraise ValueError('mine')")
+    assert subject.process.wait(10) == 1
+    assert last_words(subject.written()).error == "ValueError: mine"
+    assert subject.written().count("\nValueError: mine\n") == 2  # in one line, and in the traceback
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_exception_with_which_a_script_ended_its_monitoring_is_reported_in_a_hang_only(
+    subjects: Subjects, closing: bool
+) -> None:
+    body = """
+reporter.begin(board, stack_fd, ask_fd)
+def failing():
+    raise ValueError("mine")
+try:
+    failing()
+except ValueError as error:
+    reporter.leave(error)
+    reporter.end()
+ready()
+sleeping()
+"""
+    subject = subjects.start(body)
+    subject.board.words[W_CLOSING] = CLOSING if closing else 0
+    note, _ = subject.collect()
+    assert note.raised == ("ValueError: mine" if closing else "")
+    assert last_words(subject.written()).error == ""
+
+
+def test_stacks_are_collected_after_signals_were_reset_and_restored(subjects: Subjects) -> None:
+    body = """
+reporter.begin(board, stack_fd, ask_fd)
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_DFL)
+reporter.restore_signals()
+ready()
+sleeping()
+"""
+    _, document = subjects.start(body).collect()
+    assert document["stacks"]["source"] == "faulthandler"
+    assert "sleeping" in functions(document)
+
+
+def test_exception_logged_while_the_interpreter_exits_is_no_end(subjects: Subjects) -> None:
+    body = "import atexit; atexit.register(lambda: sys.excepthook(ValueError, ValueError('logged'), None))"
+    subject = subjects.start(f"begin()\n{body}\nsys.exit(3)")
+    assert subject.process.wait(10) == 3
+    assert subject.written() == ""
 
 
 def test_the_stacks_at_a_fatal_signal(subjects: Subjects) -> None:

@@ -277,3 +277,43 @@ forever()
     assert process is not None, line
     (page,) = (launched.log_dir / "evidence").glob("rank1-*.txt")
     assert f"process {process[1]} ({process[2]}), which was killed by SIGKILL" in page.read_text()
+
+
+def test_missing_rank_is_named_where_others_have_lost_it_or_waited_too_long(launcher: Launcher) -> None:
+    """Beside an exception of rank 1 that was only logged, long before a rank was killed."""
+    script = """
+import datetime, threading
+import torch
+import torch.distributed as dist
+threading.excepthook = lambda a: sys.excepthook(a.exc_type, a.exc_value, a.exc_traceback)
+def push_metrics():
+    raise ConnectionError("metrics server is gone")
+def next_batch():
+    time.sleep(1000)
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+for i in range(4):
+    client.start_section("step")
+    if RANK == 1 and i == 0:
+        threading.Thread(target=push_metrics).start()
+    if RANK == 2 and i == 2:
+        if CYCLE == 0:
+            next_batch()
+        if CYCLE == 1:
+            os._exit(0)
+        if CYCLE == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3))
+    client.end_section("step")
+client.shutdown_workload_monitoring()
+dist.destroy_process_group()
+"""
+    options = ("--nproc-per-node=3", "--max-restarts=3", "--ft-rank-section-timeouts=step:100")
+    finished = launcher.start(script, *options).wait()
+    ended = [line.partition(" ended: ")[2] for line in finished.lines if re.match(r"cycle \d ended", line)]
+    assert len(ended) == 3, finished.err
+    assert re.match(r"rank 2 keeps the others waiting in 'step' for .* s, in script.py:\d+ next_batch", ended[0])
+    assert ended[1].startswith("rank 2 exited early with 0, while others wait for it")
+    assert ended[2].startswith("rank 2 killed by SIGKILL (not sent by ft_launcher)")

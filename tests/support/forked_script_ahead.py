@@ -73,6 +73,9 @@ class RunsAhead(BaseException):
                 trace = trace.tb_next
             sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
             sys.last_exc = error
+            reporter: Any = sys.modules.get("megatron_ft.rank.crash_reporter.reporter")
+            if reporter is not None:
+                reporter.ends_main_thread = lambda: True  # as Python's own call, below which no frame is left
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         leave(code)

@@ -15,7 +15,8 @@ from megatron_ft.core.agent import event_records
 from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Release, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER, HangVerdict
+from megatron_ft.core.diagnosis.exits import RankExit, one_line
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
@@ -63,6 +64,28 @@ class NodeHangDiagnosis:
     def diagnose(self, turn: Turn) -> None:
         """A rank of another node hangs: collect evidence on those of this one."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
+
+    def lost_peer(self, end: RankExit, turn: Turn) -> None:
+        """A rank has failed because another one kept it waiting, or is gone: find that one, before all are ended."""
+        if self._is_over or self._bound_ns is not None or self._options.min_healthy or self._options.observe_only:
+            return
+        self._verdict = HangVerdict(
+            rank=end.rank,
+            local_rank=end.local_rank,
+            kind=LOST_PEER,
+            section=None,
+            elapsed_s=0.0,
+            timeout_s=0.0,
+            iteration=end.iteration,
+            at_ns=turn.now_ns,
+            error=one_line(end.error or ""),
+        )
+        self._begin(turn, from_ns=turn.now_ns, known=set())
+
+    def explain(self) -> None:
+        """Stop deciding: a rank of this node has failed by itself, which explains the peers that were lost."""
+        if self._decides and self._verdict is not None and self._verdict.kind == LOST_PEER:
+            self._is_over = True
 
     def noted(self, event: EvidenceCollected, turn: Turn) -> None:
         """What a monitor has seen of its rank."""
@@ -145,6 +168,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapsh
         pid=record.started[local_rank].pid,
         iteration=None if board is None else board.iteration,
         gone=ended is not None,
+        exitcode=None if ended is None else ended.exitcode,
         raised="" if end is None else end.error or "",
         raised_s=(turn.now_ns - raised_ns) / 1e9,
         frame="" if end is None else end.where,
@@ -163,6 +187,7 @@ def _as_found(note: RankSnapshot, verdict: HangVerdict) -> RankSnapshot:
         found_hung=True,
         state="T" if verdict.stopped else "",
         gone=False,
+        exitcode=None,
     )
 
 

@@ -117,6 +117,13 @@ def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> 
     )
 
 
+def only_waits(verdict: HangVerdict, why: str) -> str:
+    """Say that a rank goes on though its timeout is over, because another one keeps it waiting."""
+    where = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
+    timed = f"for {verdict.elapsed_s:.1f} s{_at(verdict)} (timeout {verdict.timeout_s:.1f} s)"
+    return f"rank {verdict.rank}: {where} {timed}, only waits for others and goes on: {why}"
+
+
 def most_time_is_over(verdict: HangVerdict, most_s: float) -> str:
     """Say that a rank is ended though ranks seem to make progress: its timeout can't be extended beyond ``most_s``."""
     what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"

@@ -9,11 +9,13 @@ from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence, Tell
 from megatron_ft.core.agent.hang import NodeHangDiagnosis
+from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.exits import is_by_us, was_ending
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
+from megatron_ft.core.diagnosis.exits import is_by_us, is_secondary_failure, was_ending
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Hang, Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
@@ -32,7 +34,10 @@ class NodeCycle:
         cycle = met.cycle if met is not None else -1 if options.meets_elsewhere else number
         self.record = CycleRecord(cycle, () if met is None else met.ranks, met_ns=now_ns)
         self.diagnosis = NodeHangDiagnosis(options, self.record, number, learning.killed)
-        self.suspicion = Suspicion(options, self.record, number, nodes=1 if met is None else met.nodes)
+        self.review = HangReview(self.record, number) if options.min_healthy and not options.meets_elsewhere else None
+        self.suspicion = Suspicion(
+            options, self.record, number, nodes=1 if met is None else met.nodes, review=self.review
+        )
         self._options = options
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
@@ -67,6 +72,10 @@ class NodeCycle:
             self.diagnosis.diagnose(turn)
         elif self._collectives is None or self.met is None:
             return
+        elif isinstance(event, job.Reviewed) and event.decides:
+            verdict = None if self.review is None else self.review.reviewed(event, turn)
+            if verdict is not None:
+                self._end_missing(verdict, event, turn)
         elif isinstance(event, job.DiagnoseHang):
             self._collectives.collect(turn)
         else:
@@ -78,7 +87,12 @@ class NodeCycle:
             return
         if not self._options.decides_alone:
             self.diagnosis.found(verdict, turn, is_seen=False)
-        elif self._deadlines is not None:
+        else:
+            self._end_missing(verdict, review, turn)
+
+    def _end_missing(self, verdict: HangVerdict, review: job.Reviewed, turn: Turn) -> None:
+        """Terminate the rank of this node that keeps the others waiting; these go on."""
+        if self._deadlines is not None:
             self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
@@ -117,18 +131,26 @@ class NodeCycle:
             case edge.Trains():
                 self.record.trains(event)
             case edge.EvidenceCollected():
+                if event.local_rank in self.record.hung:
+                    self.record.hang_notes.setdefault(event.local_rank, event.note)
                 if self._deadlines is not None:
                     self._deadlines.noted(event)
                 if self._collectives is not None:
                     self._collectives.noted(event)
                 self.diagnosis.noted(event, turn)
             case edge.Suspected() if event.local_rank in self.record.started:
-                self.suspicion.suspected(event.verdict, turn)
+                self._suspected(event.verdict, turn)
             case edge.ProgressChecked():
                 self.suspicion.checked(event.local_rank, event.progress, turn)
             case edge.FoundHung() if event.local_rank in self.record.started:
                 self.record.found_by_monitor(event.verdict, turn.now_s, turn.seen)
                 self.diagnosis.found(event.verdict, turn)
+
+    def _suspected(self, verdict: HangVerdict, turn: Turn) -> None:
+        if self.review is not None and not verdict.learned:
+            self.review.suspected(verdict, turn)
+        else:
+            self.suspicion.suspected(verdict, turn)
 
     def _exited(self, event: edge.RankExited, turn: Turn) -> None:
         ended = self.record.exited(event, turn.seen)
@@ -136,6 +158,10 @@ class NodeCycle:
         ended_by_itself = not is_by_us(ended) or was_ending(ended)  # then it may be the cause, though we signalled it
         if ended.exitcode and ended_by_itself and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(self.record.cycle, ended))
+            if self.record.own_failure(turn.seen) is not None:
+                self.diagnosis.explain()
+            elif is_secondary_failure(ended):
+                self.diagnosis.lost_peer(ended, turn)
 
     def told(self, message: Suspected | Moving, turn: Turn) -> None:
         """Another node asks for a check of progress, or reports progress, because a learned timeout is over."""

@@ -16,16 +16,21 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     HangVerdict,
     RankView,
     cause_on_this_node,
+    describe_hang,
     find_cause,
     hang_of_one,
 )
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_crash
+from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_by_us
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
+from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Reached
 
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
+_COUNTED_LATE_NS = 3_000_000_000
+"""A collective of a rank may be noted on its board this long after its completion."""
 
 
 class CycleRecord:
@@ -54,6 +59,8 @@ class CycleRecord:
         """What the launcher itself found first, and the local ranks of which one hangs, where it isn't just that."""
         self.places: dict[int, str] = {}
         """Where ranks were that the launcher itself found hung, in words, by global rank."""
+        self.hang_notes: dict[int, RankSnapshot] = {}
+        """The evidence on ranks that were found hung, by local rank."""
         self._signalled: dict[int, set[int]] = {}
         """Which signals monitors have sent."""
         self._finished_late: set[int] = set()
@@ -199,8 +206,20 @@ class CycleRecord:
         return self.all_have_ended and not self.failed
 
     def failures(self) -> list[str]:
-        """How the ranks ended that didn't end well, in words."""
-        return [describe_exit(rank_exit) for rank_exit in self.failed]
+        """How the ranks ended that didn't end well, in words: a rank that others waited for first."""
+        notes = [note for note in self.hang_notes.values() if note.local_rank in self.hung]
+        elapsed_s = max((note.open_s for note in notes), default=0.0)
+        first = find(notes, elapsed_s=elapsed_s, are_all=len(notes) == len(self.ranks)).rank if notes else None
+        return [self._failure(rank_exit) for rank_exit in sorted(self.failed, key=lambda end: end.rank != first)]
+
+    def _failure(self, rank_exit: RankExit) -> str:
+        verdicts = [*self.overdue.values(), *self._verdicts]
+        found = next((verdict for verdict in verdicts if verdict.rank == rank_exit.rank), None)
+        if found is None or (rank_exit.exitcode and not is_by_us(rank_exit)):
+            return describe_exit(rank_exit)
+        note = self.hang_notes.get(rank_exit.local_rank)
+        where = self.places.get(rank_exit.rank, "") if note is None else place(note)
+        return f"{describe_hang(found)}, {where}" if where else describe_hang(found)
 
     def only_exits_are_missing(self, seen: Readings) -> bool:
         """Whether ranks have exited with 0, none has failed, and all others have shut their monitoring down."""
@@ -332,8 +351,8 @@ class CycleRecord:
         signalled_at_ns: int = 0,
     ) -> RankExit:
         words, board = seen.words[local_rank], seen.boards[local_rank]
-        if is_crash(exitcode) and words.raised_at_ns and _has_gone_on(words, board):
-            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what it crashed of
+        if exitcode < 0 and words.raised_at_ns and _has_gone_on(words, board):
+            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what ended it
         return RankExit(
             rank=self.ranks[local_rank],
             local_rank=local_rank,
@@ -373,5 +392,10 @@ class CycleRecord:
 
 
 def _has_gone_on(words: CrashOutput, board: BoardSnapshot | None) -> bool:
-    """Not every exception that is printed ends a process; one that was never watched tells of its end only."""
-    return board is not None and words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns)
+    """Return True if a rank has reported progress since its exception. A board that was never read tells nothing."""
+    if board is None:
+        return False
+    counted = board.collectives
+    # they are looked at once a second: what completed before the exception may be seen a moment later
+    collectives_ns = 0 if counted is None else counted.moved_ns - _COUNTED_LATE_NS
+    return words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns, collectives_ns)

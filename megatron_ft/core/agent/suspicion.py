@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, Say, Tell
+from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
@@ -31,10 +32,22 @@ _FRESH_NS = 2_000_000_000
 
 
 class Suspicion:
-    """The suspected ranks of one cycle on this node; ``number`` is the cycle's at the coordinator."""
+    """The suspected ranks of one cycle on this node; ``number`` is the cycle's at the coordinator.
 
-    def __init__(self, options: Options, record: CycleRecord, number: int, *, nodes: int) -> None:
+    ``review`` decides at last, if it is given: whether a rank hangs in which no other makes progress.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        record: CycleRecord,
+        number: int,
+        *,
+        nodes: int,
+        review: HangReview | None = None,
+    ) -> None:
         self._record = record
+        self._review = review
         self._number = number
         self._observes_only = options.observe_only
         self._sees_all_ranks = nodes == 1 or not options.decides_alone
@@ -62,7 +75,7 @@ class Suspicion:
         if verdict.elapsed_s >= _most_s(verdict):
             if verdict.enforced and not self._observes_only:
                 turn.do(Say(lines.most_time_is_over(verdict, _most_s(verdict))))
-            turn.do(ConfirmHang(verdict.local_rank))
+            self._confirm(verdict, turn)
             return
         self._suspects[verdict.local_rank] = verdict
         if self._elsewhere is not None and turn.now_ns - self._elsewhere[0] < _FRESH_NS:
@@ -108,15 +121,23 @@ class Suspicion:
             return
         self._bound_ns, self._awaited = None, set()
         suspects, self._suspects = self._suspects, {}
-        turn.do(*(self._decided(verdict) for _, verdict in sorted(suspects.items())))
+        for _, verdict in sorted(suspects.items()):
+            self._decide(verdict, turn)
 
-    def _decided(self, verdict: HangVerdict) -> ExtendTimeout | ConfirmHang:
-        """Return what follows if no rank that can be asked makes progress."""
+    def _decide(self, verdict: HangVerdict, turn: Turn) -> None:
+        """No rank that can be asked makes progress: confirm the hang, or put it off."""
         # the limit is that many times the longest interval that was extended
         least_s = 0.0 if verdict.limit_s is None else _MORE * verdict.limit_s / MOST
         if verdict.elapsed_s < least_s and not self._sees_all_ranks:
-            return ExtendTimeout(verdict.local_rank, least_s)
-        return ConfirmHang(verdict.local_rank)
+            turn.do(ExtendTimeout(verdict.local_rank, least_s))
+        else:
+            self._confirm(verdict, turn)
+
+    def _confirm(self, verdict: HangVerdict, turn: Turn) -> None:
+        if self._review is not None and verdict.enforced and not self._observes_only:
+            self._review.suspected(verdict, turn)
+        else:
+            turn.do(ConfirmHang(verdict.local_rank))
 
     def close(self) -> None:
         """Stop: all ranks are about to be terminated."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
-from megatron_ft.core.coordinator.verdict import Seat, finished, first_failure, verdict_on
+from megatron_ft.core.coordinator.verdict import GOOD, Seat, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind, describe_hang
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
@@ -169,7 +169,9 @@ class JobCycle:
         links, reached = self.links(nodes), None if hang.passive else hang.reached
         asked = links.keys() | self._missing
         is_whole = len(asked) == len(self.seats)
-        diagnosis = HangDiagnosis(hang.verdict, reached, place, asked=asked, are_all=is_whole, now_s=now_s)
+        diagnosis = HangDiagnosis(
+            hang.verdict, reached, place, asked=asked, are_all=is_whole, decides=hang.decides, now_s=now_s
+        )
         if hang.passive:
             self.review = diagnosis
         else:
@@ -278,6 +280,9 @@ class JobCycle:
             self._wake(self.review.bound_s)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
+        elif self.diagnosis is not None and self.diagnosis.is_of_lost_peer and self._has_own_failure:
+            self.diagnosis = None  # the failure of that node explains the peers that were lost
+            self.outcome, self.decided_by = self._judged or (None, None)
         elif self.diagnosis is not None and self.diagnosis.is_open(now_s):
             self._wake(self.diagnosis.bound_s)
         elif self.diagnosis is not None:
@@ -369,12 +374,23 @@ class JobCycle:
         """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
         self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, diagnosis.reached
         found, lost = diagnosis.cause(several=len(self.seats) > 1), None if self._judged is None else self._judged[1]
+        if diagnosis.is_of_lost_peer:
+            if found is None and self._judged is not None:
+                self.diagnosis, self._reached = None, None
+                self.outcome, self.decided_by = self._judged
+            return
         if lost is not None and self.seats[lost].state is NodeState.LOST and (found is None or found.rank is None):
             self.decided_by, self.diagnosis = lost, None
             return
         cycle, first = self.decision.cycle, diagnosis.first
         hung = Report(cycle, NodeState.UNHEALTHY, describe_hang(first), CauseKind.HANG, first.rank)
         self.seats[diagnosis.asker].change(hung)
+
+    @property
+    def _has_own_failure(self) -> bool:
+        """Whether a node has failed, and not only because of another one."""
+        failed = (seat for seat in self.seats if seat.state not in GOOD)
+        return self._judged is not None and any(not seat.report.follows for seat in failed)
 
     def _farewells(self, now_s: float) -> None:
         states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)

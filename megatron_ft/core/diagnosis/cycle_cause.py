@@ -18,6 +18,7 @@ from megatron_ft.core.diagnosis.exits import (
     is_by_us,
     is_crash,
     is_secondary_failure,
+    one_line,
     was_ending,
 )
 from megatron_ft.core.signals import signal_name
@@ -25,6 +26,8 @@ from megatron_ft.core.wording import counted, when
 
 COLLECTIVES = "collectives"
 """The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
+LOST_PEER = "lost peer"
+"""The kind of a verdict on a rank that has failed because another one kept it waiting, or is gone."""
 _TIE_NS = 250_000_000
 """Ends that were seen within this time of the first one: the order in which they were seen says little."""
 _DYING_NS = 2_000_000_000
@@ -61,6 +64,8 @@ class HangVerdict:
     """Longest that the interval may last even while ranks make progress; None: a multiple of the timeout."""
     enforced: bool = True
     """False: the rank is only reported, and never ended."""
+    error: str = ""
+    """The exception of a rank that has lost a peer, in one line."""
 
     @property
     def is_certain(self) -> bool:
@@ -122,6 +127,8 @@ def describe_overdue(verdict: HangVerdict) -> str:
     """As ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
     note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
+    if verdict.kind == LOST_PEER:
+        return f"raised {one_line(verdict.error)}"
     if verdict.section is not None:
         return f"hung in '{verdict.section}' for {elapsed} {note}"
     match verdict.kind:
@@ -142,6 +149,8 @@ def describe_overdue(verdict: HangVerdict) -> str:
 def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
     """The cause where the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
+    if first.kind == LOST_PEER:
+        text = f"rank {first.rank} {describe_overdue(first)}, a consequence"
     if first.kind == COLLECTIVES:
         text = f"no collective has completed on any rank for {first.elapsed_s:.1f} s (timeout {first.timeout_s:.1f} s)"
     return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)

@@ -14,6 +14,8 @@ from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_fr
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
+LEAVING_MARK = "Exception with which the rank left its loop:"
+"""The same before an exception with which a script has ended its monitoring; the process may go on, unwatched."""
 _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
 """An exception without a message, as ``f"{type}: {message}"`` has it."""
 _FATAL_MARK = "Fatal Python error: "
@@ -30,9 +32,13 @@ _LOST_A_PEER = (
     "watchdog caught collective operation timeout",
     "timed out",
     "timeout",
+    "failed to pass",
 )
 """What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
-_OF_A_COLLECTIVE = ("gloo", "nccl", "c10d", "tcpstore", "processgroup", "distbackenderror", "distnetworkerror")
+_OF_A_COLLECTIVE = (
+    *("gloo", "nccl", "c10d", "tcpstore", "processgroup", "monitoredbarrier"),
+    *("distbackenderror", "distnetworkerror", "diststoreerror"),
+)
 """Only with one of these is it theirs: a user's own connections break, too."""
 
 
@@ -61,13 +67,27 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     An interpreter that ends of an exception may crash on its way out (a C++ thread that is never joined aborts the
     process): then there are both, and the place is that of the exception.
     """
-    places = tuple(library)
-    exception_at, fatal_at = text.rfind(EXCEPTION_MARK), text.rfind(_FATAL_MARK)
+    return _words(text, EXCEPTION_MARK, tuple(library))
+
+
+def leaving_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
+    """Read the exception with which the script ended its monitoring from that memory; empty if there was none."""
+    words = _words(text, LEAVING_MARK, tuple(library))
+    return words if words.error else CrashOutput()
+
+
+def exception_entry(mark: str, at_ns: int, error: str, traceback: str) -> str:
+    """Return what a rank writes to that memory; ``mark`` is EXCEPTION_MARK or LEAVING_MARK."""
+    return f"\n{mark} {at_ns}\n{error}\n{traceback}\n"
+
+
+def _words(text: str, mark: str, places: tuple[str, ...]) -> CrashOutput:
+    exception_at, fatal_at = text.rfind(mark), text.rfind(_FATAL_MARK)
     fatal = text[fatal_at:].strip() if fatal_at > exception_at else ""
     crashed_at = _where_crashed(fatal, places)
     if exception_at < 0:
         return CrashOutput(where=crashed_at, fatal_error=fatal, crashed_at=crashed_at)
-    reported = text[exception_at + len(EXCEPTION_MARK) : fatal_at if fatal else None]
+    reported = text[exception_at + len(mark) : fatal_at if fatal else None]
     stamp, _, rest = reported.partition("\n")
     error, _, traceback = rest.strip().partition("\n")
     return CrashOutput(

@@ -89,7 +89,7 @@ def describe_exit(rank_exit: RankExit) -> str:
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
     if rank_exit.error is not None and code > 0:
-        return f"{who} raised {_one_line(rank_exit.error)}"
+        return f"{who} raised {one_line(rank_exit.error)}"
     if code == 0:
         return f"{who} finished"
     if code > 0:
@@ -99,7 +99,7 @@ def describe_exit(rank_exit: RankExit) -> str:
     name = signal_name(-code)
     if name in _OWN_FAULTS and not is_by_us(rank_exit):
         if rank_exit.error is not None:
-            return f"{who} raised {_one_line(rank_exit.error)} (then crashed with {name})"
+            return f"{who} raised {one_line(rank_exit.error)} (then crashed with {name})"
         return f"{who} crashed with {name}"
     return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not sent by ft_launcher)")
 
@@ -142,6 +142,7 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
     return end.error[:_LONGEST]
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return an exception's text in one line of at most 200 characters."""
     line = without_empty_message(" ".join(text.split()))
     return line if len(line) <= _MAX_ERROR_CHARACTERS else line[: _MAX_ERROR_CHARACTERS - 3] + "..."

@@ -65,7 +65,7 @@ class RankSnapshot:
         is_in_library: its innermost call is in torch or Megatron, where it may wait in C.
         timeout_s: of the outermost open section, or out of section; None is none.
         enqueued: "backend/group" -> number of the last collective it has entered.
-        closing: it had ended its monitoring; gone: its process had ended.
+        closing: it had ended its monitoring; gone: its process had ended; exitcode: how, None if that isn't known.
         raised: the exception that it ends of, "type: message", its first 1,000 characters; that may take it long, or
             for ever.
         raised_s: seconds since then.
@@ -103,6 +103,7 @@ class RankSnapshot:
     lost: tuple[str, ...] = ()
     waits_for_process: bool = False
     collective_s: Seconds | None = None
+    exitcode: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.raised) > _MOST_CHARACTERS:  # a message has room for a MiB, and some exceptions are longer
@@ -198,7 +199,7 @@ def _place(note: RankSnapshot) -> str:
     if note.inner and note.inner != note.frame:
         where += f" ({note.inner})"
     if note.gone:
-        return (note.raised and where) or "has ended"
+        return (note.raised and where) or ("has exited with 0" if note.exitcode == 0 else "has ended")
     if note.raised:
         return _joined("has not exited", where)
     if note.is_stopped:

@@ -52,7 +52,7 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
     """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
     waits = waits_for(notes)
     is_alone = len(notes) == 1 and are_all
-    suspects, is_certain = ({notes[0].rank}, True) if is_alone else _suspects(notes, waits, elapsed_s)
+    suspects, is_certain = ({notes[0].rank}, True) if is_alone else _suspects(notes, waits, elapsed_s, are_all=are_all)
     waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     by_rank = {note.rank: note for note in notes}
     if len(suspects) == 1 and is_certain:
@@ -151,7 +151,9 @@ def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
 
 def _may_wait(note: RankSnapshot) -> bool:
     """Whether a rank that reported no collectives may be in one: its innermost call is in a library, or unknown."""
-    return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
+    if note.gone or note.is_stopped or note.has_collectives or (note.closing and note.has_stack):
+        return False  # one that has ended its monitoring has left the loop in which the others wait
+    return not note.has_stack or note.is_in_library
 
 
 def _is_unseen(note: RankSnapshot) -> bool:
@@ -159,7 +161,7 @@ def _is_unseen(note: RankSnapshot) -> bool:
     return note.found_hung and not (note.state or note.has_stack) and _may_wait(note)
 
 
-def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
+def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float, *, are_all: bool) -> tuple[set[int], bool]:
     """The ranks that may be the cause (none if the notes show nothing), and whether a single one certainly is."""
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
@@ -171,6 +173,12 @@ def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float) -> 
     if bereft:
         return bereft, True
     waited_for = frozenset().union(*{id(others): others for others in waits.values()}.values())
+    victims = {note.rank for note in notes if note.raised}
+    if victims:
+        missing = _missing_from_victims(notes, victims, waits)
+        known = missing & waited_for or missing
+        if known:
+            return known, are_all
     if not waited_for:
         return _overdue(notes, elapsed_s), True
     roots = {rank for rank in waited_for if not waits.get(rank)}
@@ -181,6 +189,17 @@ def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float) -> 
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
     return _explanations(waits), True
+
+
+def _missing_from_victims(notes: Sequence[RankSnapshot], victims: set[int], waits: Waits) -> set[int]:
+    """Return ranks that neither failed because they had lost a peer (``victims``), nor wait for another rank.
+
+    A rank that has left is missing, too, whether it exited with 0 or goes on without monitoring.
+    """
+    others = [note for note in notes if note.rank not in victims and not waits.get(note.rank)]
+    missing = [note for note in others if note.gone or note.is_stopped or not _is_waiting(note)]
+    busy = [note for note in missing if note.exitcode == 0 or note.is_stopped or not note.is_busy]
+    return {note.rank for note in busy or missing}
 
 
 def _explanations(waits: Waits) -> set[int]:

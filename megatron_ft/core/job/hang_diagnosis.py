@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.diagnosis.cycle_cause import (
     COLLECTIVES,
+    LOST_PEER,
     Cause,
     CauseKind,
     HangVerdict,
@@ -19,6 +20,7 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     describe_overdue,
     undetermined_hang,
 )
+from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import Finding, find
 from megatron_ft.core.job.reports import Reviewed
@@ -45,6 +47,7 @@ class HangDiagnosis:
         *,
         asked: Iterable[int],
         are_all: bool = True,
+        decides: bool = False,
         now_s: float,
     ):
         self.first = first
@@ -53,6 +56,7 @@ class HangDiagnosis:
         self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
         self._awaited = set(asked)
         self._are_all = are_all
+        self._decides = decides
         self._notes: list[RankSnapshot] = []
         self._found: tuple[Cause | None] | None = None
 
@@ -63,6 +67,11 @@ class HangDiagnosis:
         self._notes += notes
         if not more:
             self._awaited.discard(place)
+
+    @property
+    def is_of_lost_peer(self) -> bool:
+        """Whether it was begun for a rank that has failed because it had lost another one."""
+        return self.first.kind == LOST_PEER
 
     def awaits(self, place: int) -> bool:
         """Whether notes of that node are yet to come."""
@@ -81,6 +90,8 @@ class HangDiagnosis:
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
         """Return the result of an observe-only diagnosis; None if ranks complete collectives that were to be silent."""
         has_all = self._has_all
+        if self._decides:
+            return review_hang(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
         if self.first.kind != COLLECTIVES:
             return review_interval(
                 self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several
@@ -103,6 +114,8 @@ class HangDiagnosis:
 
 def blamed(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
     """The cause that notes show; None if they hold no evidence. ``are_all``: the notes on all ranks are there."""
+    if first.kind == LOST_PEER:
+        return _lost_peer(notes, first, are_all=are_all, several=several)
     if not any(note.has_stack or note.state for note in notes):
         return None
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
@@ -112,11 +125,37 @@ def blamed(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, 
     return _of_one(finding, note, first, several=several)
 
 
+def _lost_peer(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
+    """The rank that others have waited for until they failed; None if the notes show none that is missing."""
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
+    if finding.rank is None:
+        return undetermined_hang(first, detail=finding.text) if finding.candidates else None
+    note = next(note for note in notes if note.rank == finding.rank)
+    if note.raised and not is_peer_loss(note.raised):
+        return _of_one(finding, note, first, several=several)
+    if is_peer_loss(note.raised):
+        return None
+    where = f" ({note.host})" if several and note.host else ""
+    did, kind = "keeps the others waiting", CauseKind.HANG
+    if note.exitcode == 0:
+        did, kind = "exited early with 0, while others wait for it", CauseKind.CRASH
+    elif note.section is not None:
+        did = f"keeps the others waiting in '{note.section}' for {note.open_s:.1f} s"
+    if note.is_stopped:
+        did += " (process stopped)"
+    where_and_others = finding.text.removeprefix("has exited with 0").removeprefix("; ")
+    detail = "; ".join(filter(None, (where_and_others, f"rank {first.rank} {describe_overdue(first)}")))
+    text = f"rank {note.rank}{where} {did}"
+    return Cause(kind=kind, text=text, rank=note.rank, iteration=note.iteration, detail=detail, host=note.host)
+
+
 def _of_one(finding: Finding, note: RankSnapshot, first: HangVerdict, *, several: bool) -> Cause:
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
     verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
     where = f" ({note.host})" if several and note.host else ""
     did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
+    if note.gone and note.exitcode == 0:
+        did = "exited early with 0, while others wait for it"
     kind = CauseKind.HANG
     if note.raised:  # it would be a crash, if only it ended
         did, kind = f"raised {note.raised}", CauseKind.CRASH
@@ -192,6 +231,35 @@ def review_interval(
         is_waited=any(note.in_flight or note.waits_in for note in notes),
         timed=first.timed,
         iteration=first.iteration,
+    )
+
+
+def review_hang(
+    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+) -> Reviewed:
+    """Name the ranks that hang, and that are to be terminated while those that wait for them go on."""
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)
+    note = next((note for note in notes if note.rank == finding.rank), None)
+    hanging, text, verdict = finding.candidates, finding.text, first
+    if note is not None and note.gone:
+        hanging, text = (), f"rank {note.rank} {finding.text}"  # whoever waits for that one waits for ever
+    elif note is not None:
+        verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
+        host = f" ({note.host})" if several and note.host else ""
+        hanging, text = (note.rank,), f"rank {note.rank}{host} {finding.text}"
+    return Reviewed(
+        cycle=cycle,
+        asker=asker,
+        elapsed_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        text=text,
+        rank=None if note is None else note.rank,
+        is_waited=any(note.in_flight or note.waits_in for note in notes),
+        iteration=verdict.iteration,
+        decides=True,
+        hanging=hanging,
+        kind=verdict.kind,
+        section=verdict.section,
     )
 
 

@@ -127,12 +127,16 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on."""
+    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on.
+
+    ``decides``: the result decides which ranks are terminated; their nodes do that.
+    """
 
     cycle: int
     verdict: HangVerdict
     reached: Reached | None = None
     passive: bool = False
+    decides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,10 @@ class Reviewed:
         rank: that rank; None if it isn't known.
         is_waited: some rank waits in a collective.
         timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
-        iteration: that of the rank which was found first.
+        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
+        decides: the nodes are to terminate the ranks that hang, and no other.
+        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
+            ``section``, what is overdue on ``rank``.
     """
 
     cycle: int
@@ -183,3 +190,7 @@ class Reviewed:
     is_waited: bool = False
     timed: str = ""
     iteration: int | None = None
+    decides: bool = False
+    hanging: tuple[int, ...] = ()
+    kind: str = ""
+    section: str | None = None

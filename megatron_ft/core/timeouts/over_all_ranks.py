@@ -65,6 +65,8 @@ def calculate_sections(
     rule: Rule,
     max_over_ranks: MaxOverRanks,
     going_on: Mapping[str, float] | None = None,
+    *,
+    leaves_out_open: bool = False,
 ) -> tuple[SectionTimeouts, dict[str, Calculation]] | NotReady:
     """New timeouts of the sections in ``observed``; OUT_OF_SECTION among them is the time in none.
 
@@ -76,10 +78,14 @@ def calculate_sections(
         rule: factor and floor.
         max_over_ranks: the collective.
         going_on: the age in seconds of what this rank has open now.
+        leaves_out_open: a section that no rank has closed, and that some rank has open, keeps its timeout. All ranks
+            leave out the same sections, by the result of the collective.
     """
     current = {**old.section, OUT_OF_SECTION: old.out_of_section}
     calculated = old.calculated_sections | ({OUT_OF_SECTION} if old.is_out_of_section_calculated else set())
-    result = _calculate(observed, current, calculated, rule, max_over_ranks, going_on or {})
+    result = _calculate(
+        observed, current, calculated, rule, max_over_ranks, going_on or {}, leaves_out_open=leaves_out_open
+    )
     if isinstance(result, NotReady):
         return result
     timeouts = {name: calculation.timeout_s for name, calculation in result.items()}
@@ -100,16 +106,22 @@ def _calculate(
     rule: Rule,
     max_over_ranks: MaxOverRanks,
     going_on: Mapping[str, float],
+    *,
+    leaves_out_open: bool = False,
 ) -> dict[str, Calculation] | NotReady:
     # one collective for both: what has ended, and the longest of that and what goes on
     so_far = [max(value, going_on.get(name, NO_OBSERVATION)) for name, value in observed.items()]
     maxima, ranks = max_over_ranks([*observed.values(), *so_far])
     count = len(observed)
     missing = [name for name, ended in zip(observed, maxima[:count], strict=True) if ended < 0]
-    if missing:
-        return NotReady(missing)
+    are_open = {name for name, age in zip(observed, maxima[count:], strict=True) if name in missing and age >= 0}
+    left_out = are_open - {OUT_OF_SECTION} if leaves_out_open else set()
+    if left_out != set(missing):
+        return NotReady([name for name in missing if name not in left_out])
     result = {}
     for name, value, rank in zip(observed, maxima[count:], ranks[count:], strict=True):
+        if name in left_out:
+            continue
         timeout = calculate_timeout(
             longest=value,
             safety_factor=rule.safety_factor,

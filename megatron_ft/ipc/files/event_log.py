@@ -20,6 +20,7 @@ from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.records import SCHEMA, shared
 from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.standard_error import put
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 
 if TYPE_CHECKING:
     from megatron_ft.core.records.all_kinds import Record  # at run time each process imports its own
@@ -46,7 +47,7 @@ class EventLog:
         self._lost = 0
         self._told: set[str] = set()
         # the thread's
-        self._fd = -1
+        self._file = KeptDescriptor(-1)
         self._max_bytes = max_bytes
         self._bytes = 0
         self._header = b""
@@ -137,13 +138,15 @@ class EventLog:
 
     def _write(self, lines: bytes) -> None:
         try:
-            if self._fd < 0:
-                self._fd = self._new_file()
+            if self._file.number < 0:
+                self._file = KeptDescriptor(self._new_file())
                 self._bytes = len(self._header)
-            written = os.write(self._fd, lines) if lines else 0
+            elif not self._file.is_ours:  # a script has closed all descriptors of its process
+                self._file = KeptDescriptor(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+            written = os.write(self._file.number, lines) if lines else 0
             if written < len(lines):
                 # a torn line would hide the next one too: end it, the reader passes over it
-                os.write(self._fd, b"\n")
+                os.write(self._file.number, b"\n")
                 raise OSError("disk full")
             self._bytes += written
             if 0 < self._max_bytes < 2 * self._bytes:
@@ -155,9 +158,8 @@ class EventLog:
         """Go on in a new file; there are at most two."""
         self._bytes = len(self._header)
         os.replace(self.path, self.path.removesuffix(SUFFIX) + OLDER_SUFFIX)
-        new = self._new_file()
-        os.dup2(new, self._fd, inheritable=False)
-        os.close(new)
+        old, self._file = self._file, KeptDescriptor(self._new_file())
+        old.close()
 
     def _new_file(self) -> int:
         """It begins with the header, which ties the clocks together, and says to which run the file belongs."""
@@ -172,9 +174,7 @@ class EventLog:
         return fd
 
     def _shut(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 class NullEventLog(EventLog):

@@ -8,6 +8,7 @@ in the kernel); ``syscall``, ``stack``, ``personality`` and ``io`` wait for one 
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
@@ -40,6 +41,32 @@ def handles(pid: int, number: int) -> bool:
     """Whether a process catches this signal and doesn't block it in its main thread."""
     masks, bit = signal_masks(f"/proc/{pid}"), 1 << (number - 1)
     return bool(masks and masks["SigCgt"] & bit and not masks["SigBlk"] & bit)
+
+
+def has_open(pid: int, name: str) -> bool:
+    """Whether a process has a memory file (memfd) of that name open; True where that can't be read."""
+    directory = f"/proc/{pid}/fd"
+    try:
+        numbers = os.listdir(directory)
+    except OSError:
+        return True
+    for number in numbers:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"{directory}/{number}").startswith(f"/memfd:{name}"):
+                return True
+    return False
+
+
+def has_mapped(pid: int, inode: int) -> bool:
+    """Whether a process has this file in its memory; True where that can't be read.
+
+    This waits for the process's memory map: call it with a bound of time.
+    """
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            return any(line.split(maxsplit=5)[4] == str(inode) for line in file)
+    except (OSError, IndexError, ValueError):
+        return True
 
 
 def blocking_threads(pid: int, number: int) -> set[int]:

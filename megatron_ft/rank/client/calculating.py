@@ -16,13 +16,16 @@ def seconds(ns: int) -> float:
 
 
 def section_timeouts(
-    recorder: Recorder, timeouts: SectionTimeouts, names: Sequence[str], rule: Rule
+    recorder: Recorder, timeouts: SectionTimeouts, names: Sequence[str], rule: Rule, *, leaves_out_open: bool = False
 ) -> SectionTimeouts | NotReady:
-    """Calculate the timeouts of these sections; OUT_OF_SECTION may be among them. A collective."""
+    """Calculate the timeouts of these sections; OUT_OF_SECTION may be among them. A collective.
+
+    ``leaves_out_open`` as for ``calculate_sections``.
+    """
     longest = recorder.observed()
     observed = {name: seconds(longest[name]) for name in names}
     open_ages = {name: seconds(age) for name, age in recorder.open_ages().items()}
-    result = calculate_sections(observed, timeouts, rule, max_over_ranks, open_ages)
+    result = calculate_sections(observed, timeouts, rule, max_over_ranks, open_ages, leaves_out_open=leaves_out_open)
     return result if isinstance(result, NotReady) else result[0]
 
 

@@ -24,6 +24,7 @@ from megatron_ft.core.timeouts.in_force import (
 from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_heartbeats
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
@@ -46,6 +47,8 @@ class RankMonitorClient:
 
     CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
     """Where the timeouts are in ``state_dict()``; existing code reads it."""
+    _leaves_out_open_sections = False
+    """Calculate timeouts without a selected section that is open and was never closed, instead of raising."""
 
     def __init__(self) -> None:
         """No I/O happens here."""
@@ -56,11 +59,15 @@ class RankMonitorClient:
         self.section_timeouts: SectionTimeouts | None = None
         self._recorder: Recorder | None = None
         self._board: Board | None = None
-        self._wake_fd = -1
+        self._wake = KeptDescriptor(-1)
         self._crash_reporter = CrashReporter()
         self._loaded: Mapping[str, Any] | None = None
         self._log = RankLog()
         _clients.add(self)
+
+    @property
+    def _wake_fd(self) -> int:
+        return self._wake.number
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
@@ -110,7 +117,7 @@ class RankMonitorClient:
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
         )
         self._board = welcome.board
-        self._wake_fd = welcome.wake_fd
+        self._wake = KeptDescriptor(welcome.wake_fd)
         self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
         self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
@@ -234,7 +241,9 @@ class RankMonitorClient:
         keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
-        result = section_timeouts(recorder, timeouts, keys, self._rule())
+        result = section_timeouts(
+            recorder, timeouts, keys, self._rule(), leaves_out_open=self._leaves_out_open_sections
+        )
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
         self.section_timeouts = result
@@ -279,6 +288,12 @@ class RankMonitorClient:
         self._board.words[layout.W_CLOSING] = layout.CLOSING
         self._wake_monitor()
         self._disconnect()
+
+    def _leave(self, error: BaseException) -> None:
+        """End the monitoring as ``shutdown_workload_monitoring`` does, because of this exception."""
+        if self.is_initialized:
+            self._crash_reporter.leave(error)
+        self.shutdown_workload_monitoring()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # no progress can be reported any more; but a hang on the way out of the interpreter is still detected
@@ -338,8 +353,9 @@ class RankMonitorClient:
 
     def _wake_monitor(self) -> None:
         # an eventfd never blocks here: it would take 2**64 - 1 unread wake-ups to fill it
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._wake_fd, 1)
+        if self._wake.is_ours:  # else the monitor looks at the board when the next timeout is due
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(self._wake.number, 1)
 
     def _ready(self) -> Recorder:
         if self._recorder is None:
@@ -353,9 +369,7 @@ class RankMonitorClient:
             watch.hooks_end(self._board)
             self._board.close()
             self._board = None
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        self._wake.close()
         self._crash_reporter.end()
         self._log.close()
         self._log = RankLog()

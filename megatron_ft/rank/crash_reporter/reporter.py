@@ -29,11 +29,12 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
 from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
@@ -47,6 +48,8 @@ _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
 _MAX_FRAMES = 60
 _BETWEEN_SAMPLES_S = 0.002
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""Functions of the outermost frame while the main thread runs a script: its own, and that of ``-m``."""
 
 _current: CrashReporter | None = None
 """The last one that began in this process."""
@@ -56,11 +59,16 @@ class CrashReporter:
     """Reports of one rank. Call ``begin`` when its monitoring begins, ``end`` when it ends."""
 
     def __init__(self) -> None:
-        self._stack_fd = -1
+        self._stack = KeptDescriptor(-1)
+        self._questions = KeptDescriptor(-1)
         self._signal: int | None = None
         self._socket: socket.socket | None = None
         self._hook: _ExceptionNote | None = None
         self._enabled_faulthandler = False
+
+    @property
+    def _stack_fd(self) -> int:
+        return self._stack.number
 
     def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
         """Take both descriptors, get ready, and say on the board how to ask."""
@@ -68,7 +76,7 @@ class CrashReporter:
         if _current is not None:
             _current.forget()  # of an earlier monitoring in this process
         _current = self
-        self._stack_fd = stack_fd
+        self._stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
         self._socket = socket.socket(fileno=ask_fd)
         self._signal = _register(stack_fd)
         # the number of the main thread first: without a signal it isn't needed
@@ -77,39 +85,58 @@ class CrashReporter:
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._enabled_faulthandler = True
-        self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
+        self._hook = sys.excepthook = _ExceptionNote(self._stack, sys.excepthook)
         thread = threading.Thread(
             target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
         )
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then no collectives are reported
             thread.start()
 
+    def leave(self, error: BaseException) -> None:
+        """Report the exception with which the script is about to end its monitoring: others may wait for this rank."""
+        if isinstance(error, Exception):
+            _write(self._stack, LEAVING_MARK, error, type(error), error.__traceback__)
+
+    def restore_signals(self) -> None:
+        """Install the signals for stacks again, if code that resets all signals has reset them."""
+        number = self._signal
+        if not self._stack.is_ours or number is None or not would_end_by(os.getpid(), number):
+            return
+        # faulthandler takes them for installed, and does nothing otherwise
+        faulthandler.unregister(number)
+        faulthandler.register(number, file=self._stack.number, all_threads=True)
+        if self._enabled_faulthandler:
+            faulthandler.disable()
+            faulthandler.enable(file=self._stack.number, all_threads=True)
+
     def end(self) -> None:
         """No more questions. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
-        if self._socket is not None:
+        if self._socket is not None and self._questions.is_ours:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # its thread ends
-            self._socket = None
+        elif self._socket is not None:
+            self._socket.detach()  # the number is another file's by now
+        self._socket = None
 
     def forget(self) -> None:
         """End, and undo what ``end`` leaves: monitoring begins again in this process."""
         self.end()
-        if self._stack_fd < 0:
+        if self._stack.number < 0:
             return
         if self._signal is not None:
             faulthandler.unregister(self._signal)
         if self._enabled_faulthandler:
             faulthandler.disable()
         self._unhook()
-        os.close(self._stack_fd)
-        self._stack_fd = -1
+        self._stack.close()
 
     def forget_in_child(self) -> None:
         """A forked child (a data-loader worker) isn't the rank: what ends it must not be reported as the rank's end."""
-        if self._stack_fd >= 0 and self._enabled_faulthandler:
+        if self._stack.number >= 0 and self._enabled_faulthandler:
             faulthandler.disable()
         if self._socket is not None:
-            self._socket.close()
+            self._questions.close()
+            self._socket.detach()
             self._socket = None
         self._unhook()
 
@@ -120,29 +147,59 @@ class CrashReporter:
 
 
 class _ExceptionNote:
-    """An excepthook that first writes the exception to the stack memory. Each monitoring has its own.
+    """An excepthook that first writes the exception that ends the main thread to the stack memory.
 
-    Other code may wrap it and go on calling it. Once retired, it only calls the hook that was there before.
+    Each monitoring has its own. Other code may wrap the hook, or call it to log an exception that ends nothing, which
+    isn't written. Once retired, the hook only calls the one that was there before.
     """
 
-    def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
-        self._stack_fd = stack_fd
+    def __init__(self, stack: KeptDescriptor, previous: Callable[..., Any]) -> None:
+        self._stack: KeptDescriptor | None = stack
         self._previous = previous
 
     def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        if self._stack_fd >= 0:
-            with contextlib.suppress(OSError, ValueError):
-                line = " ".join(type_and_message(kind, error).split())
-                text = "".join(traceback.format_exception(kind, error, where))
-                entry = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
-                os.write(self._stack_fd, entry.encode(errors="replace"))
+        if self._stack is not None and ends_main_thread():
+            _write(self._stack, EXCEPTION_MARK, error, kind, where)
         self._previous(kind, error, where)
 
     def retire(self) -> None:
         """Write nothing from now on: the descriptor is closed next, and its number may be another file's."""
-        self._stack_fd = -1
+        self._stack = None
         if sys.excepthook is self:
             sys.excepthook = self._previous
+
+
+def _write(
+    stack: KeptDescriptor, mark: str, error: BaseException, kind: type[BaseException], where: TracebackType | None
+) -> None:
+    if not stack.is_ours:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        line = " ".join(type_and_message(kind, error).split())
+        text = "".join(traceback.format_exception(kind, error, where))
+        entry = exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:])
+        os.write(stack.number, entry.encode(errors="replace"))
+
+
+def ends_main_thread() -> bool:
+    """Return True if an excepthook that is being called is the interpreter's report of the main thread's end.
+
+    The interpreter calls the hook when the script's frames are gone: the outermost frame is then that of the hook, or
+    of one that wraps it. A recipe that logs an exception by the hook runs below a module, or in another thread.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    outermost = sys._getframe(1)
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    # what logs an exception while the interpreter exits (atexit, a destructor) runs below no module, either
+    return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
+
+
+def restore_signals() -> None:
+    """Install the signals of the last reporter of this process again, if other code has reset them."""
+    if _current is not None:
+        _current.restore_signals()
 
 
 def _register(stack_fd: int) -> int | None:
@@ -160,10 +217,14 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
     It has the name of its thread, because stacks name functions only. Samples of where the main thread is are a few
     milliseconds apart.
     """
+    kept = KeptDescriptor(questions.fileno())
     while True:
         try:
             asked = questions.recv(_MAX_QUESTION_BYTES)
             # an empty question reads like the end, too
+            if not kept.is_ours:
+                questions.detach()
+                return
             if not asked and has_hung_up(questions.fileno()):
                 questions.close()
                 return
@@ -177,6 +238,9 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
             questions.send(reply, socket.MSG_DONTWAIT)
         except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:
+                return
+            if not kept.is_ours:  # the script has closed it: the number is another file's, or will be
+                questions.detach()
                 return
 
 

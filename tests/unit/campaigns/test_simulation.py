@@ -146,6 +146,7 @@ def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _waits_for_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_cycle, "_CAUSE_S", 0.0)
+    monkeypatch.setattr(job_cycle.HangDiagnosis, "is_open", lambda *_: False)
 
 
 def _calls_all_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -22,7 +23,10 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
+from megatron_ft.core.diagnosis.exceptions import leaving_words
 from megatron_ft.integrations import lightning_finished
+from megatron_ft.ipc.linux.processes import would_end_by
+from megatron_ft.rank.crash_reporter import reporter
 from tests.support.lightning_fit import Do, FitBench, fits
 from tests.support.lightning_job import Model
 from tests.support.training import clean_environment
@@ -437,3 +441,22 @@ def test_only_rank_0_writes(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> 
     fits.fit(fits.sections(), max_steps=20)
     assert fits.names("calculate_and_set_section_timeouts")
     assert not (fits.save_dir / "_ft_state_.json").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [True, False])
+def test_stacks_can_be_asked_for_after_the_fits_of_one_process(fits: FitBench, kind: str, fails: bool) -> None:
+    """Lightning resets all signals at the end of each fit."""
+
+    def fail(trainer: Any) -> None:
+        raise ValueError("mine")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine") if fails else contextlib.nullcontext():
+            fits.fit(getattr(fits, kind)(), *([Do("on_train_batch_end", fail)] if fails else []), max_steps=3)
+        current = reporter._current
+        assert current is not None
+        assert current._signal is not None
+        assert not would_end_by(os.getpid(), current._signal)
+        text = os.pread(current._stack.number, 1 << 20, 0).decode()
+        assert leaving_words(text).error == ("ValueError: mine" if fails else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -256,6 +256,28 @@ def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_o
     assert driven.record.exits[1].where == ("train.py:9 save" if has_gone_on else "train.py:3 step")
 
 
+@pytest.mark.parametrize("has_gone_on", [False, True])
+@pytest.mark.parametrize("progress", ["section", "heartbeat", "collective"])
+def test_rank_that_reports_progress_after_an_exception_is_no_cause_when_it_is_terminated(
+    progress: str, has_gone_on: bool
+) -> None:
+    driven = Driven()
+    driven.run(2)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    raised_ns, moved_ns = driven.now_ns, driven.now_ns + (10_000 * MS if has_gone_on else -5)
+    driven.boards[1] = {
+        "section": board(last_transition_ns=moved_ns),
+        "heartbeat": board(last_transition_ns=1, last_heartbeat_ns=moved_ns, heartbeats=3),
+        "collective": board(last_transition_ns=1, collectives=CollectiveCounts(moved_ns, moved_ns, 3, 3, None)),
+    }[progress]
+    driven.words[1] = CrashOutput(error="ConnectionError: metrics", raised_at_ns=raised_ns)
+    driven.now_ns += 20_000 * MS
+    driven.exits(0, -9)
+    driven.hear(edge.RankExited(1, -15, driven.now_ns, frozenset({15}), signalled_at_ns=driven.now_ns))
+    text = "rank 0 killed by SIGKILL (not sent by ft_launcher)"
+    assert driven.record.cause().text == (text if has_gone_on else "rank 10 raised ConnectionError: metrics")
+
+
 def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:
     error = "ModuleNotFoundError: No module named 'x'"
 
@@ -312,3 +334,33 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
     driven.exits(0, 1)  # it has lost its peer, and is quicker
     driven.hear(edge.RankExited(1, 1, driven.now_ns, frozenset({15}), signalled_at_ns=driven.now_ns))
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == kept
+
+
+def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -> None:
+    driven = Driven()
+    driven.run(3)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in range(3)))
+    driven.stop()
+    for local_rank in (0, 1):
+        hang = HangVerdict(
+            rank=0,
+            local_rank=local_rank,
+            kind="section",
+            section="checkpointing",
+            elapsed_s=2.0,
+            timeout_s=2.0,
+            iteration=7,
+            at_ns=driven.now_ns,
+        )
+        more = {"waits_in": "barrier"} if local_rank == 0 else {"frame": "save.py:9 write"}
+        note = RankSnapshot(
+            rank=10 * local_rank, local_rank=local_rank, found_hung=True, state="S", has_stack=True, **more
+        )  # type: ignore[arg-type]
+        driven.hear(edge.FoundHung(local_rank, 0, hang), edge.EvidenceCollected(local_rank, 0, note))
+        driven.exits(local_rank, -9, sent=(9,))
+    driven.exits(2, 3)
+    assert driven.record.failures() == [
+        "rank 10 hung in 'checkpointing' for 2.0 s (timeout 2.0 s), in save.py:9 write, holding the GIL",
+        "rank 0 hung in 'checkpointing' for 2.0 s (timeout 2.0 s), in barrier",
+        "rank 20 exited with code 3",
+    ]

@@ -561,3 +561,9 @@ def test_package_of_megatron_is_one_that_its_script_is_not_in(file: str, script:
 )
 def test_checkpoint_writer_is_torchs_or_megatrons(file: str, writes: bool) -> None:
     assert is_in_checkpoint_write([Frame(file, 1, "f")]) is writes
+
+
+def test_rank_that_has_ended_its_monitoring_is_missing_from_a_collective_even_inside_a_library() -> None:
+    leaving = outside(2, closing=True, is_in_library=True, has_collectives=False)
+    finding = find([inside(0, found_hung=True), inside(1), leaving], elapsed_s=10.0)
+    assert finding.rank == 2

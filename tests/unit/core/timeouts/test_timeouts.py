@@ -79,6 +79,26 @@ def test_a_section_that_nobody_has_closed_is_not_ready_however_old_it_is() -> No
     assert calculate_sections(observed, old, RULE, other_rank_has(NO_OBSERVATION, 1.0)) == NotReady(["epoch"])  # type: ignore[arg-type]
 
 
+def test_section_that_is_open_and_was_never_closed_can_be_left_out_the_same_on_all_ranks() -> None:
+    old = SectionTimeouts({"setup": 600.0, "step": 60.0})
+    observed = {"setup": NO_OBSERVATION, "step": 0.5}
+
+    def open_on_rank_3(values: Sequence[float]) -> tuple[list[float], list[int]]:
+        return [*values[:2], 9.0, values[3]], [0, 0, 3, 0]
+
+    for going_on, found in (({"setup": 9.0}, alone), ({}, open_on_rank_3)):
+        new, how = calculate_sections(observed, old, RULE, found, going_on, leaves_out_open=True)  # type: ignore[misc]
+        assert new.section == {"setup": 600.0, "step": 2.5}
+        assert (new.calculated_sections, how.keys()) == ({"step"}, {"step"})
+    assert calculate_sections(observed, old, RULE, alone, leaves_out_open=True) == NotReady(["setup"])
+    no_step = {"setup": NO_OBSERVATION, "step": NO_OBSERVATION, OUT_OF_SECTION: NO_OBSERVATION}
+    going_on = {"setup": 9.0, OUT_OF_SECTION: 2.0}
+    not_ready = calculate_sections(no_step, old, RULE, alone, going_on, leaves_out_open=True)
+    assert not_ready == NotReady(["step", OUT_OF_SECTION])
+    alone_open = calculate_sections({"setup": NO_OBSERVATION}, old, RULE, alone, {"setup": 9.0}, leaves_out_open=True)
+    assert alone_open == (old, {})
+
+
 def test_the_age_of_an_open_section_counts_beside_a_closed_one_of_any_rank() -> None:
     old = SectionTimeouts({"epoch": None})
     for observed in (2.0, NO_OBSERVATION):

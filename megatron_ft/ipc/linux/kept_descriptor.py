@@ -1,0 +1,47 @@
+"""Descriptors that are kept in a user's process for long.
+
+A script, or a library that it uses, may close all descriptors and open files of its own, which get the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_ANONYMOUS = "anon_inode:"
+_EVENTFD_ID = "eventfd-id:"
+
+
+class KeptDescriptor:
+    """A descriptor with what identifies its file. Check ``is_ours`` before each use of ``number``."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._identity = _identity(number)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the number still stands for the same file."""
+        return self.number >= 0 and self._identity is not None and _identity(self.number) == self._identity
+
+    def close(self) -> None:
+        """Close the descriptor, unless the number is another file's by now. Calling it again does nothing."""
+        if self.is_ours:
+            with contextlib.suppress(OSError):
+                os.close(self.number)
+        self.number = -1
+
+
+def _identity(number: int) -> tuple[int, int, str] | None:
+    """Device, inode, and, as all event counters have the same, the number of an event counter; None if it is closed."""
+    try:
+        facts = os.fstat(number)
+        link = os.readlink(f"/proc/self/fd/{number}")
+        return facts.st_dev, facts.st_ino, _eventfd_id(number) if link.startswith(_ANONYMOUS) else ""
+    except OSError:
+        return None
+
+
+def _eventfd_id(number: int) -> str:
+    with open(f"/proc/self/fdinfo/{number}") as file:
+        return next((line for line in file if line.startswith(_EVENTFD_ID)), "")

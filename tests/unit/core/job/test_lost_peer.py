@@ -1,0 +1,213 @@
+"""Ranks fail because another one kept them waiting: which one is named, and what the nodes and the coordinator do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from megatron_ft.core.agent import edge as agent
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.diagnosis.collectives import Collective
+from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER, Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.hang_diagnosis import blamed
+from megatron_ft.core.job.restart_policy import NodeState
+from tests.support.agents import Driven
+from tests.support.job_machines import answers, links
+from tests.unit.core.coordinator.test_coordinator import hello_again
+
+TIMED_OUT = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"
+FIRST = HangVerdict(
+    rank=0,
+    local_rank=0,
+    kind=LOST_PEER,
+    section=None,
+    elapsed_s=0.0,
+    timeout_s=0.0,
+    iteration=4,
+    at_ns=9,
+    error=TIMED_OUT,
+)
+
+
+def failed(rank: int, error: str = TIMED_OUT, *, gone: bool = True) -> RankSnapshot:
+    return RankSnapshot(rank=rank, gone=gone, raised=error, exitcode=1 if gone else None, host=f"host-{rank}")
+
+
+def waiting(rank: int) -> RankSnapshot:
+    entered = Collective(group="0", seq=5, op="all_reduce", ranks=(0, 1, 2, 3), backend="gloo")
+    return RankSnapshot(
+        rank=rank, state="S", has_stack=True, has_collectives=True, in_flight=(entered,), enqueued={"gloo/0": 5}
+    )
+
+
+def stuck(rank: int, *, state: str = "S", section: str | None = "step") -> RankSnapshot:
+    return RankSnapshot(
+        rank=rank,
+        host=f"host-{rank}",
+        state=state,
+        has_stack=True,
+        has_collectives=True,
+        enqueued={"gloo/0": 4},
+        frame="train.py:7 next_batch",
+        section=section,
+        open_s=5.1,
+        iteration=4,
+    )
+
+
+def left(rank: int, exitcode: int = 0) -> RankSnapshot:
+    return RankSnapshot(rank=rank, gone=True, exitcode=exitcode)
+
+
+def cause(*notes: RankSnapshot, are_all: bool = True, several: bool = False) -> Cause | None:
+    return blamed(notes, FIRST, are_all=are_all, several=several)
+
+
+@pytest.mark.parametrize(
+    "others", [(failed(1), failed(3)), (waiting(1), failed(3, gone=False)), (waiting(1), waiting(3))]
+)
+def test_rank_that_neither_waits_nor_has_lost_a_peer_is_named(others: Sequence[RankSnapshot]) -> None:
+    found = cause(failed(0), stuck(2), *others)
+    assert found is not None
+    assert (found.rank, found.kind, found.iteration) == (2, CauseKind.HANG, 4)
+    assert found.text == "rank 2 keeps the others waiting in 'step' for 5.1 s"
+    assert found.detail.startswith("in train.py:7 next_batch; ")
+    assert found.detail.endswith(f"rank 0 raised {TIMED_OUT}")
+
+
+@pytest.mark.parametrize("others", [(failed(1), failed(3)), (waiting(1), waiting(3))])
+def test_rank_that_exited_with_0_while_others_wait_is_named(others: Sequence[RankSnapshot]) -> None:
+    found = cause(failed(0), left(2), *others)
+    assert found is not None
+    assert (found.rank, found.kind) == (2, CauseKind.CRASH)
+    assert found.text == "rank 2 exited early with 0, while others wait for it"
+
+
+def test_stopped_rank_is_named_with_its_host() -> None:
+    found = cause(failed(0), failed(1), stuck(2, state="T", section=None), several=True)
+    assert found is not None
+    assert found.text == "rank 2 (host-2) keeps the others waiting (process stopped)"
+
+
+def test_rank_that_never_connected_is_named_where_all_others_waited_for_it() -> None:
+    found = cause(
+        *(failed(rank, "DistStoreError: wait timeout after 4000ms") for rank in (0, 1, 3)), RankSnapshot(rank=2)
+    )
+    assert found is not None
+    assert found.rank == 2
+
+
+def test_no_rank_is_named_where_several_are_missing_or_a_node_did_not_report() -> None:
+    several = cause(failed(0), stuck(1), stuck(2))
+    assert several is not None
+    assert (several.rank, several.text) == (None, f"rank 0 raised {TIMED_OUT}, a consequence")
+    assert "candidates: rank 1 in train.py:7 next_batch; rank 2" in several.detail
+    unsure = cause(failed(0), stuck(1), are_all=False)
+    assert unsure is not None
+    assert unsure.rank is None
+    assert cause(failed(0), failed(1)) is None
+
+
+def test_rank_with_an_exception_of_its_own_is_named_before_missing_ones() -> None:
+    found = cause(failed(0), stuck(1), failed(2, "ValueError: empty", gone=False))
+    assert found is not None
+    assert found.text == "rank 2 (host-2) raised ValueError: empty".replace(" (host-2)", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0",
+        "DistStoreError: Timed out after 3 seconds waiting for clients. 3/4 clients joined.",
+        "DistNetworkError: Connection reset by peer",
+        "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms",
+    ],
+)
+def test_timeout_of_a_store_or_barrier_is_a_consequence(error: str) -> None:
+    assert is_peer_loss(error)
+
+
+# -- a node ---------------------------------------------------------------------------------------------------
+
+
+def of_two_ranks() -> Driven:
+    driven = Driven(max_nodes=2)
+    driven.run(2, nodes=2)
+    driven.hear(*(agent.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    return driven
+
+
+def test_node_asks_for_evidence_on_all_ranks_before_it_reports_a_lost_peer() -> None:
+    driven = of_two_ranks()
+    driven.words[0] = CrashOutput(error=TIMED_OUT)
+    driven.exits(0, 1)
+    kinds = [type(each) for each in driven.told if isinstance(each, m.Hang | m.Report)]
+    assert kinds == [m.Hang, m.Report]
+    assert [each.local_rank for each in driven.all_of(agent.CollectEvidence)] == [1]
+    driven.hear(agent.EvidenceCollected(1, 0, stuck(10)))
+    (notes,) = (each for each in driven.told if isinstance(each, m.Notes))
+    assert [(note.rank, note.gone, note.exitcode) for note in notes.notes] == [(0, True, 1), (10, False, None)]
+
+
+@pytest.mark.parametrize("own", ["exit", "exception"])
+def test_node_with_a_failure_of_its_own_asks_for_no_evidence(own: str) -> None:
+    driven = of_two_ranks()
+    driven.words[0] = CrashOutput(error=TIMED_OUT)
+    if own == "exit":
+        driven.exits(1, -9)
+    else:
+        driven.words[1] = CrashOutput(error="ValueError: empty", raised_at_ns=driven.now_ns)
+    driven.exits(0, 1)
+    assert not any(isinstance(each, m.Hang) for each in driven.told)
+
+
+# -- the coordinator ------------------------------------------------------------------------------------------
+
+
+def reports(text: str, *, follows: bool) -> m.Report:
+    return m.Report(0, NodeState.UNHEALTHY, text, kind=CauseKind.CRASH, rank=1, follows=follows)
+
+
+def failing() -> Coordinator:
+    """Its node 1 has lost a peer and asked for evidence."""
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(5):
+        answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    effects = machine.handle(edge.Heard(1, m.Hang(0, FIRST)), 0.0)
+    assert links(effects, m.Collect) == [0, 1, 2, 3, 4]
+    machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.0)
+    assert verdicts(machine, 0.0) == []
+    return machine
+
+
+def verdicts(machine: Coordinator, now_s: float) -> list[m.Verdict]:
+    return [each.verdict for each in machine.settle(now_s) if isinstance(each, edge.Judged)]
+
+
+def test_cycle_ends_for_the_missing_rank_once_all_nodes_have_reported() -> None:
+    machine = failing()
+    for link in range(5):
+        note = stuck(link) if link == 3 else failed(link)
+        machine.handle(edge.Heard(link, m.Notes(0, (note,))), 0.1)
+    (judged,) = verdicts(machine, 0.1)
+    assert (judged.rank, judged.text) == (3, "rank 3 (host-3) keeps the others waiting in 'step' for 5.1 s")
+
+
+def test_failure_of_another_node_explains_lost_peers_at_once() -> None:
+    machine = failing()
+    machine.handle(edge.Heard(2, reports("rank 2 killed by SIGKILL", follows=False)), 0.1)
+    (judged,) = verdicts(machine, 0.1)
+    assert (judged.node, judged.text) == (2, "rank 2 killed by SIGKILL")
+
+
+def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
+    machine = failing()
+    for link in range(5):
+        machine.handle(edge.Heard(link, m.Notes(0, (failed(link),))), 0.1)
+    judged = verdicts(machine, 0.1) + verdicts(machine, 0.5)
+    assert [each.text for each in judged] == ["rank 1 timed out"]
