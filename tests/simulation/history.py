@@ -17,7 +17,7 @@ __all__ = ["FOR_A_WHILE", "RANK_FAULTS", "STOPS", "cut_off", "cycles", "members"
 RANK_FAULTS = {"rank_fails", "rank_hangs"}
 STOPS = {"node_stopped", "all_stopped"}
 _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
-FOR_A_WHILE = {"host_cut", "split", "pair_cut", *_FREEZES}
+FOR_A_WHILE = {"host_cut", "split", "pair_cut", "one_way_cut", "packets_lost", *_FREEZES}
 _HARDLY = {"clock_jumps", "newcomer", "node_ill"}
 """What can't end a cycle, nor hide what has ended it."""
 _LATER = {"dies_at_effect", "coordinator_dies_at_effect", "coordinator_dies_deciding"}

@@ -85,7 +85,7 @@ class Coordinator:
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
-                self._gone(node, silent=event.silent)
+                self._gone(node, silent=event.silent, reset=event.reset)
         elif isinstance(event.message, m.Hello):
             self._hello(event.link, event.message)
         elif isinstance(event.message, m.Moved):
@@ -134,6 +134,7 @@ class Coordinator:
             case m.Beat():
                 self._out.append(Send([link], message))
             case m.Follow(term, accepted):
+                node.answered(self._clock.now_s)
                 if self._consensus.followed(node, term, accepted):
                     self._bring_up_to_date(node, link)  # first: by a later decision it forgets an earlier one
                     self._consensus.ask_also(node)
@@ -196,10 +197,10 @@ class Coordinator:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
         self._next_cycle.node_lost(self._clock.now_s)
 
-    def _gone(self, node: Node, *, silent: bool) -> None:
+    def _gone(self, node: Node, *, silent: bool, reset: bool = False) -> None:
         assert node.link is not None
         del self._links[node.link]
-        node.disconnected(self._clock.now_s, silent=silent)
+        node.disconnected(self._clock.now_s, silent=silent, reset=reset)
         self._absent[node.instance] = node
         self._consensus.went(node)
         if self._cycle is not None and (place := self._cycle.place_of(node)) is not None:
@@ -328,10 +329,14 @@ class Coordinator:
             if not self._consensus.leads:
                 cycle.missing(place, self._clock.now_s)
                 continue
-            silent_s = self._clock.now_s - node.heard_s
-            has_exited = node.has_exited(self._clock.slept_s)
-            cycle.lose(place, lines.LAUNCHER_ENDED if has_exited else lines.silent(silent_s))
+            cycle.lose(place, self._why_gone(node))
             self._next_cycle.node_lost(self._clock.now_s)
+
+    def _why_gone(self, node: Node) -> str:
+        if node.has_exited(self._clock.slept_s):
+            return lines.LAUNCHER_ENDED
+        now_s = self._clock.now_s
+        return lines.reset(now_s - node.gone_s) if node.was_reset else lines.silent(now_s - node.heard_s)
 
     @property
     def _missing_s(self) -> float:
@@ -399,7 +404,9 @@ class Coordinator:
                 self._out.append(Send(list(self._links), cycle.verdict))
         if cycle.outcome is not None and cycle.verdict is None:
             left = nodes_left(cycle, self._nodes, self._arrivals)
-            if (verdict := cycle.judge(self._clock.now_s, nodes_left=left)) is not None:
+            has_absent = any(cycle.place_of(node) is not None for node in self._absent.values())
+            verdict = cycle.judge(self._clock.now_s, nodes_left=left, has_absent=has_absent)
+            if verdict is not None:
                 self._out += [Judged(verdict), Send(list(self._links), verdict)]
                 self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:

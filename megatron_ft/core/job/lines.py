@@ -54,6 +54,11 @@ def without(cycle: int) -> str:
     return f"cycle {cycle} runs without it"
 
 
+def reset(seconds: float) -> str:
+    """Say why a node is lost whose connection was reset: its launcher may have exited, or not."""
+    return f"its connection was reset, and its launcher hasn't connected again for {seconds:.1f} s"
+
+
 def silent(seconds: float) -> str:
     """Why a node is lost."""
     return f"no message from its launcher for {seconds:.1f} s"

@@ -140,7 +140,7 @@ class Member:
         self._clock.set(now_s)
         was_led, was_open, self._is_open = self.is_led, self._is_open, False
         if was_led:
-            self._search.begin_again()
+            self._search.begin_again(is_home_there=not silent)
         if silent:
             self._note_silence(was_led)
         elif was_open and not was_led:
