@@ -19,7 +19,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, Held
+from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.pauses import Pauses
@@ -108,6 +108,8 @@ class Job:
     stores: dict[str, Ballot] = field(default_factory=dict)
     """Stores that were opened, and the value of the decision for which each was."""
     done_s: float = 0.0
+    heedless: list[str] = field(default_factory=list)
+    """Cycles that were proposed by a coordinator which had been asked for the end of the job."""
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
     learning: Learning = field(default_factory=Learning)
@@ -611,7 +613,7 @@ class CoordinatorProcess(Process):
         """So many effects after its next decision."""
         job.coordinators.append(self)
         self.world.tell(f"{self.name} starts")
-        self._settle_soon = False
+        self._settle_soon = self._is_asked_to_end = False
         self.settle()
 
     def take(self, link: Link, listener: Listener) -> None:
@@ -623,6 +625,7 @@ class CoordinatorProcess(Process):
 
     def received(self, link: Link, message: Any) -> None:
         """From a launcher."""
+        self._is_asked_to_end |= isinstance(message, m.Shutdown) and link.number in self.numbers
         self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
         self._maybe_settle()
 
@@ -684,6 +687,9 @@ class CoordinatorProcess(Process):
             self._do_one(effect)
 
     def _note_place(self, message: m.ToMember, link: Link) -> None:
+        if isinstance(message, m.Propose) and message.decision.kind is Kind.CYCLE and self._is_asked_to_end:
+            if message.ballot == message.decision.value:
+                self.job.heedless.append(f"{self.name} proposes cycle {message.decision.cycle}")
         if isinstance(message, m.Propose) and message.place is not None:
             for end in link.ends:
                 if isinstance(end, Launcher):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_ft.core.job.messages import Rules
@@ -189,6 +189,42 @@ def _votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
     return replace(plan, faults=tuple(faults))
 
 
+def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
+    """The half with the lowest place decides at another coordinator; then its first launcher ends or leaves.
+
+    The first coordinator stood still meanwhile, and goes on with the other half, which was cut off.
+    """
+    nodes = chance.choice((4, 4, 6))
+    rules = replace(plan.rules, min_nodes=chance.choice((1, nodes // 2, nodes)), max_nodes=nodes, max_restarts=10)
+    plan = replace(plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0))
+    at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 12.0
+    stands_s = decides_s + chance.uniform(0.5, 3.0)
+    cut_s = decides_s + chance.uniform(0.5, 3.0)
+    side = _splits(range(nodes // 2), nodes, chance)
+    faults = [
+        _fault(chance, at_s, "coordinator_frozen", seconds=stands_s),
+        _fault(chance, at_s - chance.uniform(0.0, 0.5), "split", seconds=cut_s, which=side),
+        _fault(chance, at_s + decides_s + chance.uniform(0.5, 2.0), "host_off", seconds=60.0, which=1),
+    ]
+    if chance.random() < 0.5:
+        faults.append(_fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0))
+    else:
+        died = _fault(chance, at_s + decides_s - chance.uniform(2.0, 4.0), "coordinator_dies_deciding", seconds=1.0)
+        faults.append(replace(died, count=chance.choice((0, 0, 1))))
+        left = _fault(chance, at_s + decides_s + chance.uniform(0.5, 6.0), "owner_stopped", seconds=1.0, which=0)
+        faults.append(left)
+    return replace(plan, faults=tuple(replace(fault, comes_back=False) for fault in faults))
+
+
+def _splits(side: Collection[int], hosts: int, chance: random.Random) -> int:
+    """Return a number by which a split parts these hosts from the others."""
+    while True:
+        which = chance.randrange(1 << 20)
+        drawn = random.Random(which)
+        if {host for host in range(hosts) if drawn.random() < 0.5} == set(side):
+            return which
+
+
 def _shutdown(plan: Plan, chance: random.Random) -> Plan:
     """A rank asks for the end of the job, and the coordinator is lost before or after it has acted on it."""
     plan, at_s = _few(plan, chance, (2, 3, 4, 5), (1, 2, 3)), chance.uniform(1.0, plan.work_s)
@@ -196,8 +232,9 @@ def _shutdown(plan: Plan, chance: random.Random) -> Plan:
     faults = [_fault(chance, at_s, chance.choice(lost), seconds=chance.choice((6.0, 8.0, 20.0)))]
     faults.append(_fault(chance, at_s + chance.uniform(-0.3, 0.3), "shutdown_asked", seconds=1.0))
     if chance.random() < 0.5:
-        kind = chance.choice(("rank_fails", "newcomer", "connection_reset", "coordinator_killed"))
-        faults.append(_fault(chance, at_s + chance.uniform(-0.5, 2.0), kind, seconds=5.0))
+        kind = chance.choice(("rank_fails", "rank_fails", "newcomer", "connection_reset", "coordinator_killed"))
+        asked_s = faults[-1].at_s
+        faults.append(_fault(chance, asked_s - chance.choice((0.02, 0.2, 0.5)) * chance.random(), kind, seconds=5.0))
     return replace(plan, faults=tuple(faults))
 
 
@@ -215,7 +252,16 @@ def _stalls(plan: Plan, chance: random.Random) -> Plan:
     return replace(plan, rules=rules, work_s=30.0, makes_progress=False, faults=tuple(faults))
 
 
-_SERIES = (_takeovers, _farewells, _first_host, _votes_elsewhere, _votes_elsewhere, _shutdown, _stalls)
+_SERIES = (
+    _takeovers,
+    _farewells,
+    _first_host,
+    _votes_elsewhere,
+    _half_votes_elsewhere,
+    _half_votes_elsewhere,
+    _shutdown,
+    _stalls,
+)
 
 
 def plain_plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Plan:

@@ -87,16 +87,29 @@ def _still_running(plan: Plan, job: Job, cycle: Made, judged: Judged) -> str:
 
 
 def shuts_down(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """Require that no cycle begins after a rank has asked for the end of the job, if its launcher is there to say so."""
+    """Require that no cycle begins after a rank has asked for the end of the job, if its launcher is there to say so.
+
+    Nor does the one in which it has asked succeed: its node says that it has finished later than what it has asked for.
+    """
+    yield from sorted({f"{each}, and had been asked for the end of the job" for each in job.heedless})
     for launcher, asked in _asked(job, job.world.now_s):
+        for judged in job.verdicts:
+            is_success = judged.verdict.cycle == asked.cycle and judged.verdict.outcome is Outcome.SUCCEEDED
+            if is_success and not plan.rules.min_healthy and not _is_hurt(job, trouble, launcher, asked, judged.at_s):
+                yield f"cycle {asked.cycle} succeeds, and {launcher.name} has asked for the end of the job"
         for made in cycles(job):
             if made.decision.cycle <= (asked.cycle or 0) or launcher.instance not in made.members:
                 continue
-            others = [h for h in launcher.hurts if h is not asked and h.fault.kind != "shutdown_asked"]
-            was_hurt = any(h.from_s <= made.at_s and h.until_s >= asked.from_s - 2.0 for h in others)
-            was_hurt |= bool(cut_off(job, trouble, launcher, asked.from_s - 2.0, made.at_s, {made.by}))
+            was_hurt = _is_hurt(job, trouble, launcher, asked, made.at_s, made.by)
             if made.at_s > asked.from_s + _IN_FLIGHT_S and not was_hurt:
                 yield f"cycle {made.decision.cycle} begins after {launcher.name} has asked for the end of the job"
+
+
+def _is_hurt(job: Job, trouble: Any, launcher: Launcher, asked: Hurt, until_s: float, *by: str) -> bool:
+    """Return True if something else hit a launcher after a rank of it had asked for the end of the job."""
+    others = [each for each in launcher.hurts if each.fault.kind != "shutdown_asked"]
+    was_hurt = any(each.from_s <= until_s and each.until_s >= asked.from_s - 2.0 for each in others)
+    return was_hurt or bool(cut_off(job, trouble, launcher, asked.from_s - 2.0, until_s, by))
 
 
 def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:

@@ -127,7 +127,8 @@ class _Trouble:
 
     def _coordinator(self) -> CoordinatorProcess | None:
         alive = [process for process in self.job.coordinators if process.is_alive]
-        return next((process for process in alive if process.led), alive[0] if alive else None)
+        alive.sort(key=lambda process: (not process.led, process.is_frozen))
+        return alive[0] if alive else None
 
     def _host(self, fault: Fault) -> Host:
         return self.world.hosts[fault.which % len(self.world.hosts)]
@@ -178,6 +179,21 @@ class _Trouble:
             launcher.die()
             if fault.comes_back and self.may_come_back(launcher.host):
                 self._again(launcher.host, fault, fault.seconds)
+
+    def _owner(self, fault: Fault) -> Launcher | None:
+        """The launcher on that host, which may have started a coordinator there."""
+        return next((each for each in self.job.launchers if each.is_alive and each.host is self._host(fault)), None)
+
+    def _owner_killed(self, fault: Fault) -> None:
+        launcher = self._owner(fault)
+        if launcher is not None:
+            launcher.hurt(fault, FOR_GOOD_S)
+            launcher.die()
+
+    def _owner_stopped(self, fault: Fault) -> None:
+        launcher = self._owner(fault)
+        if launcher is not None:
+            launcher.call(lambda: launcher.asked_to_stop(fault, well=fault.comes_back))
 
     def may_come_back(self, host: Host) -> bool:
         """A new launcher at the first endpoint knows of no job, and enough of them may begin another one: documented.
