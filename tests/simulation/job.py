@@ -108,6 +108,8 @@ class Job:
     stores: dict[str, Ballot] = field(default_factory=dict)
     """Stores that were opened, and the value of the decision for which each was."""
     done_s: float = 0.0
+    successor_off: Callable[[Host], None] | None = None
+    """Ends the host of the next coordinator that leads, once that has decided something."""
     heedless: list[str] = field(default_factory=list)
     """Cycles that were proposed by a coordinator which had been asked for the end of the job."""
     broken_cycles: set[int] = field(default_factory=set)
@@ -611,6 +613,7 @@ class CoordinatorProcess(Process):
         self.ended_s: float | None = None
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
+        self.off_deciding: Callable[[Host], None] | None = None
         job.coordinators.append(self)
         self.world.tell(f"{self.name} starts")
         self._settle_soon = self._is_asked_to_end = False
@@ -659,6 +662,8 @@ class CoordinatorProcess(Process):
         self._do(self.machine.settle(self.host.clock_s()))
         if self.machine.leads is not self.led:
             self.led = self.machine.leads
+            if self.led and self.job.successor_off is not None:
+                self.off_deciding, self.job.successor_off = self.job.successor_off, None
             self.world.tell(f"{self.name} {'leads' if self.led else 'leads no more'}")
         if self.is_alive:
             self.wake_at(self.machine.alarm_s, self._alarm)
@@ -704,6 +709,8 @@ class CoordinatorProcess(Process):
             decision = effect.held.decision
             self.world.tell(f"{self.name} decides {decision} {effect.members}")
             self.job.made.append(Made(self.world.now_s, decision, effect.members, self.name))
+            if self.off_deciding is not None:
+                self.off_deciding(self.host)
             self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
         elif isinstance(effect, edge.Judged):
             self.world.tell(f"{self.name} judges {effect.verdict}")

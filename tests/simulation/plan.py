@@ -208,11 +208,11 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
     ]
     if chance.random() < 0.5:
         faults.append(_fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0))
-    else:
-        died = _fault(chance, at_s + decides_s - chance.uniform(2.0, 4.0), "coordinator_dies_deciding", seconds=1.0)
-        faults.append(replace(died, count=chance.choice((0, 0, 1))))
-        left = _fault(chance, at_s + decides_s + chance.uniform(0.5, 6.0), "owner_stopped", seconds=1.0, which=0)
-        faults.append(left)
+    else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
+        faults[0] = replace(faults[0], seconds=chance.uniform(7.0, 12.0))
+        faults[1] = replace(faults[1], seconds=chance.uniform(7.0, 12.0))
+        faults[2] = _fault(chance, at_s + 0.1, "successor_off_deciding", seconds=60.0)
+        faults.append(_fault(chance, at_s + chance.uniform(10.3, 12.5), "owner_stopped", seconds=1.0, which=0))
     return replace(plan, faults=tuple(replace(fault, comes_back=False) for fault in faults))
 
 

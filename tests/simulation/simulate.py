@@ -190,6 +190,18 @@ class _Trouble:
             launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
 
+    def _successor_off_deciding(self, fault: Fault) -> None:
+        """The host of the next coordinator that leads loses power as soon as that has decided something."""
+
+        def off(host: Host) -> None:
+            for launcher in self.job.launchers:
+                if launcher.host is host and launcher.is_alive:
+                    launcher.hurt(fault, FOR_GOOD_S)
+            self.network = True
+            host.power_off()
+
+        self.job.successor_off = off
+
     def _owner_stopped(self, fault: Fault) -> None:
         launcher = self._owner(fault)
         if launcher is not None:

@@ -41,7 +41,10 @@ class Search:
         """When each address was tried last."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
+        self._believed: set[str] = set()
+        """Addresses that were tried again after they hadn't answered, because a coordinator was said to be there."""
         self._is_home_there = False
+        """The host at ``home`` has ended the last connection itself."""
         self._told_here: str | None = None
         """Where another coordinator is, as the one at ``address`` has said last; None if it has said nothing yet."""
 
@@ -89,6 +92,7 @@ class Search:
     def found(self) -> None:
         """The coordinator is where it was looked for."""
         self.home, self._queue, self._is_home_there = self.address, [], False
+        self._believed.clear()
         self._silent.pop(self.address, None)
 
     def broke_off(self) -> None:
@@ -120,7 +124,7 @@ class Search:
         before, self._told_here = self._told_here, address
         is_old = before in (None, address)
         is_known = is_old and now_s < self._tried_s.get(address, -_KNOWN_S) + _KNOWN_S
-        if is_known or address in ("", self.address) or not self._is_worth_once_more(address, now_s):
+        if is_known or address in ("", self.address) or not self._is_believed(address, now_s):
             return False
         self._addresses = tuple(dict.fromkeys((*self._addresses, self.home, address)))
         self.home = address
@@ -140,9 +144,15 @@ class Search:
     def _worth_trying(self, now_s: float) -> list[str]:
         return [each for each in self._queue if self._is_worth(each, now_s)]
 
-    def _is_worth_once_more(self, address: str, now_s: float) -> bool:
-        """Return True if it isn't held against that address that it didn't answer once: the packet may have been lost."""
-        return self._is_worth(address, now_s) or self._silent[address][1] == 1
+    def _is_believed(self, address: str, now_s: float) -> bool:
+        """Return True if that address is to be tried because of what was said: once more, even if it didn't answer."""
+        if self._is_worth(address, now_s):
+            return True
+        if address in self._believed:
+            return False
+        self._believed.add(address)
+        self._silent[address] = 0.0, self._silent[address][1]
+        return True
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s
