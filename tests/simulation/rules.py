@@ -70,7 +70,7 @@ def _may_change(plan: Plan, job: Job, cycle: Made, judged: Judged) -> bool:
     others = [each for each in job.launchers if each not in launchers and each.started_s <= judged.at_s]
     waits = any(each.ended_s is None or each.ended_s >= cycle.at_s for each in others)
     is_full = cycle.decision.world >= plan.rules.max_nodes and not any(each.hurts for each in launchers)
-    return plan.rules.at_once and waits and not is_full
+    return plan.rules.at_once and not is_full and (waits or any(each.hurts for each in launchers))
 
 
 def _asked(job: Job, until_s: float) -> list[tuple[Launcher, Hurt]]:

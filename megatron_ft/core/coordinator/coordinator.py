@@ -25,6 +25,8 @@ from megatron_ft.core.job.search import LONGEST_SKIP_S
 
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
+_SEARCH_S = 4.0
+"""Added to the time for which a new coordinator waits for nodes: some of them stay at one that doesn't lead."""
 
 
 class Coordinator:
@@ -391,7 +393,8 @@ class Coordinator:
         cycle, rules = self._cycle, self._admission.rules
         if cycle is None or rules is None:
             return
-        cycle.lose_missing(self._missing_s, self._clock.now_s, self._consensus.voters().values())
+        missing_s = max(self._missing_s, lost_s(len(self._nodes)) + _SEARCH_S)
+        cycle.lose_missing(missing_s, self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
