@@ -305,7 +305,16 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
 _FAILURES = {"rank_fails", "rank_hangs"}
 _LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
-_FOR_A_WHILE = {"host_cut", "pair_cut", "one_way_cut", "packets_lost", "launcher_frozen", "coordinator_frozen", "host_frozen", "connection_reset"}
+_FOR_A_WHILE = {
+    "host_cut",
+    "pair_cut",
+    "one_way_cut",
+    "packets_lost",
+    "launcher_frozen",
+    "coordinator_frozen",
+    "host_frozen",
+    "connection_reset",
+}
 _STARTED_AGAIN = {"launcher_killed", "host_off"}
 _BEARABLE_S = 50.0
 """Nodes give up that find no coordinator for 60 s, and a round that lacks some for 90 s."""

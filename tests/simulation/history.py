@@ -22,7 +22,16 @@ _HARDLY = {"clock_jumps", "newcomer", "node_ill"}
 """What can't end a cycle, nor hide what has ended it."""
 _LATER = {"dies_at_effect", "coordinator_dies_at_effect", "coordinator_dies_deciding", "successor_off_deciding"}
 """What strikes some time after it was drawn."""
-_COST_A_RESTART = {*RANK_FAULTS, *STOPS, *_FREEZES, "launcher_killed", "owner_killed", "host_off", "successor_off_deciding", "dies_at_effect"}
+_COST_A_RESTART = {
+    *RANK_FAULTS,
+    *STOPS,
+    *_FREEZES,
+    "launcher_killed",
+    "owner_killed",
+    "host_off",
+    "successor_off_deciding",
+    "dies_at_effect",
+}
 """Beside cuts, which part a node from its coordinator."""
 _LEAST_S = 4.0
 """A node that is silent for fewer seconds, counted from the fault, is never declared lost."""

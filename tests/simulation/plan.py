@@ -129,8 +129,8 @@ def _few(plan: Plan, chance: random.Random, nodes: Sequence[int], min_nodes: Seq
 def _takeovers(plan: Plan, chance: random.Random) -> Plan:
     """Coordinators die shortly after each other, while launchers come, go and lose their connections."""
     plan, at_s, faults = _few(plan, chance, (3, 4, 5, 6), (1, 2, 3)), chance.uniform(1.0, plan.work_s), []
-    kinds = ("coordinator_killed", "coordinator_killed", "coordinator_dies_deciding", "coordinator_dies_at_effect")
-    kinds = (*kinds, "newcomer", "rank_fails", "connection_reset", "launcher_killed")
+    kinds = ["coordinator_killed", "coordinator_killed", "coordinator_dies_deciding", "coordinator_dies_at_effect"]
+    kinds += ["newcomer", "rank_fails", "connection_reset", "launcher_killed"]
     for _ in range(chance.choice((2, 3, 4))):
         faults.append(_fault(chance, at_s, chance.choice(kinds), seconds=chance.choice((0.3, 1.0, 5.0))))
         at_s += chance.choice((0.02, 0.1, 0.3, 0.6, 1.0))
@@ -156,8 +156,8 @@ def _farewells(plan: Plan, chance: random.Random) -> Plan:
 def _first_host(plan: Plan, chance: random.Random) -> Plan:
     """Faults hit the first host of a job of few nodes, some of them while it is coming back."""
     plan, at_s, faults = _few(plan, chance, (2, 3, 4), (1, 1, 2)), chance.uniform(0.5, plan.work_s), []
-    kinds = ("node_excluded", "node_stopped", "host_cut", "host_off", "launcher_killed", "launcher_killed")
-    kinds = (*kinds, "coordinator_killed", "newcomer", "newcomer", "rank_fails", "connection_reset")
+    kinds = ["node_excluded", "node_stopped", "host_cut", "host_off", "launcher_killed", "launcher_killed"]
+    kinds += ["coordinator_killed", "newcomer", "newcomer", "rank_fails", "connection_reset"]
     for _ in range(chance.choice((3, 4, 5))):
         kind = chance.choice((*kinds, "coordinator_dies_deciding", "host_frozen"))
         seconds = chance.choice((0.2, 0.6, 1.0, 3.0, 5.2, 8.0, 25.0))
@@ -207,7 +207,9 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
         _fault(chance, at_s + decides_s + chance.uniform(0.5, 2.0), "host_off", seconds=60.0, which=1),
     ]
     if chance.random() < 0.5:
-        faults.append(_fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0))
+        faults.append(
+            _fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0)
+        )
     else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
         faults[0] = replace(faults[0], seconds=chance.uniform(7.0, 12.0))
         faults[1] = replace(faults[1], seconds=chance.uniform(7.0, 12.0))

@@ -74,7 +74,7 @@ def _outages(stalls: Iterable[tuple[float, float, frozenset[int]]]) -> Iterator[
 
 
 def _both_ways(pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    return {way for pair in pairs for way in itertools.permutations(pair)}
+    return {way for a, b in pairs for way in ((a, b), (b, a))}
 
 
 class _Trouble:
@@ -189,6 +189,8 @@ class _Trouble:
         if launcher is not None:
             launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
+            if fault.comes_back and self.may_come_back(launcher.host):
+                self._again(launcher.host, fault, fault.seconds)
 
     def _successor_off_deciding(self, fault: Fault) -> None:
         """The host of the next coordinator that leads loses power as soon as that has decided something."""

@@ -281,6 +281,7 @@ class Consensus:
             back=tuple(back),
             names=names_of(members) if kind is Kind.CYCLE or self.decision is None else self.decision.names,
             began=None if kind is Kind.CYCLE or self.decision is None else self.decision.origin,
+            founded=None if self.decision is None else self.decision.founding,
             voters=instances_of(members) if kind is not Kind.END else (),
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []

@@ -17,9 +17,10 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Held, Kind
+from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
+from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.search import LONGEST_SKIP_S
 
@@ -60,6 +61,11 @@ class Coordinator:
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
         self._is_orphan, self._owner_elsewhere = False, -1
+        self._began_s = 0.0
+        """When this coordinator learned of the job's first cycle."""
+        self._rival: Ballot | None = None
+        """Another job of this name, by its first decision."""
+        self._rival_s = 0.0
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
 
@@ -124,12 +130,31 @@ class Coordinator:
 
     def _moved(self, link: int, moved: m.Moved) -> None:
         self._out.append(Drop(link))
-        has_job = self._consensus.leads and self._consensus.decision is not None
-        if not has_job and self._admission.moved(moved, self._clock.now_s):
+        if self._consensus.leads and self._consensus.decision is not None:
+            self._compare(moved, self._consensus.decision)
+        elif self._admission.moved(moved, self._clock.now_s):
             self._consensus.stand_down()
             for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
                 self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
                 self._gone(node, silent=True)
+
+    def _compare(self, moved: m.Moved, decision: Decision) -> None:
+        """Another coordinator leads a job of this name. If it isn't the same one, the younger of the two ends."""
+        cycle, founding = self._cycle, moved.founding
+        if cycle is None or founding in (None, decision.founding) or moved.job != self._admission.job:
+            return
+        speaker = next((node for _, node in sorted(self._consensus.voters().items()) if node.link is not None), None)
+        if speaker is None or speaker.link is None:
+            return
+        now_s, is_news = self._clock.now_s, self._rival != founding
+        if not is_news and now_s < self._rival_s + MOVED_S:
+            return
+        self._rival, self._rival_s = founding, now_s
+        if (moved.number, moved.age_s) > (decision.number, now_s - self._began_s):
+            cycle.asked_to_end(None, lines.rival_is_older(moved.address, moved.number))
+        elif is_news:
+            self._out.append(Send([speaker.link], m.Tell(lines.rival_is_younger(moved.address))))
+        self._out.append(Send([speaker.link], m.Rival(moved.address)))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
         match message:
@@ -229,6 +254,8 @@ class Coordinator:
         decision, rules = self._consensus.decision, self._admission.rules
         assert decision is not None
         assert rules is not None
+        if self._cycle is None:
+            self._began_s = self._clock.now_s
         if decision.kind is Kind.END:
             self._admission.job_ended(self._clock.now_s)
             self._over_s = self._clock.now_s + _LINGER_S

@@ -33,7 +33,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A connection ended. ``silent``: no end of it came, only nothing any more; ``reset``: it wasn't closed in order."""
+    """A connection ended. ``silent``: no end of it came, only nothing any more; ``reset``: nobody has closed it."""
 
     link: int
     silent: bool = False
