@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from megatron_ft.core.agent.edge import Exit, Over
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
-from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.core.wording import printable
@@ -111,6 +112,7 @@ class ResultFile:
         self._log = log
         self._path = None if log_dir is None else lives_path(log_dir)
         self._life = _reached(Life(job=job, command=tuple(command), began=utc(time.time())), before)
+        self._name = socket.gethostname()
         self._place = 0 if is_first else None
         self._began: Decision | None = None
         self.ending: Ending | None = None
@@ -145,9 +147,9 @@ class ResultFile:
             )
 
     def concluded(self, verdict: Verdict) -> None:
-        """A cycle has ended."""
+        """A cycle has ended. A coordinator that takes over may say again why."""
         fault = fault_of(verdict)
-        if fault is not None:
+        if fault is not None and all(known.cycle != fault.cycle for known in self._life.faults):
             self._life = replace(self._life, faults=(*self._life.faults, fault))
 
     def left_out(self) -> None:
@@ -158,9 +160,16 @@ class ResultFile:
         """The job has ended. ``decided`` is the last decision that this launcher knows, ``iteration`` its ranks'."""
         place, ending = self._place, end.ending
         self.ending, self.is_decided = ending, decided is not None and decided.kind is Kind.END
-        if ending is None or place is None or place >= _TELLERS:
+        if ending is None or place is None:
+            return
+        if self._has_only_left:
+            left = NodeEnd(node=self._name, exit_code=end.code, cause=end.cause)
+            self._change(lambda lives: lives.left(self._life.job, left))
+            return
+        if place >= _TELLERS:
             return
         life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=utc(time.time()))
+        life = replace(life, decided=self.is_decided)
         if decided is not None and self.is_decided:
             life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
         iteration = max(life.iteration, -1 if iteration is None else iteration)
@@ -177,8 +186,16 @@ class ResultFile:
         return tuple(replace(each, advanced=True) if each.cycle == before.cycle else each for each in faults)
 
     def bad_nodes(self) -> dict[str, str]:
-        """By name, and why, as far as this life shows it and this launcher speaks for the job."""
-        return bad_nodes(self._life.faults) if self._place == 0 else {}
+        """By name, and why, as far as this life shows it and this launcher speaks for the job.
+
+        Empty for a launcher that has left without knowing the job's end: the others may know better.
+        """
+        return {} if self._place != 0 or self._has_only_left else bad_nodes(self._life.faults)
+
+    @property
+    def _has_only_left(self) -> bool:
+        is_of_several = self._began is not None and self._began.world > 1
+        return self.ending is Ending.LOST and not self.is_decided and is_of_several
 
     def _change(self, change: Callable[[Lives], Lives]) -> None:
         if self._path is not None:

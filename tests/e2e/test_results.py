@@ -99,5 +99,8 @@ def test_the_end_is_told_even_where_the_first_node_is_gone(launcher: Launcher) -
     nodes[0].signal(signal.SIGKILL)
     codes = [ended.code for ended in wait_for_all(nodes)]
     (life,) = result(logs)["lives"]
-    assert (life["exit_code"], life["outcome"]) == (codes[1], "failed" if codes[1] == 1 else "lost")
+    if codes[1] == 1:
+        assert (life["exit_code"], life["outcome"]) == (1, "failed")
+    else:  # it can't know whether the other node goes on
+        assert (life["exit_code"], life["outcome"], life["left"][0]["exit_code"]) == (None, "running", 94)
     assert (life["cycles"], life["nodes"]) == (1, 2)

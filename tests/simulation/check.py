@@ -18,6 +18,13 @@ from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, stri
 from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER
 from tests.simulation.learning import learning
+from tests.simulation.rules import (
+    ends_for_a_reason,
+    has_its_size,
+    meets_at_its_store,
+    notices_no_progress,
+    shuts_down,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
@@ -38,6 +45,7 @@ _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
+    "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "node_excluded": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
 }
@@ -59,6 +67,11 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _is_said,
         _stays,
         _is_due,
+        has_its_size,
+        meets_at_its_store,
+        ends_for_a_reason,
+        shuts_down,
+        notices_no_progress,
     )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
 
@@ -264,7 +277,7 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     if len(codes) > 1:
         names = [f"{launcher.name}: {launcher.code} ({launcher.left_by})" for launcher in job.launchers][:8]
         yield f"exit codes {sorted(codes)}: {'; '.join(names)}"
-    quiet = not plan.faults or all(f.kind in ("newcomer", "clock_jumps", "coordinator_killed") for f in plan.faults)
+    quiet = all(f.kind in ("newcomer", "clock_jumps", "coordinator_killed") for f in (*plan.faults, *trouble.struck))
     if quiet and codes - {0}:
         yield f"nothing happened, and the exit codes are {sorted(codes)}"
 
@@ -291,8 +304,17 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
 _FAILURES = {"rank_fails", "rank_hangs"}
-_LEAVING = {"all_stopped", "node_stopped", "node_excluded", "shutdown_asked"}
-_FOR_A_WHILE = {"host_cut", "pair_cut", "launcher_frozen", "coordinator_frozen", "host_frozen", "connection_reset"}
+_LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
+_FOR_A_WHILE = {
+    "host_cut",
+    "pair_cut",
+    "one_way_cut",
+    "packets_lost",
+    "launcher_frozen",
+    "coordinator_frozen",
+    "host_frozen",
+    "connection_reset",
+}
 _STARTED_AGAIN = {"launcher_killed", "host_off"}
 _BEARABLE_S = 50.0
 """Nodes give up that find no coordinator for 60 s, and a round that lacks some for 90 s."""

@@ -15,14 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["FOR_A_WHILE", "RANK_FAULTS", "STOPS", "cut_off", "cycles", "members", "strikes", "suspects"]
 
 RANK_FAULTS = {"rank_fails", "rank_hangs"}
-STOPS = {"node_stopped", "all_stopped"}
+STOPS = {"node_stopped", "all_stopped", "owner_stopped"}
 _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
-FOR_A_WHILE = {"host_cut", "split", "pair_cut", *_FREEZES}
+FOR_A_WHILE = {"host_cut", "split", "pair_cut", "one_way_cut", "packets_lost", *_FREEZES}
 _HARDLY = {"clock_jumps", "newcomer", "node_ill"}
 """What can't end a cycle, nor hide what has ended it."""
-_LATER = {"dies_at_effect", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
+_LATER = {"dies_at_effect", "coordinator_dies_at_effect", "coordinator_dies_deciding", "successor_off_deciding"}
 """What strikes some time after it was drawn."""
-_COST_A_RESTART = {*RANK_FAULTS, *STOPS, *_FREEZES, "launcher_killed", "host_off", "dies_at_effect"}
+_COST_A_RESTART = {
+    *RANK_FAULTS,
+    *STOPS,
+    *_FREEZES,
+    "launcher_killed",
+    "owner_killed",
+    "host_off",
+    "successor_off_deciding",
+    "dies_at_effect",
+}
 """Beside cuts, which part a node from its coordinator."""
 _LEAST_S = 4.0
 """A node that is silent for fewer seconds, counted from the fault, is never declared lost."""

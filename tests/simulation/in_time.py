@@ -20,11 +20,13 @@ __all__ = ["in_time"]
 
 _SLACK_S = 2.0
 """Messages take up to 0.2 s, one after the other; ranks end, and nodes are checked."""
+_MESSAGES = 12
+"""One after the other: from a failure to the commit of the next cycle, or to where a new coordinator leads."""
 _HANG_S = 10.0
 """Evidence is collected for 2.3 s, and who hangs has 6 s to end."""
 _LAST_CALL_S = 1.0
 _MAY_BE_BACK_S = 70.0
-_NOTICED_AT_ONCE = {*RANK_FAULTS, "launcher_killed", "dies_at_effect", "node_excluded", "newcomer"}
+_NOTICED_AT_ONCE = {*RANK_FAULTS, "launcher_killed", "owner_killed", "dies_at_effect", "node_excluded", "newcomer"}
 _HEALTH_RETRY_S = 60.0
 
 
@@ -41,10 +43,23 @@ def in_time(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             continue
         since_s = max(failed_s, *(at_s for at_s in _moments(job, trouble) if at_s < until_s))
         bound_s = _bound_s(plan, job, trouble, cycle, follows, until_s)
+        bound_s += _stalled_s(job, {cycle.by, *([] if follows is None else [follows.by])}, since_s, until_s)
         if until_s - since_s > bound_s:
             what = "all had left" if follows is None else f"the next {follows.decision.kind.value} was decided"
             late = f"{until_s - since_s:.1f} s later, not {bound_s:.1f}"
             yield f"cycle {cycle.decision.cycle} failed at {failed_s:.1f} s, and {what} {late}"
+
+
+def _stalled_s(job: Job, by: set[str], since_s: float, until_s: float) -> float:
+    """Return how long some message from or to these coordinators' hosts was sent again and again."""
+    hosts = {process.host.number for process in job.coordinators if process.name in by}
+    total_s, reached_s = 0.0, since_s
+    for from_s, to_s, pair in sorted(job.world.stalls, key=lambda stall: stall[0]):
+        if pair & hosts:
+            begin_s, end_s = max(from_s, reached_s), min(to_s, until_s)
+            total_s += max(0.0, end_s - begin_s)
+            reached_s = max(reached_s, end_s)
+    return total_s
 
 
 def _follows(job: Job, cycle: Made) -> Made | None:
@@ -99,7 +114,7 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     is_same = follows is not None and follows.by == cycle.by == cycle.decision.value[1] and not ended
     is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
-    bound_s = _SLACK_S + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
+    bound_s = _SLACK_S + _MESSAGES * plan.latency_s + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
     bound_s += _HANG_S if "rank_hangs" in struck else 0.0
     if {"clock_jumps", "coordinator_frozen", "host_frozen"} & set(struck):  # to the coordinator, it was paused
         bound_s += LONGEST_SKIP_S

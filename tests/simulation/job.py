@@ -19,7 +19,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision
+from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.pauses import Pauses
@@ -31,6 +31,8 @@ from tests.simulation.world import Host, Link, Process, World
 __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Judged", "Launcher", "Made", "Trained"]
 
 FOR_GOOD_S = 1e9
+_SAME_ITERATION = 7
+"""Where each cycle gets in a job that makes no progress."""
 
 LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
 BOARD = BoardSnapshot(
@@ -49,6 +51,8 @@ class Trained:
     launcher: Launcher
     from_s: float
     to_s: float | None = None
+    held: Held | None = None
+    """The decision by which they were started."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Job:
     work_s: float
     endpoints: tuple[str, ...]
     learns: bool = False
+    makes_progress: bool = True
     launchers: list[Launcher] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     verdicts: list[Judged] = field(default_factory=list)
@@ -100,7 +105,13 @@ class Job:
     said: list[str] = field(default_factory=list)
     asked: dict[tuple[Ballot, int], str] = field(default_factory=dict)
     """To which launcher each place of each decision was proposed."""
+    stores: dict[str, Ballot] = field(default_factory=dict)
+    """Stores that were opened, and the value of the decision for which each was."""
     done_s: float = 0.0
+    successor_off: Callable[[Host], None] | None = None
+    """Ends the host of the next coordinator that leads, once that has decided something."""
+    heedless: list[str] = field(default_factory=list)
+    """Cycles that were proposed by a coordinator which had been asked for the end of the job."""
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
     learning: Learning = field(default_factory=Learning)
@@ -143,6 +154,7 @@ class Launcher(Process):
         """Its ranks end with 0 when they are asked to."""
         self.link: Link | None = None
         self._effects: Mailbox[edge.MemberEffect | agent.Effect] = Mailbox(self._do, self.counts_effect)
+        self._begun: Held | None = None
         self._error = ""
         self._is_hung = False
         self._toy: ToyRank | None = None
@@ -222,8 +234,13 @@ class Launcher(Process):
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
                 self._send(effect)
             case edge.OpenStore(held):
-                self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
-            case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
+                store = f"{self.address}:{len(self.job.stores)}"
+                self.job.stores[store] = held.decision.origin
+                self.later(0.002, lambda: self.do(self.member.store_opened(held, store, self.clock())))
+            case edge.Begin(held):
+                self._begun = held
+                self.hear(effect)
+            case edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
             case edge.Relayed() | edge.Reviewed() | m.Survey() | m.Learned() | m.Raised():
                 self.hear(effect)
@@ -280,10 +297,9 @@ class Launcher(Process):
             self.later(0.001, lambda: self.do(self.member.failed(self.clock())) if self.link is None else None)
             return
         link = self.link = Link(self.world, self, listener)
-        self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
-        self.later(
-            self.world.delay_s(), lambda: self.do(self.member.opened(self.clock())) if self.link is link else None
-        )
+        within_s = self.world.handshake_s(self.host, listener.host)
+        self.world.after(within_s, lambda: listener.call(lambda: listener.accepts(link)))
+        self.later(within_s, lambda: self.do(self.member.opened(self.clock())) if self.link is link else None)
 
     def _disconnect(self) -> None:
         if self.link is not None:
@@ -295,7 +311,7 @@ class Launcher(Process):
         if link is self.link:
             self.do(self.member.heard(message, self.clock()))
 
-    def link_broke(self, link: Link, *, silent: bool = False) -> None:
+    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
         """The coordinator has ended, or so it seems."""
         if link is self.link:
             self.link = None
@@ -312,7 +328,8 @@ class Launcher(Process):
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
     def _seen(self) -> agent.Readings:
-        board = BOARD._replace(first_iteration=0, iteration=int(10 * self.world.now_s))
+        iteration = int(10 * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
+        board = BOARD._replace(first_iteration=0, iteration=iteration)
         return agent.Readings({0: board}, {0: CrashOutput(self._error)}, {0: self._is_hung}, {0: {}})
 
     def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
@@ -370,7 +387,7 @@ class Launcher(Process):
         cycle, place = self.agent.cycle.number, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
         self._error, self._is_hung, self._toy = "", False, None
-        trained = self.ranks = Trained(cycle, self, self.world.now_s)
+        trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
         self.hear(agent.RanksMet(cycle, [place], place, world, world))
@@ -468,7 +485,7 @@ class Launcher(Process):
 
     def asks_for_shutdown(self, fault: Fault) -> None:
         """A rank asks for the end of the job."""
-        self.hurt(fault)
+        self.hurt(fault, cycle=None if self.ranks is None else self.ranks.cycle)
         self._asks(WorkloadAction.ShutdownWorkload)
 
     def _asks(self, action: WorkloadAction) -> None:
@@ -499,7 +516,7 @@ class Announcement(Process):
         self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
         link.send(self, moved)
 
-    def link_broke(self, link: Link, *, silent: bool = False) -> None:
+    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
         """It was heard, or wasn't."""
         self.die()
 
@@ -596,9 +613,10 @@ class CoordinatorProcess(Process):
         self.ended_s: float | None = None
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
+        self.off_deciding: Callable[[Host], None] | None = None
         job.coordinators.append(self)
         self.world.tell(f"{self.name} starts")
-        self._settle_soon = False
+        self._settle_soon = self._is_asked_to_end = False
         self.settle()
 
     def take(self, link: Link, listener: Listener) -> None:
@@ -610,13 +628,14 @@ class CoordinatorProcess(Process):
 
     def received(self, link: Link, message: Any) -> None:
         """From a launcher."""
+        self._is_asked_to_end |= isinstance(message, m.Shutdown) and link.number in self.numbers
         self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
         self._maybe_settle()
 
-    def link_broke(self, link: Link, *, silent: bool = False) -> None:
+    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
         """A launcher has ended, or so it seems."""
         self.numbers.pop(link.number, None)
-        self._do(self.machine.handle(edge.Broken(link.number, silent), self.host.clock_s()))
+        self._do(self.machine.handle(edge.Broken(link.number, silent, reset), self.host.clock_s()))
         self._maybe_settle()
 
     def owner_follows_another(self, session: int, address: str) -> None:
@@ -643,6 +662,8 @@ class CoordinatorProcess(Process):
         self._do(self.machine.settle(self.host.clock_s()))
         if self.machine.leads is not self.led:
             self.led = self.machine.leads
+            if self.led and self.job.successor_off is not None:
+                self.off_deciding, self.job.successor_off = self.job.successor_off, None
             self.world.tell(f"{self.name} {'leads' if self.led else 'leads no more'}")
         if self.is_alive:
             self.wake_at(self.machine.alarm_s, self._alarm)
@@ -671,6 +692,9 @@ class CoordinatorProcess(Process):
             self._do_one(effect)
 
     def _note_place(self, message: m.ToMember, link: Link) -> None:
+        if isinstance(message, m.Propose) and message.decision.kind is Kind.CYCLE and self._is_asked_to_end:
+            if message.ballot == message.decision.value:
+                self.job.heedless.append(f"{self.name} proposes cycle {message.decision.cycle}")
         if isinstance(message, m.Propose) and message.place is not None:
             for end in link.ends:
                 if isinstance(end, Launcher):
@@ -685,6 +709,8 @@ class CoordinatorProcess(Process):
             decision = effect.held.decision
             self.world.tell(f"{self.name} decides {decision} {effect.members}")
             self.job.made.append(Made(self.world.now_s, decision, effect.members, self.name))
+            if self.off_deciding is not None:
+                self.off_deciding(self.host)
             self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
         elif isinstance(effect, edge.Judged):
             self.world.tell(f"{self.name} judges {effect.verdict}")

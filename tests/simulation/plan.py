@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_ft.core.job.messages import Rules
 
-__all__ = ["FAULTS", "Fault", "Plan", "plan_of"]
+__all__ = ["FAULTS", "Fault", "Plan", "plain_plan_of", "plan_of"]
 
 FAULTS = {
     "rank_fails": 6,
@@ -64,14 +65,209 @@ class Plan:
     """Kernels end connections to hosts that answer no packet."""
     learns: bool = False
     """Ranks reach milestones, and their hangs are found by learned timeouts."""
+    latency_s: float = 0.0
+    """Of each packet, in one direction."""
+    loss: float = 0.0
+    """Probability that a packet is lost, and sent again later."""
+    makes_progress: bool = True
+    """Each cycle gets further than the one before; else each gets to the same iteration."""
 
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
         return replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
 
 
+_LATENCIES_S = (0.02, 0.08, 0.15)
+_LOSSES = (0.01, 0.05, 0.3)
+_ONE_WAY = {"host_cut", "pair_cut"}
+_DIRECTED = 0.4
+"""Part of the plans whose faults are not independent of each other."""
+
+
 def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Plan:
-    """Draw one."""
+    """Draw one: faults that are independent of each other, or a series of faults that is known to be hard to bear."""
+    plan = plain_plan_of(seed, nodes=nodes, faults=faults)
+    chance = random.Random(seed ^ 0x6E6574)
+    latency_s = chance.choice(_LATENCIES_S) if chance.random() < 0.25 else 0.0
+    loss = chance.choice(_LOSSES) if chance.random() < 0.25 else 0.0
+    plan = replace(plan, latency_s=latency_s, loss=loss, makes_progress=chance.random() < 0.75)
+    if nodes is None and faults is None and chance.random() < _DIRECTED:
+        plan = chance.choice(_SERIES)(plan, chance)
+    drawn = [
+        replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
+        for fault in plan.faults
+    ]
+    return replace(plan, faults=tuple(sorted(drawn, key=lambda fault: fault.at_s)))
+
+
+def _fault(chance: random.Random, at_s: float, kind: str, *, seconds: float, which: int | None = None) -> Fault:
+    return Fault(
+        at_s=at_s,
+        kind=kind,
+        which=chance.randrange(1 << 20) if which is None else which,
+        seconds=seconds,
+        count=chance.randrange(12),
+        comes_back=chance.random() < 0.7,
+    )
+
+
+def _few(plan: Plan, chance: random.Random, nodes: Sequence[int], min_nodes: Sequence[int]) -> Plan:
+    """A small job that may restart often: few nodes fail in many ways."""
+    count = chance.choice(nodes)
+    rules = replace(
+        plan.rules,
+        min_nodes=min(count, chance.choice((*min_nodes, count))),
+        max_nodes=count,
+        max_restarts=10,
+        max_stalled=0,
+        launchers=0,
+        join_timeout_s=90.0,
+    )
+    return replace(plan, nodes=count, spares=chance.choice((0, 1, 2)), rules=rules)
+
+
+def _takeovers(plan: Plan, chance: random.Random) -> Plan:
+    """Coordinators die shortly after each other, while launchers come, go and lose their connections."""
+    plan, at_s, faults = _few(plan, chance, (3, 4, 5, 6), (1, 2, 3)), chance.uniform(1.0, plan.work_s), []
+    kinds = ["coordinator_killed", "coordinator_killed", "coordinator_dies_deciding", "coordinator_dies_at_effect"]
+    kinds += ["newcomer", "rank_fails", "connection_reset", "launcher_killed"]
+    for _ in range(chance.choice((2, 3, 4))):
+        faults.append(_fault(chance, at_s, chance.choice(kinds), seconds=chance.choice((0.3, 1.0, 5.0))))
+        at_s += chance.choice((0.02, 0.1, 0.3, 0.6, 1.0))
+    if chance.random() < 0.5:
+        at_s += chance.choice((0.0, 0.3, 3.0, 6.0))
+        kind = chance.choice(("host_off", "host_cut", "host_frozen", "coordinator_frozen"))
+        seconds = chance.choice((4.9, 5.4, 6.0, 8.0, 20.0, 21.0))
+        faults.append(_fault(chance, at_s, kind, seconds=seconds, which=chance.choice((0, None))))
+    return replace(plan, faults=tuple(faults))
+
+
+def _farewells(plan: Plan, chance: random.Random) -> Plan:
+    """Nodes are stopped, excluded and lost at nearly the same moment, or a rank asks for the end of the job."""
+    plan, at_s, faults = _few(plan, chance, (3, 4, 5, 6), (1, 2, 3)), chance.uniform(1.0, plan.work_s), []
+    kinds = ("node_stopped", "node_excluded", "shutdown_asked", "rank_fails", "coordinator_killed", "rank_hangs")
+    for _ in range(chance.choice((2, 3))):
+        kind = chance.choice((*kinds, "split", "pair_cut"))
+        faults.append(_fault(chance, at_s, kind, seconds=chance.choice((0.3, 3.0, 8.0, 25.0))))
+        at_s += chance.choice((0.0, 0.02, 0.1, 0.3, 0.6, 3.0))
+    return replace(plan, faults=tuple(faults))
+
+
+def _first_host(plan: Plan, chance: random.Random) -> Plan:
+    """Faults hit the first host of a job of few nodes, some of them while it is coming back."""
+    plan, at_s, faults = _few(plan, chance, (2, 3, 4), (1, 1, 2)), chance.uniform(0.5, plan.work_s), []
+    kinds = ["node_excluded", "node_stopped", "host_cut", "host_off", "launcher_killed", "launcher_killed"]
+    kinds += ["coordinator_killed", "newcomer", "newcomer", "rank_fails", "connection_reset"]
+    for _ in range(chance.choice((3, 4, 5))):
+        kind = chance.choice((*kinds, "coordinator_dies_deciding", "host_frozen"))
+        seconds = chance.choice((0.2, 0.6, 1.0, 3.0, 5.2, 8.0, 25.0))
+        faults.append(_fault(chance, at_s, kind, seconds=seconds, which=chance.choice((0, None))))
+        at_s += chance.choice((0.0, 0.05, 0.3, 1.0, 3.0, 6.0))
+    return replace(plan, endpoints=chance.choice((1, 1, 2)), faults=tuple(faults))
+
+
+def _votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
+    """Another coordinator takes over; who has voted there dies or leaves; then the first one goes on.
+
+    The other nodes were cut off or stood still meanwhile, and don't know what was decided.
+    """
+    plan = _few(plan, chance, (2, 2, 3, 3, 4, 5), (1, 1, 2))
+    at_s, stands_s = chance.uniform(1.0, plan.work_s), chance.uniform(6.5, 16.0)
+    faults = [_fault(chance, at_s, "coordinator_frozen", seconds=stands_s)]
+    for host in range(1, plan.nodes):
+        if chance.random() < 0.6:
+            kind = chance.choice(("launcher_frozen", "host_cut", "pair_cut"))
+            begins_s = at_s + chance.uniform(-1.0, 6.0)
+            lasts_s = max(0.5, at_s + stands_s - begins_s + chance.uniform(-2.0, 3.0))
+            faults.append(_fault(chance, max(0.5, begins_s), kind, seconds=lasts_s, which=host))
+    kind = chance.choice(("rank_fails", "launcher_killed", "node_excluded"))
+    faults.append(_fault(chance, at_s + chance.uniform(0.0, 6.0), kind, seconds=30.0))
+    for _ in range(chance.choice((1, 2))):
+        kind = chance.choice(("launcher_killed", "launcher_killed", "node_excluded", "node_stopped"))
+        ends_s = at_s + stands_s - chance.uniform(-0.5, 5.0)
+        faults.append(_fault(chance, ends_s, kind, seconds=30.0, which=chance.choice((0, None))))
+    return replace(plan, faults=tuple(faults))
+
+
+def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
+    """The half with the lowest place decides at another coordinator; then its first launcher ends or leaves.
+
+    The first coordinator stood still meanwhile, and goes on with the other half, which was cut off.
+    """
+    nodes = chance.choice((4, 4, 6))
+    rules = replace(plan.rules, min_nodes=chance.choice((1, nodes // 2, nodes)), max_nodes=nodes, max_restarts=10)
+    plan = replace(plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0))
+    at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 12.0
+    stands_s = decides_s + chance.uniform(0.5, 3.0)
+    cut_s = decides_s + chance.uniform(0.5, 3.0)
+    side = _splits(range(nodes // 2), nodes, chance)
+    faults = [
+        _fault(chance, at_s, "coordinator_frozen", seconds=stands_s),
+        _fault(chance, at_s - chance.uniform(0.0, 0.5), "split", seconds=cut_s, which=side),
+        _fault(chance, at_s + decides_s + chance.uniform(0.5, 2.0), "host_off", seconds=60.0, which=1),
+    ]
+    if chance.random() < 0.5:
+        faults.append(
+            _fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0)
+        )
+    else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
+        faults[0] = replace(faults[0], seconds=chance.uniform(7.0, 12.0))
+        faults[1] = replace(faults[1], seconds=chance.uniform(7.0, 12.0))
+        faults[2] = _fault(chance, at_s + 0.1, "successor_off_deciding", seconds=60.0)
+        faults.append(_fault(chance, at_s + chance.uniform(10.3, 12.5), "owner_stopped", seconds=1.0, which=0))
+    return replace(plan, faults=tuple(replace(fault, comes_back=False) for fault in faults))
+
+
+def _splits(side: Collection[int], hosts: int, chance: random.Random) -> int:
+    """Return a number by which a split parts these hosts from the others."""
+    while True:
+        which = chance.randrange(1 << 20)
+        drawn = random.Random(which)
+        if {host for host in range(hosts) if drawn.random() < 0.5} == set(side):
+            return which
+
+
+def _shutdown(plan: Plan, chance: random.Random) -> Plan:
+    """A rank asks for the end of the job, and the coordinator is lost before or after it has acted on it."""
+    plan, at_s = _few(plan, chance, (2, 3, 4, 5), (1, 2, 3)), chance.uniform(1.0, plan.work_s)
+    lost = ("coordinator_killed", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_frozen", "host_off")
+    faults = [_fault(chance, at_s, chance.choice(lost), seconds=chance.choice((6.0, 8.0, 20.0)))]
+    faults.append(_fault(chance, at_s + chance.uniform(-0.3, 0.3), "shutdown_asked", seconds=1.0))
+    if chance.random() < 0.5:
+        kind = chance.choice(("rank_fails", "rank_fails", "newcomer", "connection_reset", "coordinator_killed"))
+        asked_s = faults[-1].at_s
+        faults.append(_fault(chance, asked_s - chance.choice((0.02, 0.2, 0.5)) * chance.random(), kind, seconds=5.0))
+    return replace(plan, faults=tuple(faults))
+
+
+def _stalls(plan: Plan, chance: random.Random) -> Plan:
+    """Ranks fail again and again at the same iteration, under coordinators that die."""
+    plan = _few(plan, chance, (2, 3, 4), (1, 2))
+    at_s, faults = chance.uniform(1.0, 3.0), []
+    for _ in range(chance.choice((3, 4, 5))):
+        faults.append(_fault(chance, at_s, "rank_fails", seconds=1.0))
+        if chance.random() < 0.4:
+            kind = chance.choice(("coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"))
+            faults.append(_fault(chance, at_s + chance.uniform(-0.2, 1.5), kind, seconds=1.0))
+        at_s += chance.uniform(3.0, 6.0)
+    rules = replace(plan.rules, max_stalled=chance.choice((2, 3)))
+    return replace(plan, rules=rules, work_s=30.0, makes_progress=False, faults=tuple(faults))
+
+
+_SERIES = (
+    _takeovers,
+    _farewells,
+    _first_host,
+    _votes_elsewhere,
+    _half_votes_elsewhere,
+    _half_votes_elsewhere,
+    _shutdown,
+    _stalls,
+)
+
+
+def plain_plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Plan:
+    """Draw one whose network loses nothing, and delays little."""
     chance = random.Random(seed)
     count = min(50, 2 + int(chance.expovariate(1 / 6.0)))
     count = nodes or count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.simulation.check import violations
@@ -14,6 +15,9 @@ from tests.simulation.world import Host, World
 __all__ = ["HORIZON_S", "Run", "simulate"]
 
 _LOOKS_AGAIN_S = 0.02
+_OUTAGE_S = 4.0
+"""A node that gets no message through for longer may be taken for lost."""
+_BREATH_S = 0.0
 
 HORIZON_S = 600.0
 """Every job is over by then, well or not."""
@@ -37,9 +41,10 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     world = World(random.Random(plan.seed ^ 0x5EED), plan.nodes + plan.spares)
     world.story = [] if tell else None
     world.reports_silence = plan.reports_silence
+    world.latency_s, world.loss = plan.latency_s, plan.loss
     hosts = world.hosts
     endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
-    job = Job(world, plan.rules, plan.work_s, endpoints, learns=plan.learns)
+    job = Job(world, plan.rules, plan.work_s, endpoints, learns=plan.learns, makes_progress=plan.makes_progress)
     trouble = _Trouble(world, job, len(plan.faults))
     order = list(range(len(hosts)))
     world.chance.shuffle(order)
@@ -50,7 +55,26 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     for fault in plan.faults:
         world.after(fault.at_s, lambda fault=fault: trouble.strikes(fault))
     world.run(HORIZON_S, lambda: world.now_s > max(3.0, trouble.until_s) and job.is_over())
+    trouble.note_stalls()
     return Run(plan, job, violations(plan, job, trouble), world.events, world.story or [], trouble.hit)
+
+
+def _outages(stalls: Iterable[tuple[float, float, frozenset[int]]]) -> Iterator[tuple[float, float, frozenset[int]]]:
+    """Yield when two hosts had hardly anything of each other for long."""
+    last: dict[frozenset[int], tuple[float, float]] = {}
+    for from_s, until_s, hosts in sorted(stalls, key=lambda stall: stall[0]):
+        began_s, ended_s = last.get(hosts, (from_s, until_s))
+        if from_s > ended_s + _BREATH_S:
+            yield from [(began_s, ended_s, hosts)] if ended_s - began_s >= _OUTAGE_S else ()
+            began_s, ended_s = from_s, until_s
+        last[hosts] = began_s, max(ended_s, until_s)
+    for hosts, (began_s, ended_s) in last.items():
+        if ended_s - began_s >= _OUTAGE_S:
+            yield began_s, ended_s, hosts
+
+
+def _both_ways(pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    return {way for a, b in pairs for way in ((a, b), (b, a))}
 
 
 class _Trouble:
@@ -83,6 +107,18 @@ class _Trouble:
         self.struck.append(fault)
         getattr(self, f"_{fault.kind}")(fault)
 
+    def note_stalls(self) -> None:
+        """Take two hosts for parted where what was sent between them was lost again and again, for long."""
+        for from_s, until_s, hosts in _outages(self.world.stalls):
+            fault = Fault(at_s=from_s, kind="packets_lost", which=0, seconds=until_s - from_s)
+            a, b = hosts
+            self.network = True
+            self.apart.append((fault, from_s, until_s, {a: {b}, b: {a}}))
+            self.hit.append((from_s, fault.kind))
+            self.struck.append(fault)
+        order = sorted(range(len(self.hit)), key=lambda at: self.hit[at][0])
+        self.hit[:], self.struck[:] = [self.hit[at] for at in order], [self.struck[at] for at in order]
+
     # -- whom it hits -----------------------------------------------------------------------------------------
 
     def _launcher(self, fault: Fault) -> Launcher | None:
@@ -91,7 +127,8 @@ class _Trouble:
 
     def _coordinator(self) -> CoordinatorProcess | None:
         alive = [process for process in self.job.coordinators if process.is_alive]
-        return next((process for process in alive if process.led), alive[0] if alive else None)
+        alive.sort(key=lambda process: (not process.led, process.is_frozen))
+        return alive[0] if alive else None
 
     def _host(self, fault: Fault) -> Host:
         return self.world.hosts[fault.which % len(self.world.hosts)]
@@ -143,6 +180,35 @@ class _Trouble:
             if fault.comes_back and self.may_come_back(launcher.host):
                 self._again(launcher.host, fault, fault.seconds)
 
+    def _owner(self, fault: Fault) -> Launcher | None:
+        """The launcher on that host, which may have started a coordinator there."""
+        return next((each for each in self.job.launchers if each.is_alive and each.host is self._host(fault)), None)
+
+    def _owner_killed(self, fault: Fault) -> None:
+        launcher = self._owner(fault)
+        if launcher is not None:
+            launcher.hurt(fault, FOR_GOOD_S)
+            launcher.die()
+            if fault.comes_back and self.may_come_back(launcher.host):
+                self._again(launcher.host, fault, fault.seconds)
+
+    def _successor_off_deciding(self, fault: Fault) -> None:
+        """The host of the next coordinator that leads loses power as soon as that has decided something."""
+
+        def off(host: Host) -> None:
+            for launcher in self.job.launchers:
+                if launcher.host is host and launcher.is_alive:
+                    launcher.hurt(fault, FOR_GOOD_S)
+            self.network = True
+            host.power_off()
+
+        self.job.successor_off = off
+
+    def _owner_stopped(self, fault: Fault) -> None:
+        launcher = self._owner(fault)
+        if launcher is not None:
+            launcher.call(lambda: launcher.asked_to_stop(fault, well=fault.comes_back))
+
     def may_come_back(self, host: Host) -> bool:
         """A new launcher at the first endpoint knows of no job, and enough of them may begin another one: documented.
 
@@ -169,12 +235,13 @@ class _Trouble:
         if coordinator is not None:
             coordinator.die()
 
-    def _cut(self, pairs: set[frozenset[int]], hosts: list[Host], fault: Fault) -> None:
+    def _cut(self, pairs: set[tuple[int, int]], hosts: list[Host], fault: Fault) -> None:
+        """Cut the way from the first to the second host of each pair."""
         self.network = True
         self._touch(hosts, fault, fault.seconds)
         parted_from: dict[int, set[int]] = {}
         for a, b in itertools.chain.from_iterable(itertools.permutations(pair) for pair in pairs):
-            parted_from.setdefault(a, set()).add(b)
+            parted_from.setdefault(a, set()).add(b)  # no connection does without the other direction
         self.apart.append((fault, self.world.now_s, self.world.now_s + fault.seconds, parted_from))
         self.world.cut(pairs)
         self.world.after(fault.seconds, lambda: self.world.heal(pairs))
@@ -182,22 +249,34 @@ class _Trouble:
     def _host_cut(self, fault: Fault) -> None:
         host = self._host(fault)
         others = [other for other in self.world.hosts if other is not host]
-        self._cut({frozenset((host.number, other.number)) for other in others}, [host], fault)
+        self._cut(_both_ways((host.number, other.number) for other in others), [host], fault)
 
     def _split(self, fault: Fault) -> None:
         chance = random.Random(fault.which)
         side = {host.number for host in self.world.hosts if chance.random() < 0.5}
-        pairs = {
-            frozenset((a.number, b.number))
+        pairs = [
+            (a.number, b.number)
             for a, b in itertools.combinations(self.world.hosts, 2)
             if (a.number in side) != (b.number in side)
-        }
-        self._cut(pairs, self.world.hosts, fault)
+        ]
+        self._cut(_both_ways(pairs), self.world.hosts, fault)
 
     def _pair_cut(self, fault: Fault) -> None:
         chance = random.Random(fault.which)
         a, b = chance.sample(self.world.hosts, 2)
-        self._cut({frozenset((a.number, b.number))}, [a, b], fault)
+        self._cut(_both_ways([(a.number, b.number)]), [a, b], fault)
+
+    def _one_way_cut(self, fault: Fault) -> None:
+        """Nothing gets from one host to another one or to all others, or from all others to it."""
+        chance = random.Random(fault.which)
+        host = self._host(fault)
+        others = [other for other in self.world.hosts if other is not host]
+        if chance.random() < 0.3:
+            others = [chance.choice(others)]
+        ways = {(host.number, other.number) for other in others}
+        if chance.random() < 0.5:
+            ways = {(b, a) for a, b in ways}
+        self._cut(ways, [host, *(others if len(others) == 1 else ())], fault)
 
     def _launcher_frozen(self, fault: Fault) -> None:
         launcher = self._launcher(fault)

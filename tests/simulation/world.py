@@ -15,6 +15,12 @@ __all__ = ["Host", "Link", "Process", "World"]
 
 _SILENCE_S = (4.0, 6.0)
 """After that the kernel ends a connection (``ipc.net.tcp``): 5 s after the last answer, or the first packet without."""
+_USER_TIMEOUT_S = 5.0
+_RETRANSMIT_S = 0.2
+"""TCP sends a lost packet again after this time, then after twice as long, and so on."""
+_LAST_RETRANSMIT_S = 4.0
+_HANDSHAKE_RETRANSMIT_S = 1.0
+"""The same for the first packet of a connection."""
 
 
 class World:
@@ -27,7 +33,14 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.hosts = [Host(self, number) for number in range(hosts)]
-        self.cuts: set[frozenset[int]] = set()
+        self.cuts: set[tuple[int, int]] = set()
+        """Hosts from the first of which nothing gets to the second."""
+        self.latency_s = 0.0
+        """Of each packet, in one direction, at least."""
+        self.loss = 0.0
+        """Probability that a packet is lost."""
+        self.stalls: list[tuple[float, float, frozenset[int]]] = []
+        """From when until when what one host had sent to another waited to be sent again."""
         self.links: list[Link] = []
         self.listeners: dict[str, Any] = {}
         self.reports_silence = False
@@ -65,20 +78,47 @@ class World:
             call()
 
     def delay_s(self) -> float:
-        """Of one message."""
-        return self.chance.uniform(0.0001, 0.002) if self.chance.random() < 0.98 else self.chance.uniform(0.002, 0.2)
+        """Return how long one message takes that isn't lost."""
+        is_usual = self.chance.random() >= 0.02
+        return self.latency_s + (self.chance.uniform(0.0001, 0.002) if is_usual else self.chance.uniform(0.002, 0.2))
+
+    def handshake_s(self, a: Host, b: Host) -> float:
+        """Return how long it takes to open a connection."""
+        again_s = 0.0 if a is b else self._again_s(_HANDSHAKE_RETRANSMIT_S)
+        self._stalled(again_s, a, b)
+        return again_s + self.latency_s + self.delay_s()
+
+    def retransmission_s(self, a: Host, b: Host) -> float:
+        """Return for how long a message is sent again and again until it gets through; mostly 0."""
+        again_s = 0.0 if a is b else self._again_s(_RETRANSMIT_S)
+        self._stalled(again_s, a, b)
+        return again_s
+
+    def _again_s(self, timeout_s: float) -> float:
+        total_s = 0.0
+        while self.loss and timeout_s < _LAST_RETRANSMIT_S and self.chance.random() < self.loss:
+            total_s, timeout_s = total_s + timeout_s, 2 * timeout_s
+        return total_s
+
+    def _stalled(self, seconds: float, a: Host, b: Host) -> None:
+        if seconds:
+            self.stalls.append((self.now_s, self.now_s + seconds, frozenset((a.number, b.number))))
+
+    def blocks(self, a: Host, b: Host) -> bool:
+        """Return True if nothing gets from ``a`` to ``b``."""
+        return a is not b and (not a.is_on or not b.is_on or (a.number, b.number) in self.cuts)
 
     def is_cut(self, a: Host, b: Host) -> bool:
-        """Whether nothing gets from one to the other."""
-        return a is not b and (not a.is_on or not b.is_on or frozenset((a.number, b.number)) in self.cuts)
+        """Return True if nothing gets through in one direction or the other: no connection can be made, or goes on."""
+        return self.blocks(a, b) or self.blocks(b, a)
 
-    def cut(self, pairs: set[frozenset[int]]) -> None:
-        """Nothing gets through between those hosts."""
+    def cut(self, pairs: set[tuple[int, int]]) -> None:
+        """Let nothing get from the first to the second of each pair of hosts."""
         self.cuts |= pairs
         for link in self.links:
             link.falls_silent()
 
-    def heal(self, pairs: set[frozenset[int]]) -> None:
+    def heal(self, pairs: set[tuple[int, int]]) -> None:
         """It does again: what was on its way comes through, as TCP has it."""
         self.cuts -= pairs
         for link in list(self.links):
@@ -221,12 +261,15 @@ class Process:
     def received(self, link: Link, message: Any) -> None:
         """A message came."""
 
-    def link_broke(self, link: Link, *, silent: bool = False) -> None:
-        """A connection ended. ``silent``: no end of it came, only nothing any more."""
+    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
+        """A connection ended. ``silent``: no end of it came, only nothing any more; ``reset``: it wasn't closed."""
 
 
 class Link:
-    """A connection of two processes: in order in each direction, nothing lost as long as both ends are there."""
+    """A connection of two processes, as TCP has it: in order in each direction, as long as both ends are there.
+
+    What is lost is sent again, and what was sent after it waits for it.
+    """
 
     def __init__(self, world: World, a: Process, b: Process) -> None:
         self.world = world
@@ -247,7 +290,10 @@ class Link:
             return  # it is broken, and the sender has yet to hear of it
         side = self.ends.index(sender)
         world = self.world
-        at_s = max(self._free_s[side], world.now_s + world.delay_s())
+        again_s = world.retransmission_s(self._hosts[side], self._hosts[1 - side]) if world.loss else 0.0
+        if again_s > _USER_TIMEOUT_S and world.reports_silence and message is not None:
+            world.after(_USER_TIMEOUT_S, lambda: self._gives_up(side, sender))
+        at_s = max(self._free_s[side], world.now_s + again_s + world.delay_s())
         self._free_s[side] = at_s
         world.at(at_s, lambda: self._arrive(side, message))  # not after a difference, whose rounding swaps messages
 
@@ -267,7 +313,7 @@ class Link:
         """Something on the way ends it for both."""
         for process in list(self.ends):
             if process is not None:
-                self._break(process)
+                self._break(process, reset=True)
 
     def retry(self) -> None:
         """What couldn't get through may now."""
@@ -293,7 +339,13 @@ class Link:
     def _is_held(self, side: int) -> bool:
         """Whether nothing gets through from that side."""
         target = self._hosts[1 - side]
-        return self.world.is_cut(*self._hosts) or (self.world.reports_silence and target.is_frozen)
+        return self.world.blocks(self._hosts[side], target) or (self.world.reports_silence and target.is_frozen)
+
+    def _gives_up(self, side: int, sender: Process) -> None:
+        """The sender's kernel has had no answer for too long."""
+        if self.ends[side] is sender and not sender.host.is_frozen:
+            self.world.tell(f"{sender.name} gets no answer any more on {self.number}")
+            self._break(sender, silent=True)
 
     def _times_out(self, side: int, since_s: float) -> None:
         process = self.ends[side]
@@ -329,10 +381,10 @@ class Link:
         if sender is not None and not self.world.is_cut(*self._hosts):
             self._break(sender)
 
-    def _break(self, process: Process, *, silent: bool = False) -> None:
+    def _break(self, process: Process, *, silent: bool = False, reset: bool = False) -> None:
         side = self.ends.index(process)
         self.ends[side] = None
         process.links.remove(self)
         if self.ends == [None, None] and self in self.world.links:
             self.world.links.remove(self)
-        process.call(lambda: process.link_broke(self, silent=silent))
+        process.call(lambda: process.link_broke(self, silent=silent, reset=reset))

@@ -17,14 +17,17 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Held, Kind
+from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
+from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.search import LONGEST_SKIP_S
 
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
+_SEARCH_S = 4.0
+"""Added to the time for which a new coordinator waits for nodes: some of them stay at one that doesn't lead."""
 
 
 class Coordinator:
@@ -58,6 +61,11 @@ class Coordinator:
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
         self._is_orphan, self._owner_elsewhere = False, -1
+        self._began_s = 0.0
+        """When this coordinator learned of the job's first cycle."""
+        self._rival: Ballot | None = None
+        """Another job of this name, by its first decision."""
+        self._rival_s = 0.0
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
 
@@ -85,7 +93,7 @@ class Coordinator:
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
-                self._gone(node, silent=event.silent)
+                self._gone(node, silent=event.silent, reset=event.reset)
         elif isinstance(event.message, m.Hello):
             self._hello(event.link, event.message)
         elif isinstance(event.message, m.Moved):
@@ -122,18 +130,38 @@ class Coordinator:
 
     def _moved(self, link: int, moved: m.Moved) -> None:
         self._out.append(Drop(link))
-        has_job = self._consensus.leads and self._consensus.decision is not None
-        if not has_job and self._admission.moved(moved, self._clock.now_s):
+        if self._consensus.leads and self._consensus.decision is not None:
+            self._compare(moved, self._consensus.decision)
+        elif self._admission.moved(moved, self._clock.now_s):
             self._consensus.stand_down()
             for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
                 self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
                 self._gone(node, silent=True)
+
+    def _compare(self, moved: m.Moved, decision: Decision) -> None:
+        """Another coordinator leads a job of this name. If it isn't the same one, the younger of the two ends."""
+        cycle, founding = self._cycle, moved.founding
+        if cycle is None or founding in (None, decision.founding) or moved.job != self._admission.job:
+            return
+        speaker = next((node for _, node in sorted(self._consensus.voters().items()) if node.link is not None), None)
+        if speaker is None or speaker.link is None:
+            return
+        now_s, is_news = self._clock.now_s, self._rival != founding
+        if not is_news and now_s < self._rival_s + MOVED_S:
+            return
+        self._rival, self._rival_s = founding, now_s
+        if (moved.number, moved.age_s) > (decision.number, now_s - self._began_s):
+            cycle.asked_to_end(None, lines.rival_is_older(moved.address, moved.number))
+        elif is_news:
+            self._out.append(Send([speaker.link], m.Tell(lines.rival_is_younger(moved.address))))
+        self._out.append(Send([speaker.link], m.Rival(moved.address)))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
         match message:
             case m.Beat():
                 self._out.append(Send([link], message))
             case m.Follow(term, accepted):
+                node.answered(self._clock.now_s)
                 if self._consensus.followed(node, term, accepted):
                     self._bring_up_to_date(node, link)  # first: by a later decision it forgets an earlier one
                     self._consensus.ask_also(node)
@@ -196,10 +224,10 @@ class Coordinator:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
         self._next_cycle.node_lost(self._clock.now_s)
 
-    def _gone(self, node: Node, *, silent: bool) -> None:
+    def _gone(self, node: Node, *, silent: bool, reset: bool = False) -> None:
         assert node.link is not None
         del self._links[node.link]
-        node.disconnected(self._clock.now_s, silent=silent)
+        node.disconnected(self._clock.now_s, silent=silent, reset=reset)
         self._absent[node.instance] = node
         self._consensus.went(node)
         if self._cycle is not None and (place := self._cycle.place_of(node)) is not None:
@@ -226,6 +254,8 @@ class Coordinator:
         decision, rules = self._consensus.decision, self._admission.rules
         assert decision is not None
         assert rules is not None
+        if self._cycle is None:
+            self._began_s = self._clock.now_s
         if decision.kind is Kind.END:
             self._admission.job_ended(self._clock.now_s)
             self._over_s = self._clock.now_s + _LINGER_S
@@ -328,10 +358,14 @@ class Coordinator:
             if not self._consensus.leads:
                 cycle.missing(place, self._clock.now_s)
                 continue
-            silent_s = self._clock.now_s - node.heard_s
-            has_exited = node.has_exited(self._clock.slept_s)
-            cycle.lose(place, lines.LAUNCHER_ENDED if has_exited else lines.silent(silent_s))
+            cycle.lose(place, self._why_gone(node))
             self._next_cycle.node_lost(self._clock.now_s)
+
+    def _why_gone(self, node: Node) -> str:
+        if node.has_exited(self._clock.slept_s):
+            return lines.LAUNCHER_ENDED
+        now_s = self._clock.now_s
+        return lines.reset(now_s - node.gone_s) if node.was_reset else lines.silent(now_s - node.heard_s)
 
     @property
     def _missing_s(self) -> float:
@@ -386,7 +420,8 @@ class Coordinator:
         cycle, rules = self._cycle, self._admission.rules
         if cycle is None or rules is None:
             return
-        cycle.lose_missing(self._missing_s, self._clock.now_s, self._consensus.voters().values())
+        missing_s = max(self._missing_s, lost_s(len(self._nodes)) + _SEARCH_S)
+        cycle.lose_missing(missing_s, self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
@@ -399,7 +434,9 @@ class Coordinator:
                 self._out.append(Send(list(self._links), cycle.verdict))
         if cycle.outcome is not None and cycle.verdict is None:
             left = nodes_left(cycle, self._nodes, self._arrivals)
-            if (verdict := cycle.judge(self._clock.now_s, nodes_left=left)) is not None:
+            has_absent = any(cycle.place_of(node) is not None for node in self._absent.values())
+            verdict = cycle.judge(self._clock.now_s, nodes_left=left, has_absent=has_absent)
+            if verdict is not None:
                 self._out += [Judged(verdict), Send(list(self._links), verdict)]
                 self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:

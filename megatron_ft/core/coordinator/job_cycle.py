@@ -103,7 +103,9 @@ class JobCycle:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
             if report.state in _GONE and seat.state not in _GONE and not is_listed:
                 self._losses.append((place, report))
-            if self.verdict is None and not report.follows and report.state is not NodeState.SUCCEEDED:
+            # a verdict of an earlier coordinator may come before the report that says how far the node had got
+            is_wanted = self.verdict is None or (self.verdict.node == place and report.reached is not None)
+            if is_wanted and not report.follows and report.state is not NodeState.SUCCEEDED:
                 seat.change(report)  # its report took longer than those of the nodes that failed because of it
             return
         before = seat.state
@@ -308,8 +310,11 @@ class JobCycle:
         text = finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text)
 
-    def judge(self, now_s: float, *, nodes_left: int) -> Verdict | None:
-        """The verdict, once it is known; None before, and when it was returned already."""
+    def judge(self, now_s: float, *, nodes_left: int, has_absent: bool = False) -> Verdict | None:
+        """Return the verdict, once it is known; None before, and when it was returned already.
+
+        ``has_absent``: the connection of one of its nodes has just ended, and may yet turn out to be the cause.
+        """
         if self.outcome is None or self.verdict is not None:
             return None
         if self.outcome is Outcome.FAILED and self.decided_by is None:
@@ -319,7 +324,7 @@ class JobCycle:
         if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.follows:
             place = first_failure(self.seats, self.decided_by)
             is_known = place not in (None, self.decided_by) and self.seats[place].state is not NodeState.EXCLUDED
-            if not is_known and (self._missing or now_s < self._ended_s + _CAUSE_S):
+            if not is_known and (self._missing or has_absent or now_s < self._ended_s + _CAUSE_S):
                 self._wake(self._ended_s + _CAUSE_S)
                 return None  # a missing node may be the cause
         self.verdict = self._judge(nodes_left)
@@ -341,12 +346,14 @@ class JobCycle:
     @property
     def advance(self) -> Advance:
         """How far the job has got, this cycle included."""
-        before = self.decision.advance
-        if self.outcome is not Outcome.FAILED or self.decided_by is None:
+        before, decided_by = self.decision.advance, self.decided_by
+        if decided_by is None and self.verdict is not None:  # by the coordinator before this one
+            decided_by = self.verdict.node
+        if self.outcome is not Outcome.FAILED or decided_by is None:
             return before
-        place = first_failure(self.seats, self.decided_by) if self.diagnosis is None else None
+        place = first_failure(self.seats, decided_by) if self.diagnosis is None else None
         told = None if place is None else self.seats[place].report.reached
-        return before.after(self._reached or told or self.seats[self.decided_by].report.reached)
+        return before.after(self._reached or told or self.seats[decided_by].report.reached)
 
     @property
     def restarts_used(self) -> int:

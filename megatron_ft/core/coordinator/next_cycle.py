@@ -181,7 +181,10 @@ class NextCycle:
         if not rules.launchers:
             return ""
         gone = [node for instance, node in self._known.items() if instance not in self._nodes]
-        names, until_s = [node.name for node in gone], [node.gone_s + _MAY_BE_BACK_S for node in gone if node.silent]
+        names, until_s = (
+            [node.name for node in gone],
+            [node.gone_s + _MAY_BE_BACK_S for node in gone if node.silent or node.may_return],
+        )
         left = rules.launchers - len(gone)
         if self._took_over_s is not None:
             unmet = max(0, rules.launchers - len(self._known))

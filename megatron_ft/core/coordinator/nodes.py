@@ -11,7 +11,8 @@ from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.restart_policy import Advance
 
 GRACE_S = 0.3
-"""A launcher whose connection has ended is dead, or back within this time."""
+"""A launcher whose connection has ended is dead, or back within this time and two round trips."""
+_LONGEST_ROUND_TRIP_S = 1.0
 _MOST_NAMES = 100
 _CANDIDATES = 8
 
@@ -31,6 +32,11 @@ class Node:
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
+    was_reset: bool = False
+    may_return: bool = False
+    """Its connection has ended, but probably not because its process has."""
+    round_trip_s: float = 0.0
+    """Between the coordinator and this launcher; 0 if it wasn't measured."""
     follows: bool = False
     phase: NodePhase = NodePhase.BUSY
     before: Advance = Advance()  # noqa: RUF009 - frozen
@@ -46,6 +52,7 @@ class Node:
     votes: bool = False
     found_silent: Beside | None = None
     """As it says in its `Hello`."""
+    _asked_s: float | None = None
 
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:
@@ -68,13 +75,33 @@ class Node:
         self.found_silent = hello.found_silent
         self.memory, self.standing, self.phase = hello.memory, hello.standing, hello.standing.phase
 
-    def disconnected(self, now_s: float, *, silent: bool) -> None:
-        """Its connection has ended; ``silent``: for another reason than the end of its process."""
+    def disconnected(self, now_s: float, *, silent: bool, reset: bool = False) -> None:
+        """Its connection has ended; ``silent``: for another reason than the end of its process.
+
+        ``reset``: something on the way may have ended it. A launcher that didn't follow yet may have ended it itself,
+        because the answer took too long, and be trying other addresses now.
+        """
         self.link, self.silent, self.gone_s = None, silent, now_s
+        self.was_reset, self.may_return = reset, reset or not self.follows
 
     def ended(self, now_s: float) -> None:
         """Its process is known to have ended: it doesn't come back."""
-        self.gone_s = now_s - GRACE_S
+        self.gone_s, self.may_return = now_s - self._grace_s, False
+
+    def asked(self, now_s: float) -> None:
+        """It is asked to follow the coordinator."""
+        self._asked_s = now_s
+
+    def answered(self, now_s: float) -> None:
+        """It has answered that."""
+        if self._asked_s is not None:
+            self.round_trip_s = min(_LONGEST_ROUND_TRIP_S, now_s - self._asked_s)
+            self._asked_s = None
+
+    @property
+    def _grace_s(self) -> float:
+        # one round trip opens a connection, half of one brings what is said there
+        return GRACE_S + 2 * self.round_trip_s
 
     def heard(self, now_s: float) -> None:
         """A message of it has come."""
@@ -116,7 +143,7 @@ class Node:
         """When it counts as lost, if its connection has ended and it isn't back by then."""
         if self.silent:
             return self.gone_s
-        return self.gone_s + (GRACE_S if self.has_exited(slept_s) else silence_s)
+        return self.gone_s + (self._grace_s if self.has_exited(slept_s) else silence_s)
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.
@@ -124,7 +151,7 @@ class Node:
         If the coordinator itself has just taken over or been paused (until ``slept_s``), the launcher may have waited
         for an answer in vain, and be trying other addresses now.
         """
-        return not self.silent and self.gone_s > slept_s + GRACE_S
+        return not self.silent and not self.may_return and self.gone_s > slept_s + GRACE_S
 
     def held(self, decision: Decision) -> Held | None:
         """That decision as this node has accepted or learned it; None if it hasn't."""

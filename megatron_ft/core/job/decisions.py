@@ -43,6 +43,7 @@ class Decision:
         restarts: used by the job before this cycle began.
         code: for the end: the launchers' exit code, with the reason in ``text``.
         began: the value of the decision that began the cycle, if it isn't this one. (Several may have been proposed.)
+        founded: the value of the job's first decision, if it isn't this one: it tells two jobs of one name apart.
         back: names of nodes that were lost once, and are ready for this cycle.
         names: of the hosts in the cycle, by place, for a coordinator that takes over; empty in a job of many nodes.
         voters: the launchers (instances) that vote on the next decision, each at the index that is its place, for a
@@ -61,6 +62,7 @@ class Decision:
     code: int = 0
     text: str = ""
     began: Ballot | None = None
+    founded: Ballot | None = None
     back: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     voters: tuple[str, ...] = ()
@@ -69,6 +71,11 @@ class Decision:
     def origin(self) -> Ballot:
         """The value of the decision that began the cycle."""
         return self.began or self.value
+
+    @property
+    def founding(self) -> Ballot:
+        """Value of the job's first decision."""
+        return self.founded or self.value
 
     def is_made_by(self, instances: Collection[str]) -> bool:
         """Whether these launchers could make what comes next, as far as its voters are named."""

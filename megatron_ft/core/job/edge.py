@@ -33,10 +33,11 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A connection ended. ``silent``: no end of it came, only nothing any more."""
+    """A connection ended. ``silent``: no end of it came, only nothing any more; ``reset``: nobody has closed it."""
 
     link: int
     silent: bool = False
+    reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,21 @@ def without(cycle: int) -> str:
     return f"cycle {cycle} runs without it"
 
 
+def reset(seconds: float) -> str:
+    """Say why a node is lost whose connection was reset: its launcher may have exited, or not."""
+    return f"its connection was reset, and its launcher hasn't connected again for {seconds:.1f} s"
+
+
+def rival_is_older(address: str, number: int) -> str:
+    """Say why a job ends: another one of its name is older."""
+    return f"the same job has been training at {address} for longer ({number + 1} decisions): this part of it ends"
+
+
+def rival_is_younger(address: str) -> str:
+    """Say that another job of this name trains, which is told to end."""
+    return f"the same job is training at {address}, too, since the network was split: that part of it is told to end"
+
+
 def silent(seconds: float) -> str:
     """Why a node is lost."""
     return f"no message from its launcher for {seconds:.1f} s"

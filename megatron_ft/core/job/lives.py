@@ -39,6 +39,15 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeEnd:
+    """How one launcher left a job whose end it never learned: the other nodes may have gone on."""
+
+    node: str
+    exit_code: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Life:
     """From a start of the job's launchers to their end.
 
@@ -51,6 +60,8 @@ class Life:
         exit_code: of the launchers; None while it runs, and where no launcher could write it.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
+        decided: all nodes have agreed on this end. It is final.
+        left: launchers that never learned the end.
         trained: some cycle, of this life or of an earlier one with the same command, was through its start (an
             iteration, a section, an exit with 0), or may have been. Known when the cycle has ended.
     """
@@ -71,6 +82,8 @@ class Life:
     stalled: int = 0
     trained: bool = False
     faults: tuple[Fault, ...] = ()
+    decided: bool = False
+    left: tuple[NodeEnd, ...] = ()
 
     @property
     def advance(self) -> Advance:
@@ -139,7 +152,9 @@ class Lives:
     def begun(self, life: Life) -> Lives:
         """The lives with another one begun. One before that has recorded no end was killed."""
         lives = [
-            replace(each, outcome=Ending.LOST, cause=_NO_END_RECORDED) if each.outcome is Ending.RUNNING else each
+            replace(each, outcome=Ending.LOST, cause=each.left[-1].cause if each.left else _NO_END_RECORDED)
+            if each.outcome is Ending.RUNNING
+            else each
             for each in self.lives
         ]
         number = lives[-1].life + 1 if lives else 1
@@ -151,14 +166,32 @@ class Lives:
         if last is None or last.job != life.job:
             return self.begun(life)
         faults = _merged(last.faults, life.faults)
-        more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults)
+        more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults, left=last.left)
         return Lives(lives=(*self.lives[:-1], more))
 
     def ended(self, life: Life, *, is_first: bool) -> Lives:
-        """The lives with the end of the last one. Of several launchers only the first one's replaces another."""
+        """Return the lives with the end of the last one.
+
+        A decided end is final, and replaces one that isn't. Of launchers that don't know whether it was decided, only
+        the first one replaces what another has written.
+        """
         last = self.last
         is_told = last is not None and last.job == life.job and last.outcome is not Ending.RUNNING
-        return self if is_told and not is_first else self.updated(life)
+        if last is not None and is_told and (last.decided or not (life.decided or is_first)):
+            return self
+        return self.updated(life)
+
+    def left(self, job: str, end: NodeEnd) -> Lives:
+        """Return the lives with the end of one launcher, which says nothing of the job.
+
+        Its machine is in order, even if the other nodes have lost it.
+        """
+        last = self.last
+        if last is None or last.job != job:
+            return self
+        others = [each for each in last.left if each.node != end.node]
+        life = replace(last, left=(*others, end)[-_MOST_FAULTS:], faults=back_again(last.faults, [end.node]))
+        return Lives(lives=(*self.lives[:-1], life))
 
 
 def _merged(*told: Iterable[Fault]) -> tuple[Fault, ...]:

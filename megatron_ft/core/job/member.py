@@ -55,7 +55,7 @@ class Member:
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
         self._announce_s: float | None = None
-        self._heard_s = self._beat_s = self._unled_s = 0.0
+        self._heard_s = self._beat_s = self._unled_s = self._joined_s = 0.0
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
         self._is_over = False
@@ -140,7 +140,7 @@ class Member:
         self._clock.set(now_s)
         was_led, was_open, self._is_open = self.is_led, self._is_open, False
         if was_led:
-            self._search.begin_again()
+            self._search.begin_again(is_home_there=not silent)
         if silent:
             self._note_silence(was_led)
         elif was_open and not was_led:
@@ -184,7 +184,12 @@ class Member:
         first, own = self.identity.endpoints[0], self.identity.address
         self._announce_s = None if self.led_at == first else self._clock.now_s + MOVED_S
         if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
-            self._out.append(edge.Announce(first, m.Moved(self.identity.job, self.led_at)))
+            self._out.append(edge.Announce(first, self._moved()))
+
+    def _moved(self) -> m.Moved:
+        decided = self.memory.decided
+        founding, number = (None, -1) if decided is None else (decided.decision.founding, decided.decision.number)
+        return m.Moved(self.identity.job, self.led_at, founding, number, self._clock.now_s - self._joined_s)
 
     def _look_whether_cut_off(self) -> None:
         unled_s = self._clock.now_s - self._unled_s
@@ -250,6 +255,8 @@ class Member:
                 self._committed(message)
             case m.Elsewhere(address):
                 self._seek(at_once=self._search.sent_to(address, self._clock.now_s))
+            case m.Rival(address):
+                self._out.append(edge.Announce(address, self._moved()))
             case m.Stay() if self._leaving is not None:
                 self._stay()
             case m.Dismiss(m.REFUSED, text) if (
@@ -345,6 +352,8 @@ class Member:
         self._led_by = commit.beside
         if decision.number <= self.memory.number:
             return
+        if self.memory.decided is None:
+            self._joined_s = self._clock.now_s
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = self.memory.learn(held)
         if decision.kind is Kind.END:

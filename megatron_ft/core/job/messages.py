@@ -43,6 +43,7 @@ __all__ = [
     "Ready",
     "Regroup",
     "Report",
+    "Rival",
     "Reviewed",
     "Rules",
     "Said",
@@ -264,10 +265,20 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Alone on a connection, every few seconds, to the first endpoint: that job is coordinated at ``address``."""
+    """Alone on a connection, every few seconds, to the first endpoint: that job is coordinated at ``address``.
+
+    After a network was split two jobs of one name may train, each with decisions of its own.
+
+    Args:
+        founding: the value of its first decision; number: of its last one.
+        age_s: so long ago the launcher that says so heard of the job's first decision.
+    """
 
     job: str
     address: str
+    founding: Ballot | None = None
+    number: int = -1
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +375,13 @@ class Elsewhere:
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another job of this name trains, and is coordinated at ``address``: say there with ``Moved`` what this one is."""
+
+    address: str
+
+
 REFUSED = 2
 """The code of a launcher that this job doesn't take: another job's, or one with other options."""
 
@@ -398,6 +416,6 @@ Said = (
 )
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
-FromJob = Lead | Wait | Propose | Commit | Elsewhere | Stay | Dismiss | Beat
+FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

@@ -41,6 +41,10 @@ class Search:
         """When each address was tried last."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
+        self._believed: set[str] = set()
+        """Addresses that were tried again after they hadn't answered, because a coordinator was said to be there."""
+        self._is_home_there = False
+        """The host at ``home`` has ended the last connection itself."""
         self._told_here: str | None = None
         """Where another coordinator is, as the one at ``address`` has said last; None if it has said nothing yet."""
 
@@ -76,7 +80,10 @@ class Search:
         return listed(told, most=_MOST_TOLD, joint="; ") or "still connecting"
 
     def found_silent(self, now_s: float) -> None:
-        """The address that was tried doesn't answer: skip it for a while."""
+        """The address that was tried doesn't answer: skip it for a while, or try it once more if its host was there."""
+        if self._is_home_there and self.address == self.home:
+            self._is_home_there, self._queue = False, []
+            return
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
         self._silent[self.address] = now_s + _SKIPS_S[min(times, len(_SKIPS_S)) - 1], times
         if self.address != self.home:
@@ -84,7 +91,8 @@ class Search:
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""
-        self.home, self._queue = self.address, []
+        self.home, self._queue, self._is_home_there = self.address, [], False
+        self._believed.clear()
         self._silent.pop(self.address, None)
 
     def broke_off(self) -> None:
@@ -93,9 +101,12 @@ class Search:
             self._broke_off.add(self.address)
             self._queue.insert(0, self.address)
 
-    def begin_again(self) -> None:
-        """With the first one: the coordinator may be replaced already, at the same address."""
-        self._queue = []
+    def begin_again(self, *, is_home_there: bool = False) -> None:
+        """With the first one: the coordinator may be replaced already, at the same address.
+
+        ``is_home_there``: that host has just ended the connection. If it doesn't answer at once, packets were lost.
+        """
+        self._queue, self._is_home_there = [], is_home_there
 
     def sent_to(self, address: str, now_s: float) -> bool:
         """The job is coordinated there, as a coordinator says; False if nothing has answered there lately."""
@@ -113,7 +124,7 @@ class Search:
         before, self._told_here = self._told_here, address
         is_old = before in (None, address)
         is_known = is_old and now_s < self._tried_s.get(address, -_KNOWN_S) + _KNOWN_S
-        if is_known or address in ("", self.address) or not self._is_worth(address, now_s):
+        if is_known or address in ("", self.address) or not self._is_believed(address, now_s):
             return False
         self._addresses = tuple(dict.fromkeys((*self._addresses, self.home, address)))
         self.home = address
@@ -132,6 +143,16 @@ class Search:
 
     def _worth_trying(self, now_s: float) -> list[str]:
         return [each for each in self._queue if self._is_worth(each, now_s)]
+
+    def _is_believed(self, address: str, now_s: float) -> bool:
+        """Return True if that address is to be tried because of what was said: once more, even if it didn't answer."""
+        if self._is_worth(address, now_s):
+            return True
+        if address in self._believed:
+            return False
+        self._believed.add(address)
+        self._silent[address] = 0.0, self._silent[address][1]
+        return True
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s

@@ -7,8 +7,11 @@ from unittest import mock
 
 import pytest
 
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind
+from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.lives import Ending, Lives
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.restart_policy import Action, Advance, Outcome
 from megatron_ft.launcher.outcome import End, ResultFile
 
 
@@ -32,3 +35,52 @@ def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
     result.ended(end, decided=None, iteration=iteration)
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert life.trained is trained
+
+
+VERDICT = Verdict(
+    cycle=0,
+    outcome=Outcome.FAILED,
+    text="its launcher exited",
+    action=Action.RESTART,
+    restarts_left=1,
+    kind=CauseKind.MEMBERSHIP,
+    node=1,
+    name="node1",
+    nodes=2,
+)
+
+
+def a_result(directory: Path, *, place: int = 0) -> ResultFile:
+    log = mock.Mock()
+    log.do.side_effect = lambda write: write()
+    result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=Advance())
+    result.begun(Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    return result
+
+
+def test_a_loss_that_a_successor_tells_again_counts_once() -> None:
+    result = ResultFile(mock.Mock(), None, job="j", command=["t.py"], is_first=True, before=Advance())
+    result.begun(Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 2, 2, 0), 0, votes=True))
+    result.concluded(VERDICT)
+    result.concluded(VERDICT)
+    assert result.bad_nodes() == {"node1": "its launcher exited"}
+    result.begun(Held(Decision(1, (1, "d", 1), Kind.CYCLE, 1, 2, 2, 0, back=("node1",)), 0, votes=True))
+    assert result.bad_nodes() == {}
+
+
+def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_path: Path) -> None:
+    cut_off, other = a_result(tmp_path), a_result(tmp_path, place=1)
+    cut_off.concluded(VERDICT)
+    end = Decision(1, (1, "c", 0), Kind.END, 0, 2, 2, 0)
+    other.ended(End(0, Ending.FINISHED), decided=end, iteration=9)
+    cut_off.ended(End(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
+    (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
+    assert (life.outcome, life.decided, life.iteration) == (Ending.FINISHED, True, 9)
+    assert [(each.exit_code, each.cause) for each in life.left] == [(94, "no coordinator reachable")]
+    assert cut_off.bad_nodes() == {}
+
+
+def test_a_launcher_that_lost_the_others_does_not_end_a_job_that_runs(tmp_path: Path) -> None:
+    a_result(tmp_path).ended(End(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
+    (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
+    assert life.outcome is Ending.RUNNING

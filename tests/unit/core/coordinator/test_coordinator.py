@@ -134,13 +134,13 @@ def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> N
     for link, name in enumerate("ab"):
         machine.handle(edge.Heard(link, hello(name, link, knows=True)), 0.0)
     answers(machine, machine.settle(0.0))
-    for tenth in range(1, 62):
+    for tenth in range(1, 102):
         for link in range(2):
             machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
         machine.settle(tenth / 10)
-    machine.handle(edge.Heard(5, hello("c", 2, knows=False)), 6.1)
-    machine.settle(6.1)
-    told = machine.handle(edge.Heard(5, m.Follow((1, "c"), Accepted((0, "old", 1), Held(last, 2, True)))), 6.1)
+    machine.handle(edge.Heard(5, hello("c", 2, knows=False)), 10.1)
+    machine.settle(10.1)
+    told = machine.handle(edge.Heard(5, m.Follow((1, "c"), Accepted((0, "old", 1), Held(last, 2, True)))), 10.1)
     assert links(told, m.Commit) == [5]
     (end,) = [effect.message for effect in told if isinstance(effect, edge.Send) and isinstance(effect.message, m.End)]
     assert (end.cycle, end.lost) == (0, True)
@@ -310,7 +310,7 @@ def test_a_node_that_connects_while_a_decision_is_made_without_it_keeps_its_plac
     assert (begun.held.place, begun.held.decision.kind) == (4, Kind.ROLL)
 
 
-@pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 5.5), (0, 5.5)])
+@pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 9.5), (0, 9.5)])
 def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost_at_once(
     told: int, lost_s: float
 ) -> None:
@@ -320,7 +320,7 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
         machine.handle(edge.Heard(link, hello), 0.0)
     effects = answers(machine, machine.settle(0.0))
     judged: list[tuple[float, str, str]] = []
-    for tenth in range(70):
+    for tenth in range(110):
         for link in range(1, 5):
             machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
@@ -328,7 +328,7 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
             (tenth / 10, each.verdict.name, each.verdict.text) for each in effects if isinstance(each, edge.Judged)
         ]
         effects = []
-    assert judged == [(lost_s, "", lines.silent(5.5)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
+    assert judged == [(lost_s, "", lines.silent(9.5)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -398,12 +398,12 @@ def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_me
         hello = m.Hello("job", job.rules, f"i{place}", 2, made.names[place], memory=memory, standing=standing)
         machine.handle(edge.Heard(place, hello), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    for tenth in range(1, 70):
+    for tenth in range(1, 110):
         for place in range(2):
             machine.handle(edge.Heard(place, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
     (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-    assert (verdict.node, verdict.name, verdict.text) == (2, "c", lines.silent(5.5))
+    assert (verdict.node, verdict.name, verdict.text) == (2, "c", lines.silent(9.5))
 
 
 @pytest.mark.parametrize(("nodes", "told"), [(100, 100), (101, 0)])

@@ -13,7 +13,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.learning import CycleLearning, _OpenSurvey
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Survey
 from tests.simulation.learning import Learning
-from tests.simulation.plan import Fault, Plan, plan_of
+from tests.simulation.plan import Fault, Plan, plain_plan_of
 from tests.simulation.simulate import simulate
 
 _SECTIONS = 4
@@ -23,7 +23,7 @@ _SAVE_EVERY_S = 300.0
 def hanging(seed: int) -> Plan:
     """A job that learns, and one of whose ranks is ended by a learned timeout."""
     chance = random.Random(seed)
-    plan = plan_of(seed)
+    plan = plain_plan_of(seed)
     rules = replace(plan.rules, max_restarts=10, min_healthy=False)
     hang = Fault(at_s=chance.uniform(1.5, 6.0), kind="rank_hangs", which=chance.randrange(1 << 20), seconds=1.0)
     faults = tuple(sorted((*plan.faults, hang), key=lambda fault: fault.at_s))
@@ -84,12 +84,12 @@ def test_result_of_another_cycles_intervals_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_job_without_milestones_sends_no_message_of_learning() -> None:
-    runs = [simulate(replace(plan_of(seed), learns=False)) for seed in range(5)]
+    runs = [simulate(replace(plain_plan_of(seed), learns=False)) for seed in range(5)]
     assert [run.job.learning.messages for run in runs] == [0] * 5
 
 
 def test_bytes_per_section_and_rank_and_at_the_coordinator_of_ten_thousand_nodes() -> None:
-    plan = plan_of(3, nodes=500, faults=0)
+    plan = plain_plan_of(3, nodes=500, faults=0)
     rules = replace(plan.rules, min_nodes=500, max_nodes=500)
     run = simulate(replace(plan, learns=True, spares=0, rules=rules, work_s=2.0))
     assert run.broken == []

@@ -69,10 +69,10 @@ def proposed(sent: Sequence[edge.Send], kind: Kind) -> dict[int, m.Propose]:
 def test_where_no_launcher_is_started_again_one_that_never_came_to_the_next_coordinator_is_not_waited_for() -> None:
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3, launchers=5)
     machine, _ = taken_over([hello(place, rules) for place in (0, 1, 2, 4)])
-    assert links(until(machine, 6.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
+    assert links(until(machine, 10.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
     for link in range(4):
-        machine.handle(edge.Heard(link, m.Ready()), 6.0)
-    assert not proposed(until(machine, 69.0, alive=range(4), from_s=6.0), Kind.END)  # it may yet be back
+        machine.handle(edge.Heard(link, m.Ready()), 10.0)
+    assert not proposed(until(machine, 69.0, alive=range(4), from_s=10.0), Kind.END)  # it may yet be back
     ends = proposed(until(machine, 71.0, alive=range(4), from_s=69.0), Kind.END)
     (end,) = {each.decision for each in ends.values()}
     assert (end.kind, end.code) == (Kind.END, 94)
@@ -85,10 +85,10 @@ def test_the_launcher_on_the_host_of_a_lost_node_has_its_place_with_the_next_coo
     for link, host in ((8, "h2"), (9, "h1")):
         machine.handle(edge.Heard(link, hello(None, rules, host)), 0.5)
     here = (0, 1, 2, 8, 9)
-    until(machine, 6.0, alive=here, from_s=0.5)
+    until(machine, 10.0, alive=here, from_s=0.5)
     for link in range(3):
-        machine.handle(edge.Heard(link, m.Ready()), 6.0)
-    asked = proposed(until(machine, 8.0, alive=here, from_s=6.0), Kind.CYCLE)
+        machine.handle(edge.Heard(link, m.Ready()), 10.0)
+    asked = proposed(until(machine, 12.0, alive=here, from_s=10.0), Kind.CYCLE)
     assert {link: each.place for link, each in asked.items()} == {0: 0, 9: 1, 8: 2, 1: 3, 2: 4}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
-from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, Outcome, Reached, furthest
 
@@ -78,6 +78,27 @@ def test_only_the_first_launcher_replaces_what_was_told_of_the_end() -> None:
     assert lives.lives[-1].outcome is Ending.FAILED
     assert lives.ended(stopped, is_first=False) is lives
     assert lives.ended(stopped, is_first=True).lives[-1].outcome is Ending.STOPPED
+
+
+def test_a_decided_end_replaces_one_that_is_not_and_is_final() -> None:
+    lost = replace(LIFE, outcome=Ending.LOST, exit_code=94)
+    finished = replace(LIFE, outcome=Ending.FINISHED, exit_code=0, decided=True)
+    lives = Lives().begun(LIFE).ended(lost, is_first=True).ended(finished, is_first=False)
+    assert lives.lives[-1].outcome is Ending.FINISHED
+    assert lives.ended(lost, is_first=True) is lives
+    assert lives.ended(replace(finished, outcome=Ending.FAILED), is_first=True) is lives
+
+
+def test_a_launcher_that_never_learned_the_end_says_only_how_its_own_node_left() -> None:
+    fault = replace(a_fault("a", 0), kind=FaultKind.LOST)
+    lives = Lives().begun(replace(LIFE, faults=(fault,)))
+    assert lives.bad_nodes()
+    left = lives.left(LIFE.job, NodeEnd(node="a", exit_code=94, cause="no coordinator reachable"))
+    assert left.lives[-1].outcome is Ending.RUNNING
+    assert left.bad_nodes() == {}
+    ended = left.ended(replace(LIFE, outcome=Ending.FINISHED, decided=True, faults=(fault,)), is_first=True)
+    assert [(each.node, each.exit_code) for each in ended.lives[-1].left] == [("a", 94)]
+    assert left.begun(LIFE).lives[0].cause == "no coordinator reachable"
 
 
 def test_the_end_of_another_job_is_a_life_of_its_own() -> None:

@@ -78,8 +78,14 @@ def test_older_news_of_an_address_that_was_tried_is_no_reason_to_try_it_again_bu
     assert asked(machine.tick(2.3)) == ["third:1"]
 
 
-def test_nothing_is_tried_that_was_just_silent_or_is_where_it_is() -> None:
-    for address in ("first:1", "third:1", ""):
+def test_an_address_that_did_not_answer_is_tried_once_more_if_a_coordinator_is_said_to_be_there() -> None:
+    machine = waiting("third:1", m.Wait(1, 4, soon=False))
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere="first:1"), 1.6)
+    assert asked(machine.tick(1.7)) == ["first:1"]
+
+
+def test_nothing_is_tried_where_it_is() -> None:
+    for address in ("third:1", ""):
         machine = waiting("third:1", m.Wait(1, 4, soon=False))
         machine.heard(m.Wait(1, 4, soon=False, elsewhere=address), 1.6)
         assert asked(machine.tick(1.7)) == [], address

@@ -1,0 +1,134 @@
+"""What the rules of a job say of its cycles: how many nodes take part, why a cycle ends, and what ends the job."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind
+from megatron_ft.core.job.restart_policy import Outcome
+from tests.simulation.history import cut_off, cycles, members
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
+    from tests.simulation.plan import Plan
+
+__all__ = ["ends_for_a_reason", "has_its_size", "meets_at_its_store", "notices_no_progress", "shuts_down"]
+
+_IN_FLIGHT_S = 2.0
+"""A cycle may begin for so long after the end of the job was asked for: its nodes are being asked."""
+
+
+def has_its_size(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require MIN to MAX nodes in each cycle."""
+    for cycle in cycles(job):
+        if not plan.rules.min_nodes <= cycle.decision.world <= plan.rules.max_nodes:
+            yield f"cycle {cycle.decision.cycle} has {cycle.decision.world} nodes"
+        if len(set(filter(None, cycle.members))) != len([*filter(None, cycle.members)]):
+            yield f"a node has two places in cycle {cycle.decision.cycle}"
+
+
+def meets_at_its_store(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that the ranks of a cycle meet at the store that was opened for this very cycle, if they start.
+
+    Where a decision is made that another coordinator had proposed, the launcher that knows its store may be lost: the
+    cycle ends at once then.
+    """
+    untold = {made.decision.origin for made in job.made if made.by != made.decision.value[1]}
+    for trained in job.trained:
+        held = trained.held
+        if held is None or (not held.store and held.decision.origin in untold):
+            continue
+        if job.stores.get(held.store) != held.decision.origin:
+            yield f"{trained.launcher.name} starts ranks of cycle {trained.cycle} with the store {held.store!r}"
+
+
+def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require a reason for each end of a cycle that isn't a failure."""
+    begun = {made.decision.cycle: made for made in cycles(job)}
+    for judged in job.verdicts:
+        cycle = begun.get(judged.verdict.cycle)
+        if cycle is None:
+            continue
+        match judged.verdict.outcome:
+            case Outcome.MEMBERSHIP if not _may_change(plan, job, cycle, judged):
+                yield f"cycle {judged.verdict.cycle} ended for other nodes: {judged.verdict.text}"
+            case Outcome.STOPPED if not _asked(job, judged.at_s):
+                yield f"cycle {judged.verdict.cycle} was stopped, and no rank had asked for that"
+            case Outcome.SUCCEEDED if still := _still_running(plan, job, cycle, judged):
+                yield f"cycle {judged.verdict.cycle} has succeeded, and {still} trains"
+
+
+def _may_change(plan: Plan, job: Job, cycle: Made, judged: Judged) -> bool:
+    """Return True if a node of the cycle had been excluded, or one may join at once."""
+    launchers = [launcher for launcher in members(job, cycle) if launcher is not None]
+    if any(h.fault.kind == "node_excluded" and h.from_s <= judged.at_s for each in launchers for h in each.hurts):
+        return True
+    if len(launchers) < cycle.decision.world:
+        return True
+    others = [each for each in job.launchers if each not in launchers and each.started_s <= judged.at_s]
+    waits = any(each.ended_s is None or each.ended_s >= cycle.at_s for each in others)
+    is_full = cycle.decision.world >= plan.rules.max_nodes and not any(each.hurts for each in launchers)
+    return plan.rules.at_once and not is_full and (waits or any(each.hurts for each in launchers))
+
+
+def _asked(job: Job, until_s: float) -> list[tuple[Launcher, Hurt]]:
+    asked = [(each, hurt) for each in job.launchers for hurt in each.hurts if hurt.fault.kind == "shutdown_asked"]
+    return [(each, hurt) for each, hurt in asked if hurt.from_s <= until_s]
+
+
+def _still_running(plan: Plan, job: Job, cycle: Made, judged: Judged) -> str:
+    if plan.rules.min_healthy:
+        return ""
+    ran = [each for each in job.trained if each.cycle == cycle.decision.cycle]
+    still = [each.launcher.name for each in ran if each.to_s is None or each.to_s > judged.at_s]
+    return ", ".join(still)
+
+
+def shuts_down(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that no cycle begins after a rank has asked for the end of the job, if its launcher is there to say so.
+
+    Nor does the one in which it has asked succeed: its node says that it has finished later than what it has asked for.
+    """
+    yield from sorted({f"{each}, and had been asked for the end of the job" for each in job.heedless})
+    for launcher, asked in _asked(job, job.world.now_s):
+        for judged in job.verdicts:
+            is_success = judged.verdict.cycle == asked.cycle and judged.verdict.outcome is Outcome.SUCCEEDED
+            if is_success and not plan.rules.min_healthy and not _is_hurt(job, trouble, launcher, asked, judged.at_s):
+                yield f"cycle {asked.cycle} succeeds, and {launcher.name} has asked for the end of the job"
+        for made in cycles(job):
+            if made.decision.cycle <= (asked.cycle or 0) or launcher.instance not in made.members:
+                continue
+            was_hurt = _is_hurt(job, trouble, launcher, asked, made.at_s, made.by)
+            if made.at_s > asked.from_s + _IN_FLIGHT_S and not was_hurt:
+                yield f"cycle {made.decision.cycle} begins after {launcher.name} has asked for the end of the job"
+
+
+def _is_hurt(job: Job, trouble: Any, launcher: Launcher, asked: Hurt, until_s: float, *by: str) -> bool:
+    """Return True if something else hit a launcher after a rank of it had asked for the end of the job."""
+    others = [each for each in launcher.hurts if each.fault.kind != "shutdown_asked"]
+    was_hurt = any(each.from_s <= until_s and each.until_s >= asked.from_s - 2.0 for each in others)
+    return was_hurt or bool(cut_off(job, trouble, launcher, asked.from_s - 2.0, until_s, by))
+
+
+def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that failed cycles which get no further are counted, by all coordinators together, and end the job."""
+    for before, after in itertools.pairwise(cycles(job)):
+        was, now = before.decision.advance, after.decision.advance
+        if 0 < plan.rules.max_stalled <= now.stalled:
+            yield f"cycle {after.decision.cycle} begins after {now.stalled} cycles without progress"
+        if plan.makes_progress or plan.learns:
+            continue
+        if now.stalled < was.stalled:
+            yield f"cycle {after.decision.cycle} has forgotten {was.stalled - now.stalled} cycles without progress"
+        if was.last >= 0 and now.stalled == was.stalled and _is_known_to_stall(job, before):
+            yield f"cycle {before.decision.cycle} made no progress, and isn't counted"
+
+
+def _is_known_to_stall(job: Job, cycle: Made) -> bool:
+    """Return True if it failed at a rank: its node has said how far it had got."""
+    told = [judged.verdict for judged in job.verdicts if judged.verdict.cycle == cycle.decision.cycle]
+    return bool(told) and all(
+        verdict.outcome is Outcome.FAILED and verdict.kind is CauseKind.SIGNAL for verdict in told
+    )
