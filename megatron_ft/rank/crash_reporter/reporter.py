@@ -38,7 +38,7 @@ from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
-from megatron_ft.rank.crash_reporter.flight_recorder import collectives
+from megatron_ft.rank.crash_reporter.flight_recorder import collectives, own_rank
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -230,7 +230,9 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
                 return
             question = unpack(Question, json.loads(asked))
             places = main_places(min(question.samples, _MAX_SAMPLES))
-            answer = Answer(id=question.id, collectives=collectives(), stack=main_stack(), places=places)
+            answer = Answer(
+                id=question.id, collectives=collectives(), stack=main_stack(), places=places, own_rank=own_rank()
+            )
             reply = json.dumps(answer.packed()).encode()
             if len(reply) > _MAX_ANSWER_BYTES:
                 too_long = NoCollectives(f"{len(reply)} bytes are too many")
