@@ -29,7 +29,7 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry, is_peer_loss
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
@@ -175,10 +175,22 @@ def _write(
     if not stack.is_ours:
         return
     with contextlib.suppress(OSError, ValueError):
-        line = " ".join(type_and_message(kind, error).split())
+        line = " ".join((type_and_message(kind, error)[: _MAX_LINE // 2] + _from_lost_peer(error)).split())
         text = "".join(traceback.format_exception(kind, error, where))
         entry = exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:])
         os.write(stack.number, entry.encode(errors="replace"))
+
+
+def _from_lost_peer(error: BaseException) -> str:
+    """Return the exception of a lost peer from which this one was raised, for the same line; empty if there is none."""
+    seen = {id(error)}
+    each: BaseException | None = error
+    while each is not None and not is_peer_loss(type_and_message(type(each), each)):
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        if each is None or id(each) in seen:
+            return ""
+        seen.add(id(each))
+    return "" if each is None or each is error else f" (from {type_and_message(type(each), each)})"
 
 
 def ends_main_thread() -> bool:
