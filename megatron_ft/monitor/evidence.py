@@ -106,6 +106,7 @@ def collect(
         raised_s=max(0, began_ns - words.raised_at_ns) / 1e9 if words.error else 0.0,
         lost=tuple(lost_process(*each) for each in lost),
         waits_for_process=is_waiting_for_process(frames),
+        own_rank=None if answer.own_rank == attached.rank else answer.own_rank,
     )
     threads = (Thread(ident=s.ident, name=s.name, main=s.frames is frames, frames=s.frames) for s in stacks)
     return HangEvidence(

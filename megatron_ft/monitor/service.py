@@ -68,6 +68,8 @@ class MonitorService:
         """Intervals of the last rank that has ended: a survey at the end of the run may come too late for it."""
         self._started: int | None = None
         """The process group of the rank that the launcher has started last."""
+        self._rank: int | None = None
+        """Its global rank, which a restart within the process doesn't change."""
 
     def run(self) -> None:
         """Serve until stopped."""
@@ -144,8 +146,9 @@ class MonitorService:
         match order:
             case Stop():
                 self._running = False
-            case RankStarted(pid):
+            case RankStarted(pid, rank):
                 self._group = self._started = pid  # it leads its own group, and its session
+                self._rank = rank
             case Pause(since_ns) if self._paused_at_ns is None:
                 # to one that replaces another, the launcher says since when that one was paused
                 now_ns = time.monotonic_ns()
@@ -235,7 +238,7 @@ class MonitorService:
                 self._settings.config,
                 pid=caller.pid,
                 pidfd=pidfd,
-                rank=greeting.rank,
+                rank=self._rank_of(caller, greeting),
                 cycle=greeting.cycle,
                 warmup_iterations=greeting.warmup_iterations,
                 watch_only=greeting.watch_only,
@@ -260,6 +263,10 @@ class MonitorService:
         self._callers.dismiss(caller)
         if not was_sent and not is_gone(attached.pidfd):
             self._leave_rank()  # it has given up waiting, because this process was stopped, and is about to try again
+
+    def _rank_of(self, caller: Caller, greeting: Hello) -> int:
+        is_started = self._started is not None and is_in(caller.pid, self._started)
+        return self._rank if is_started and self._rank is not None else greeting.rank
 
     def _answer(self, caller: Caller, message: ToRank, fds: tuple[int, ...] = ()) -> bool:
         """Whether it could be sent."""

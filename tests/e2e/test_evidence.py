@@ -25,7 +25,7 @@ from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence import evidence_text
-from megatron_ft.core.diagnosis.exceptions import last_words
+from megatron_ft.core.diagnosis.exceptions import is_peer_loss, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -465,6 +465,22 @@ sleeping()
     _, document = subjects.start(body).collect()
     assert document["stacks"]["source"] == "faulthandler"
     assert "sleeping" in functions(document)
+
+
+@pytest.mark.parametrize("chain", ["from lost", "from None", ""])
+def test_exception_raised_from_a_lost_peer_is_a_consequence(subjects: Subjects, chain: str) -> None:
+    body = f"""
+begin()
+try:
+    raise RuntimeError("gloo: Timed out waiting 5000ms")
+except RuntimeError as lost:
+    raise ValueError("training failed") {chain}
+"""
+    subject = subjects.start(body)
+    assert subject.process.wait(10) == 1
+    error = last_words(subject.written()).error
+    assert error.startswith("ValueError: training failed")
+    assert is_peer_loss(error) == (chain != "from None")
 
 
 def test_exception_logged_while_the_interpreter_exits_is_no_end(subjects: Subjects) -> None:

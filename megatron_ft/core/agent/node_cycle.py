@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 from megatron_ft.core.agent import edge, event_records, lines
@@ -131,6 +132,9 @@ class NodeCycle:
             case edge.Trains():
                 self.record.trains(event)
             case edge.EvidenceCollected():
+                # a restart within the process may have changed the number that the rank gives itself
+                note = dataclasses.replace(event.note, rank=self.record.ranks[event.local_rank])
+                event = dataclasses.replace(event, note=note)
                 if event.local_rank in self.record.hung:
                     self.record.hang_notes.setdefault(event.local_rank, event.note)
                 if self._deadlines is not None:

@@ -30,7 +30,7 @@ from megatron_ft.core.job.restart_policy import Reached
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 _COUNTED_LATE_NS = 3_000_000_000
-"""A collective of a rank may be noted on its board this long after its completion."""
+"""A collective may be noted on the board this long after its completion: the watch looks once a second."""
 
 
 class CycleRecord:
@@ -396,6 +396,5 @@ def _has_gone_on(words: CrashOutput, board: BoardSnapshot | None) -> bool:
     if board is None:
         return False
     counted = board.collectives
-    # they are looked at once a second: what completed before the exception may be seen a moment later
     collectives_ns = 0 if counted is None else counted.moved_ns - _COUNTED_LATE_NS
     return words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns, collectives_ns)

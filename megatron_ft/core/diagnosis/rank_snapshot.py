@@ -71,6 +71,8 @@ class RankSnapshot:
         raised_s: seconds since then.
         lost: its processes that have ended badly, and that it hasn't asked after, as ``lost_process`` has them.
         waits_for_process: its stack is where Python waits for a process, or for what one sends.
+        own_rank: its number in its default process group, where that is another one (after a restart within the
+            process); the groups of its collectives are in such numbers.
         collective_s: where its script calls no hooks: seconds since it was seen to begin or complete a collective.
     """
 
@@ -104,6 +106,7 @@ class RankSnapshot:
     waits_for_process: bool = False
     collective_s: Seconds | None = None
     exitcode: int | None = None
+    own_rank: Count | None = None
 
     def __post_init__(self) -> None:
         if len(self.raised) > _MOST_CHARACTERS:  # a message has room for a MiB, and some exceptions are longer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss
@@ -50,6 +50,7 @@ class Finding:
 
 def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = True) -> Finding:
     """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
+    notes = _in_ranks_of_the_job(notes)
     waits = waits_for(notes)
     is_alone = len(notes) == 1 and are_all
     suspects, is_certain = ({notes[0].rank}, True) if is_alone else _suspects(notes, waits, elapsed_s, are_all=are_all)
@@ -61,6 +62,26 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
         return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in parts if part))
     named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
     return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
+
+
+def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot]:
+    """Return the notes with groups of collectives in ranks of the job, not in numbers that ranks gave themselves."""
+    if all(note.own_rank is None for note in notes):
+        return notes
+    numbers = {note.rank: note.rank for note in notes}
+    numbers |= {note.own_rank: note.rank for note in notes if note.own_rank is not None}
+    translated: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def group(ranks: Sequence[int]) -> tuple[int, ...]:
+        own = tuple(ranks)
+        if own not in translated:
+            translated[own] = tuple(numbers.get(rank, rank) for rank in own)
+        return translated[own]
+
+    return [
+        replace(note, in_flight=tuple(replace(each, ranks=group(each.ranks)) for each in note.in_flight))
+        for note in notes
+    ]
 
 
 def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:

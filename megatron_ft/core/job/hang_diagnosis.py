@@ -242,7 +242,7 @@ def review_hang(
     note = next((note for note in notes if note.rank == finding.rank), None)
     hanging, text, verdict = finding.candidates, finding.text, first
     if note is not None and note.gone:
-        hanging, text = (), f"rank {note.rank} {finding.text}"  # whoever waits for that one waits for ever
+        hanging, text = (), f"rank {note.rank} {finding.text}"  # ranks that wait for an exited rank wait for ever
     elif note is not None:
         verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
         host = f" ({note.host})" if several and note.host else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.core.codec import Cycle, Moment, Pid, Seconds, Vocabulary
+from megatron_ft.core.codec import Cycle, Moment, Pid, Rank, Seconds, Vocabulary
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung, Warning_
@@ -55,9 +55,13 @@ REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 @dataclass(frozen=True, slots=True)
 class RankStarted:
-    """The rank's process was created; it leads its own process group and session."""
+    """The rank's process was created; it leads its own process group and session.
+
+    ``rank`` is its global rank, whatever number it gives itself later; None if that isn't known.
+    """
 
     pid: Pid
+    rank: Rank | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class _Head:
     id: Count
     stack: tuple[Frame, ...] = ()
     places: tuple[tuple[str, ...], ...] = ()
+    own_rank: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +91,18 @@ class Answer:
     Args:
         stack: the calls of the main thread, the innermost first.
         places: where the main thread was seen, each place once: such calls, each with the instruction it was at.
+        own_rank: the rank's number in its default process group; None if it has none.
     """
 
     id: int
     collectives: Collectives | NoCollectives
     stack: tuple[Frame, ...] = ()
     places: tuple[tuple[str, ...], ...] = ()
+    own_rank: int | None = None
 
     def packed(self) -> dict[str, Any]:
         """For JSON: all in one object."""
-        return {**fields(_Head(self.id, self.stack, self.places)), **fields(self.collectives)}
+        return {**fields(_Head(self.id, self.stack, self.places, self.own_rank)), **fields(self.collectives)}
 
     @staticmethod
     def parse(message: Any) -> Answer:
@@ -110,4 +113,4 @@ class Answer:
         """
         head = unpack(_Head, message)
         collectives = unpack(NoCollectives, message) if "error" in message else unpack(Collectives, message)
-        return Answer(id=head.id, collectives=collectives, stack=head.stack, places=head.places)
+        return Answer(id=head.id, collectives=collectives, stack=head.stack, places=head.places, own_rank=head.own_rank)

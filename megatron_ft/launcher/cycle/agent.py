@@ -199,7 +199,8 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
-        self._monitors[worker.local_rank].rank_started(worker.pid)
+        ranks, local_rank = self._machine.cycle.record.ranks, worker.local_rank
+        self._monitors[local_rank].rank_started(worker.pid, ranks[local_rank] if local_rank < len(ranks) else None)
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:

@@ -87,6 +87,7 @@ class MonitorSlot:
         self._seen_overdue = False
         self._paused_since_ns: int | None = None
         self._rank_pid: int | None = None
+        self._started_rank: int | None = None
         self._arm: Arm | None = None
         """Learned timeouts that were armed last; they are those of one cycle."""
 
@@ -143,7 +144,7 @@ class MonitorSlot:
         self._reactor.watch(self._channel.fileno(), self.read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         if self._rank_pid is not None:
-            self._order(RankStarted(self._rank_pid))
+            self._order(RankStarted(self._rank_pid, self._started_rank))
         if self._paused_since_ns is not None:
             self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
         self._arm_attached()
@@ -187,10 +188,13 @@ class MonitorSlot:
             overdue = False
         self._seen_overdue = overdue
 
-    def rank_started(self, pid: int) -> None:
-        """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group."""
-        self._rank_pid = pid
-        self._order(RankStarted(pid))
+    def rank_started(self, pid: int, rank: int | None) -> None:
+        """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group.
+
+        ``rank`` is the global rank.
+        """
+        self._rank_pid, self._started_rank = pid, rank
+        self._order(RankStarted(pid, rank))
 
     def last_words(self, cycle: int) -> str:
         """What the rank of this cycle wrote of its stacks and of its last exception; empty if it never connected."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, words_of_error_file
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, is_secondary_failure
 from megatron_ft.core.records.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
@@ -27,7 +27,7 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
     words = last_words(reported, library=LIBRARIES)
     told = words_of_error_file(bounded_file_calls.call(lambda: _content(error_file), ""), library=LIBRARIES)
     return words._replace(
-        error=told.error or words.error,
+        error=words.error if is_peer_loss(words.error) else told.error or words.error,
         where=words.where or told.where,
         exception=words.exception or told.exception,
         raised_at_s=told.raised_at_s,

@@ -46,6 +46,18 @@ def counts() -> Counts | None:
         return None
 
 
+def own_rank() -> int | None:
+    """Return this process's number in its default process group; None if there is none."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    try:
+        import torch.distributed as dist
+
+        return dist.get_rank() if dist.is_initialized() else None
+    except Exception:  # noqa: BLE001 - whatever it is, the rest of the evidence counts
+        return None
+
+
 def group_timeout_ns() -> int | None:
     """Return the timeout of the default process group; None if there is no group, or its timeout isn't known."""
     try:

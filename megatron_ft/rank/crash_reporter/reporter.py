@@ -29,7 +29,7 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry, is_peer_loss
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
@@ -38,7 +38,7 @@ from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
-from megatron_ft.rank.crash_reporter.flight_recorder import collectives
+from megatron_ft.rank.crash_reporter.flight_recorder import collectives, own_rank
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -175,10 +175,22 @@ def _write(
     if not stack.is_ours:
         return
     with contextlib.suppress(OSError, ValueError):
-        line = " ".join(type_and_message(kind, error).split())
+        line = " ".join((type_and_message(kind, error)[: _MAX_LINE // 2] + _from_lost_peer(error)).split())
         text = "".join(traceback.format_exception(kind, error, where))
         entry = exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:])
         os.write(stack.number, entry.encode(errors="replace"))
+
+
+def _from_lost_peer(error: BaseException) -> str:
+    """Return the exception of a lost peer from which this one was raised, for the same line; empty if there is none."""
+    seen = {id(error)}
+    each: BaseException | None = error
+    while each is not None and not is_peer_loss(type_and_message(type(each), each)):
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        if each is None or id(each) in seen:
+            return ""
+        seen.add(id(each))
+    return "" if each is None or each is error else f" (from {type_and_message(type(each), each)})"
 
 
 def ends_main_thread() -> bool:
@@ -230,7 +242,9 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
                 return
             question = unpack(Question, json.loads(asked))
             places = main_places(min(question.samples, _MAX_SAMPLES))
-            answer = Answer(id=question.id, collectives=collectives(), stack=main_stack(), places=places)
+            answer = Answer(
+                id=question.id, collectives=collectives(), stack=main_stack(), places=places, own_rank=own_rank()
+            )
             reply = json.dumps(answer.packed()).encode()
             if len(reply) > _MAX_ANSWER_BYTES:
                 too_long = NoCollectives(f"{len(reply)} bytes are too many")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -567,3 +568,16 @@ def test_rank_that_has_ended_its_monitoring_is_missing_from_a_collective_even_in
     leaving = outside(2, closing=True, is_in_library=True, has_collectives=False)
     finding = find([inside(0, found_hung=True), inside(1), leaving], elapsed_s=10.0)
     assert finding.rank == 2
+
+
+def test_numbers_that_ranks_have_given_themselves_stand_for_ranks_of_the_job() -> None:
+    """Rank 1 is gone, and the others have restarted within their processes: rank 2 calls itself 1, rank 3 is 2."""
+    group = (0, 1, 2)
+
+    def renumbered(rank: int, own_rank: int | None) -> RankSnapshot:
+        entered = Collective(group="0", seq=7, op="all_reduce", ranks=group, backend="gloo")
+        return replace(inside(rank), own_rank=own_rank, in_flight=(entered,), enqueued={"gloo/0": 7})
+
+    stuck = replace(outside(3), own_rank=2, enqueued={"gloo/0": 6})
+    finding = find([renumbered(0, None), RankSnapshot(rank=1, gone=True), renumbered(2, 1), stuck], elapsed_s=10.0)
+    assert (finding.rank, finding.waiting) == (3, (0, 2))
