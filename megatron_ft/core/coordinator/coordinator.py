@@ -161,7 +161,6 @@ class Coordinator:
             case m.Beat():
                 self._out.append(Send([link], message))
             case m.Follow(term, accepted):
-                node.answered(self._clock.now_s)
                 if self._consensus.followed(node, term, accepted):
                     self._bring_up_to_date(node, link)  # first: by a later decision it forgets an earlier one
                     self._consensus.ask_also(node)
