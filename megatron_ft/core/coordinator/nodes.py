@@ -124,7 +124,9 @@ class Node:
         """When it counts as lost, if its connection has ended and it isn't back by then."""
         if self.silent:
             return self.gone_s
-        return self.gone_s + (GRACE_S if self.has_exited(slept_s) else silence_s)
+        if self.has_exited(slept_s):
+            return self.gone_s + GRACE_S
+        return max(self.gone_s, slept_s) + silence_s  # it couldn't follow here any sooner
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.
