@@ -172,6 +172,9 @@ class Coordinator:
                 node.enter(m.NodePhase.READY)
             case m.Aside():
                 node.enter(m.NodePhase.ASIDE)
+            case m.Away():
+                self._out.append(Drop(link))
+                self._gone(node, silent=False, reset=True)
             case m.Goodbye():
                 self._goodbye(node, link, message)
             case _:
