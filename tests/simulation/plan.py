@@ -194,7 +194,7 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
 
     The first coordinator stood still meanwhile, and goes on with the other half, which was cut off.
     """
-    nodes = chance.choice((4, 4, 6))
+    nodes = chance.choice((4, 6, 6))
     rules = replace(plan.rules, min_nodes=chance.choice((1, nodes // 2, nodes)), max_nodes=nodes, max_restarts=10)
     plan = replace(plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0))
     at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 12.0
@@ -206,7 +206,7 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
         _fault(chance, at_s - chance.uniform(0.0, 0.5), "split", seconds=cut_s, which=side),
         _fault(chance, at_s + decides_s + chance.uniform(0.5, 2.0), "host_off", seconds=60.0, which=1),
     ]
-    if chance.random() < 0.5:
+    if chance.random() < 0.3:
         faults.append(
             _fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0)
         )
@@ -259,6 +259,7 @@ _SERIES = (
     _farewells,
     _first_host,
     _votes_elsewhere,
+    _half_votes_elsewhere,
     _half_votes_elsewhere,
     _half_votes_elsewhere,
     _shutdown,

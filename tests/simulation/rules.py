@@ -52,7 +52,7 @@ def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if cycle is None:
             continue
         match judged.verdict.outcome:
-            case Outcome.MEMBERSHIP if not _may_change(plan, job, cycle, judged):
+            case Outcome.MEMBERSHIP if not _may_change(plan, job, trouble, cycle, judged):
                 yield f"cycle {judged.verdict.cycle} ended for other nodes: {judged.verdict.text}"
             case Outcome.STOPPED if not _asked(job, judged.at_s):
                 yield f"cycle {judged.verdict.cycle} was stopped, and no rank had asked for that"
@@ -60,7 +60,7 @@ def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
                 yield f"cycle {judged.verdict.cycle} has succeeded, and {still} trains"
 
 
-def _may_change(plan: Plan, job: Job, cycle: Made, judged: Judged) -> bool:
+def _may_change(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -> bool:
     """Return True if a node of the cycle had been excluded, or one may join at once."""
     launchers = [launcher for launcher in members(job, cycle) if launcher is not None]
     if any(h.fault.kind == "node_excluded" and h.from_s <= judged.at_s for each in launchers for h in each.hurts):
@@ -69,8 +69,9 @@ def _may_change(plan: Plan, job: Job, cycle: Made, judged: Judged) -> bool:
         return True
     others = [each for each in job.launchers if each not in launchers and each.started_s <= judged.at_s]
     waits = any(each.ended_s is None or each.ended_s >= cycle.at_s for each in others)
-    is_full = cycle.decision.world >= plan.rules.max_nodes and not any(each.hurts for each in launchers)
-    return plan.rules.at_once and not is_full and (waits or any(each.hurts for each in launchers))
+    is_full = cycle.decision.world >= plan.rules.max_nodes
+    was_lost = trouble.network or any(each.hurts for each in launchers)  # and joins again
+    return plan.rules.at_once and (was_lost or (waits and not is_full))
 
 
 def _asked(job: Job, until_s: float) -> list[tuple[Launcher, Hurt]]:

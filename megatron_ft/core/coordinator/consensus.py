@@ -15,8 +15,6 @@ from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.restart_policy import Advance
 
-_FEW = 100
-
 
 class Consensus:
     """``name``: no two coordinators have the same; ``founds``: it may make a job's first decision.
@@ -190,9 +188,6 @@ class Consensus:
         if links:
             self._has_asked = True
             self._emit(Send(links, Lead(self.term, self._beside)))
-            if len(links) <= _FEW:  # the answers of thousands measure how busy this process is
-                for node in self._unasked:
-                    node.asked(now_s)
         self._unasked = []
         before = self.leads
         enough = self._suffices(self._following, self._owner is not None and self._owner.follows)

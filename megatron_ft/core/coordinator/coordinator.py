@@ -161,7 +161,6 @@ class Coordinator:
             case m.Beat():
                 self._out.append(Send([link], message))
             case m.Follow(term, accepted):
-                node.answered(self._clock.now_s)
                 if self._consensus.followed(node, term, accepted):
                     self._bring_up_to_date(node, link)  # first: by a later decision it forgets an earlier one
                     self._consensus.ask_also(node)
@@ -173,6 +172,9 @@ class Coordinator:
                 node.enter(m.NodePhase.READY)
             case m.Aside():
                 node.enter(m.NodePhase.ASIDE)
+            case m.Away():
+                self._out.append(Drop(link))
+                self._gone(node, silent=False, reset=True)
             case m.Goodbye():
                 self._goodbye(node, link, message)
             case _:

@@ -11,8 +11,7 @@ from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.restart_policy import Advance
 
 GRACE_S = 0.3
-"""A launcher whose connection has ended is dead, or back within this time and two round trips."""
-_LONGEST_ROUND_TRIP_S = 1.0
+"""A launcher whose connection has ended is dead, or back within this time."""
 _MOST_NAMES = 100
 _CANDIDATES = 8
 
@@ -35,8 +34,6 @@ class Node:
     was_reset: bool = False
     may_return: bool = False
     """Its connection has ended, but probably not because its process has."""
-    round_trip_s: float = 0.0
-    """Between the coordinator and this launcher; 0 if it wasn't measured."""
     follows: bool = False
     phase: NodePhase = NodePhase.BUSY
     before: Advance = Advance()  # noqa: RUF009 - frozen
@@ -52,7 +49,6 @@ class Node:
     votes: bool = False
     found_silent: Beside | None = None
     """As it says in its `Hello`."""
-    _asked_s: float | None = None
 
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:
@@ -86,22 +82,7 @@ class Node:
 
     def ended(self, now_s: float) -> None:
         """Its process is known to have ended: it doesn't come back."""
-        self.gone_s, self.may_return = now_s - self._grace_s, False
-
-    def asked(self, now_s: float) -> None:
-        """It is asked to follow the coordinator."""
-        self._asked_s = now_s
-
-    def answered(self, now_s: float) -> None:
-        """It has answered that."""
-        if self._asked_s is not None:
-            self.round_trip_s = min(_LONGEST_ROUND_TRIP_S, now_s - self._asked_s)
-            self._asked_s = None
-
-    @property
-    def _grace_s(self) -> float:
-        # one round trip opens a connection, half of one brings what is said there
-        return GRACE_S + 2 * self.round_trip_s
+        self.gone_s, self.may_return = now_s - GRACE_S, False
 
     def heard(self, now_s: float) -> None:
         """A message of it has come."""
@@ -143,7 +124,9 @@ class Node:
         """When it counts as lost, if its connection has ended and it isn't back by then."""
         if self.silent:
             return self.gone_s
-        return self.gone_s + (self._grace_s if self.has_exited(slept_s) else silence_s)
+        if self.has_exited(slept_s):
+            return self.gone_s + GRACE_S
+        return max(self.gone_s, slept_s) + silence_s  # it couldn't follow here any sooner
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.

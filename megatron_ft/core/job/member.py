@@ -161,6 +161,7 @@ class Member:
     def _seek(self, *, at_once: bool = False, problem: str = "") -> None:
         """Try the next address; ``problem``: why not this one."""
         if self._is_open:
+            self._out += [edge.Transmit(m.Away())] if self.is_led else []
             self._out.append(edge.Disconnect())
         self._search.tried(is_answered=self._is_answered, problem=problem)
         self._unled()

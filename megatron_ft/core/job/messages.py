@@ -16,6 +16,7 @@ from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Ra
 __all__ = [
     "Accept",
     "Aside",
+    "Away",
     "Beat",
     "Collect",
     "Commit",
@@ -286,6 +287,11 @@ class Beat:
     """This end is alive: from a launcher, and answered by the coordinator."""
 
 
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The last message on a connection that this launcher closes because nothing came on it: it looks elsewhere."""
+
+
 # -- from the coordinator -------------------------------------------------------------------------------------
 
 
@@ -415,7 +421,7 @@ Said = (
     | Goodbye
 )
 """What a launcher says of its node and its ranks."""
-FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
+FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

@@ -152,6 +152,7 @@ class Search:
             return False
         self._believed.add(address)
         self._silent[address] = 0.0, self._silent[address][1]
+        self._queue = [self.address, *(each for each in self._queue if each != self.address)]  # back here, if in vain
         return True
 
     def _is_worth(self, address: str, now_s: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,17 +14,20 @@ from megatron_ft.core.coordinator import consensus, coordinator, job_cycle, next
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
-from megatron_ft.core.coordinator.next_cycle import NextCycle
+from megatron_ft.core.coordinator.next_cycle import NextCycle, RoundCompletion
+from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import NodePhase, Verdict
-from megatron_ft.core.job.restart_policy import Action, Outcome
-from tests.simulation.plan import Fault, plan_of
+from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
+from tests.simulation import simulate as simulate_module
+from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
+from tests.simulation.world import Link, Process, World
 
 SEEDS = 40
 
@@ -39,7 +43,7 @@ def test_a_seed_that_has_broken_one(seed: int) -> None:
 
     Who wasn't asked had no place in what was proposed again; a node that came after a `roll` had none either.
     """
-    plan = plan_of(seed)
+    plan = plain_plan_of(seed)
     rules = replace(plan.rules, launchers=0, join_timeout_s=90.0)
     assert simulate(replace(plan, rules=rules, reports_silence=False)).broken == []
 
@@ -49,7 +53,7 @@ def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
     silent = []
     for seed in range(6):
-        plan = plan_of(seed, nodes=4, faults=0)
+        plan = plain_plan_of(seed, nodes=4, faults=0)
         rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0)
         fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
         plan = replace(plan, rules=rules, work_s=30.0, faults=(fault,), reports_silence=True)
@@ -63,13 +67,13 @@ def test_kernels_report_silence(kind: str) -> None:
 
 
 def test_a_hundred_nodes() -> None:
-    run = simulate(plan_of(7, nodes=100, faults=3))
+    run = simulate(plain_plan_of(7, nodes=100, faults=3))
     assert run.broken == []
     assert max(made.decision.world for made in run.job.made) >= 50
 
 
 def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
-    plan = plan_of(1, nodes=4, faults=0)
+    plan = plain_plan_of(1, nodes=4, faults=0)
     rules = replace(plan.rules, min_nodes=4, min_healthy=False, max_restarts=3, at_once=False)
     fault = Fault(at_s=6.0, kind="host_off", which=0, seconds=20.0, comes_back=True)
     run = simulate(replace(plan, rules=rules, spares=0, endpoints=1, work_s=30.0, faults=(fault,)))
@@ -78,6 +82,67 @@ def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
     assert [(made.decision.cycle, len(made.members)) for made in begun] == [(0, 4), (1, 4)]
     assert begun[1].at_s < 6.0 + 20.0 + 10.0
     assert {launcher.code for launcher in run.job.launchers if launcher.code is not None} == {0}
+
+
+def test_the_younger_of_two_jobs_ends_once_a_split_has_healed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first host comes back while the others are cut off from it, and begins the job again."""
+    monkeypatch.setattr(simulate_module._Trouble, "may_come_back", lambda *_: True)
+    plan = plain_plan_of(1, nodes=3, faults=0)
+    rules = replace(
+        plan.rules, min_nodes=1, max_nodes=3, min_healthy=False, max_restarts=3, at_once=False, last_call_s=2.0
+    )
+    faults = (
+        Fault(at_s=6.0, kind="host_cut", which=0, seconds=45.0),
+        Fault(at_s=6.05, kind="coordinator_killed", which=0, seconds=2.0),
+        Fault(at_s=6.1, kind="owner_killed", which=0, seconds=2.0, comes_back=True),
+    )
+    rules = replace(rules, launchers=0)
+    plan = replace(plan, spares=0, rules=rules, endpoints=1, work_s=100.0, has_ranks=True, faults=faults)
+    run = simulate(plan, tell=True)
+    first, second = (made for made in run.job.made if made.decision.number == 0)
+    assert (first.decision.world, second.decision.world) == (3, 1)
+    (younger,) = [each for each in run.job.launchers if each.instance in second.members]
+    assert younger.ranks is not None
+    assert younger.ranks.to_s is not None
+    assert 51.0 < younger.ranks.to_s < 56.0  # others announce themselves every 3 s
+    assert any("the same job has been training at h1 for longer" in text for text in run.job.said)
+    assert any("the same job is training at h0, too" in line for line in run.story)
+    assert [each.code for each in run.job.launchers[1:3]] == [0, 0]
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.15])
+def test_a_connection_that_is_reset_costs_no_restart_whatever_the_round_trip(latency_s: float) -> None:
+    for seed in range(12):
+        plan = plain_plan_of(seed, nodes=5, faults=0)
+        resets = tuple(Fault(at_s=at_s, kind="connection_reset", which=3, seconds=1.0) for at_s in (8.0, 8.02))
+        plan = replace(plan, spares=0, work_s=12.0, latency_s=latency_s, faults=resets)
+        run = simulate(plan)
+        assert run.broken == []
+        assert {made.decision.restarts for made in run.job.made} == {0}
+
+
+def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> None:
+    for seed in (35, 141, 193, 232):
+        plan = plan_of(seed)
+        assert simulate(replace(plan, loss=0.3)).broken == []
+
+
+def test_what_is_sent_after_a_lost_packet_waits_for_it() -> None:
+    world = World(random.Random(1), 2)
+    world.loss = 0.3
+    got: list[int] = []
+
+    class End(Process):
+        def received(self, link: Link, message: int) -> None:
+            got.append(message)
+
+    sender, receiver = (End(host, "") for host in world.hosts)
+    link = Link(world, sender, receiver)
+    for number in range(200):
+        world.at(0.01 * number, lambda number=number: link.send(sender, number))
+    world.run(60.0, lambda: False)
+    assert got == list(range(200))
+    assert max(until_s - from_s for from_s, until_s, _ in world.stalls) > 0.5
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -259,13 +324,108 @@ def _lets_nobody_speak_after_place_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Notices, "_who_speaks", lambda *_: ())
 
 
+def _takes_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(
+        slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = next_cycle.choose, **more: Any
+    ) -> Any:
+        return choose(slots, ready, most + 1, **more)
+
+    monkeypatch.setattr(next_cycle, "choose", choose)
+
+
+def _begins_with_one_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = RoundCompletion.update
+
+    def updated(self: RoundCompletion, rules: Any, *, ready: int, **more: Any) -> bool:
+        return update(self, rules, ready=ready + (0 < ready == rules.min_nodes - 1), **more)
+
+    monkeypatch.setattr(RoundCompletion, "update", updated)
+
+
+def _lets_nodes_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def conclude(self: Coordinator, conclude: Callable[..., None] = Coordinator._conclude) -> None:
+        rules = self._admission.rules
+        self._admission.rules = None if rules is None else replace(rules, at_once=True)
+        conclude(self)
+        self._admission.rules = rules
+
+    monkeypatch.setattr(Coordinator, "_conclude", conclude)
+
+
+def _commits_the_last_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adopt(
+        self: Consensus, decision: Any, store: str, nodes: Any, adopt: Callable[..., None] = Consensus._adopt
+    ) -> None:
+        adopt(self, decision, self.store or store, nodes)
+
+    monkeypatch.setattr(Consensus, "_adopt", adopt)
+
+
+def _forgets_cycles_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(
+        self: Consensus, *args: Any, advance: Any, propose: Callable[..., None] = Consensus.propose, **more: Any
+    ) -> None:
+        propose(self, *args, advance=replace(advance, stalled=0), **more)
+
+    monkeypatch.setattr(Consensus, "propose", propose)
+
+
+def _forgets_the_last_cycle_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = JobCycle.advance.fget
+    assert advance is not None
+    forgets = lambda self: self.decision.advance if self.decided_by is None else advance(self)  # noqa: E731
+    monkeypatch.setattr(JobCycle, "advance", property(forgets))
+
+
+def _goes_on_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(self: RestartPolicy, *args: Any, decide: Callable[..., Any] = RestartPolicy.decide, **more: Any) -> Any:
+        return decide(replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
+
+    monkeypatch.setattr(RestartPolicy, "decide", decide)
+
+
+def _ignores_its_owners_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coordinator, "owner_follows_another", lambda *_: None)
+
+
+def _takes_a_voter_that_leaves_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(self: Consensus, node: Node) -> None:
+        if node.votes and node.place is not None:
+            self.left.add(node.place)
+
+    monkeypatch.setattr(Consensus, "leaves", leaves)
+
+
+def _forgets_a_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seat(self: Coordinator, node: Node, seat: Callable[..., None] = Coordinator._seat) -> None:
+        node.standing = replace(node.standing, shutdown="")
+        seat(self, node)
+
+    monkeypatch.setattr(Coordinator, "_seat", seat)
+
+
+def _hears_no_shutdown_between_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: JobCycle, place: int | None, text: str) -> None:
+        if self.outcome is None:
+            self.shutdown = self.shutdown or (place, text)
+
+    monkeypatch.setattr(JobCycle, "asked_to_end", asked)
+
+
+def _takes_every_end_of_a_connection_for_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def disconnected(self: Node, now_s: float, *, silent: bool, reset: bool = False) -> None:
+        self.link, self.silent, self.gone_s = None, silent, now_s
+
+    monkeypatch.setattr(Node, "disconnected", disconnected)
+
+
 def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first: int = 0) -> Run:
     """``kind``: there is one fault, of that kind, and long; with a + what was lost comes back.
 
     ``first``: the search begins with that seed, and may as well begin with any other.
     """
     for seed in itertools.islice(itertools.count(first), at_most):
-        plan = plan_of(seed)
+        plan = plan_of(seed) if kind is None else plain_plan_of(seed)
         if kind is not None:
             comes_back = kind.endswith("+")
             faults = (Fault(at_s=8.0, kind=kind.removesuffix("+"), which=seed, seconds=45.0, comes_back=comes_back),)
@@ -314,6 +474,18 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_takes_nothing_over, "is_due", "host_off", 3),
         (_does_not_say_where_it_is_led, "is_due", "host_off+", 40),
         (_lets_nobody_speak_after_place_0, "is_said", None, 3),
+        (_takes_one_too_many, "has_its_size", None, 0),
+        (_begins_with_one_too_few, "has_its_size", None, 0),
+        (_lets_nodes_join_at_once, "ends_for_a_reason", None, 19),
+        (_commits_the_last_store, "meets_at_its_store", None, 0),
+        (_forgets_cycles_without_progress, "notices_no_progress", None, 24),
+        (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 365),
+        (_goes_on_without_progress, "notices_no_progress", None, 24),
+        (_ignores_its_owners_vote, "one_decision", None, 460),
+        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 90),
+        (_forgets_a_shutdown, "shuts_down", None, 270),
+        (_hears_no_shutdown_between_cycles, "shuts_down", None, 560),
+        (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),
     ],
 )
 def test_a_planted_bug_is_found(
