@@ -323,7 +323,8 @@ class Service:
         self._selector.unregister(link.peer.sock)
         link.peer.close()
         if link.greeted:
-            self._do(self._machine.handle(Broken(link.number, silent=link.peer.is_silent), time.monotonic()))
+            broken = Broken(link.number, silent=link.peer.is_silent, reset=link.peer.is_reset)
+            self._do(self._machine.handle(broken, time.monotonic()))
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:

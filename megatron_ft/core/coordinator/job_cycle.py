@@ -283,8 +283,8 @@ class JobCycle:
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
         elif self.diagnosis is not None and self.diagnosis.is_of_lost_peer and self._has_own_failure:
-            self.diagnosis = None  # the failure of that node explains the peers that were lost
-            self.outcome, self.decided_by = self._judged or (None, None)
+            self.diagnosis = None  # what that node did explains the peers that were lost
+            self.outcome, self.decided_by = self._explained
         elif self.diagnosis is not None and self.diagnosis.is_open(now_s):
             self._wake(self.diagnosis.bound_s)
         elif self.diagnosis is not None:
@@ -396,8 +396,20 @@ class JobCycle:
     @property
     def _has_own_failure(self) -> bool:
         """Whether a node has failed, and not only because of another one."""
-        failed = (seat for seat in self.seats if seat.state not in GOOD)
-        return self._judged is not None and any(not seat.report.follows for seat in failed)
+        return self._judged is not None and bool(self._own_failures)
+
+    @property
+    def _own_failures(self) -> list[int]:
+        return [place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.follows]
+
+    @property
+    def _explained(self) -> tuple[Outcome, int]:
+        """How the cycle ends if others only failed because of these nodes: one that is left out costs no restart."""
+        own, judged = self._own_failures, self._judged
+        assert judged is not None
+        if all(self.seats[place].state is NodeState.EXCLUDED for place in own):
+            return Outcome.MEMBERSHIP, own[0]
+        return judged
 
     def _farewells(self, now_s: float) -> None:
         states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)

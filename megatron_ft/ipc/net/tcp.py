@@ -44,6 +44,8 @@ class Peer:
         self.is_open = True
         self.is_silent = False
         """It isn't open any more because its host answers no packet: no end of the connection has come from there."""
+        self.is_reset = False
+        """It isn't open any more, and the other side hasn't closed it: it was reset on the way, or given up here."""
         self._allowance = allowance
         self._decoder = Decoder()
         self._channel: SecureChannel | None = None
@@ -141,10 +143,12 @@ class Peer:
 
     def _failed(self, error: OSError) -> None:
         self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
+        self.is_reset |= error.errno == errno.ECONNRESET
         self.is_open = False
 
     def give_up(self) -> None:
         """Nothing more is sent to it; its owner closes it."""
+        self.is_reset |= self.is_open
         self.is_open = False
 
     def close(self) -> None:

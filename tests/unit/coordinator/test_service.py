@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.edge import CoordinatorEffect, CoordinatorEvent, Heard
+from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Heard
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 
@@ -142,5 +143,43 @@ def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() ->
             launcher.sendall(encode(m.Moved("job", "a:1")))
             with pytest.raises(ProtocolError, match="ours"):
                 turns_until(service, lambda: bool(heard))
+    finally:
+        service._close()
+
+
+def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here() -> None:
+    ends: list[Broken] = []
+    machine = Coordinator("c", founds=True, now_s=time.monotonic())
+    handle = machine.handle
+
+    def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
+        if isinstance(event, Broken):
+            ends.append(event)
+        return handle(event, now_s)
+
+    machine.handle = noted  # type: ignore[method-assign]
+    listener = tcp.listen("127.0.0.1", 0)
+    service = Service(listener, machine, secret=None, owner=None)
+    hello = encode(m.Hello("job", m.Rules(min_nodes=1, max_nodes=4), "i0", 1, "host"))
+
+    def closes(client: socket.socket) -> None:
+        client.shutdown(socket.SHUT_WR)
+
+    def resets(client: socket.socket) -> None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+
+    def breaks_the_protocol(client: socket.socket) -> None:
+        client.sendall(hello)
+
+    try:
+        for number, end in enumerate((closes, resets, breaks_the_protocol), 1):
+            with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
+                client.sendall(hello)
+                turns_until(service, lambda: any(link.greeted for link in service._links.values()))
+                end(client)
+                turns_until(service, lambda number=number: len(ends) == number)  # type: ignore[misc]
+        assert [end.reset for end in ends] == [False, True, True]
+        assert not any(end.silent for end in ends)
     finally:
         service._close()
