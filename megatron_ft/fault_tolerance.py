@@ -68,6 +68,7 @@ _SECTIONS = ("setup", "step", "checkpointing")
 _STATE_FILE = "ft_state.json"
 _END_OF_DATA = (StopIteration, StopAsyncIteration)
 _NOT_CONFIRMED = "it isn't confirmed that the learned timeouts of this run are written: the next run may not know them"
+_NOT_WRITTEN = "no timeouts of this run are written to a file: the next run will not know them"
 
 _current_client: Any = None
 _current_save_dir: str | None = None
@@ -233,14 +234,14 @@ def shutdown(global_state: Any) -> None:
 
     With learned timeouts, rank 0 waits for the launcher to write them, at most 2 s. It writes
     ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are completed. While an exception other
-    than StopIteration is handled or propagates, this does what :func:`abort` does.
+    than StopIteration or ``sys.exit(0)`` is handled or propagates, this does what :func:`abort` does.
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
         global_state.rank_monitor_client = None
         return
     failure = sys.exc_info()[1]
-    if failure is not None and not isinstance(failure, _END_OF_DATA):
+    if failure is not None and not _is_normal_end(failure):
         if global_state.fault_tolerance_state.is_calculating_timeouts:
             say.warn(f"timeouts were not updated: {type(failure).__name__} is being handled; call shutdown() after it")
         abort(global_state)
@@ -253,11 +254,17 @@ def shutdown(global_state: Any) -> None:
             _maybe_update_timeouts(global_state, is_closing_ft=True)
         else:
             learns = run_facts.learns(mine) or bool(getattr(state, "is_calculating_timeouts", False))
-            if not run_facts.note_end(mine, waits=learns and get_rank_safe() == 0):
-                say.warn(_NOT_CONFIRMED)
+            is_written = run_facts.note_end(mine, waits=learns and get_rank_safe() == 0)
+            if learns and is_written is not True:
+                say.warn(_NOT_CONFIRMED if is_written is None else _NOT_WRITTEN)
     finally:
         _disconnect(client, global_state)
     finished.tell_if_finished(global_state)
+
+
+def _is_normal_end(error: BaseException) -> bool:
+    """Whether this exception ends a loop or a script that is done: the end of the data, ``sys.exit(0)``."""
+    return isinstance(error, _END_OF_DATA) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def abort(global_state: Any) -> None:
@@ -289,7 +296,9 @@ def maybe_setup_simulated_fault(config: Any) -> None:
 
 
 def _make_directory(path: str) -> None:
-    """Create the save directory if it is missing."""
+    """Create the save directory if it is missing; an object store has none."""
+    if "://" in path:
+        return
     try:
         if not os.path.exists(path):
             os.makedirs(path, exist_ok=True)

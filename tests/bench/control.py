@@ -344,12 +344,12 @@ def measure_survey(nodes: int = 10_000) -> dict[str, float | None]:
     facts = Facts(learns=True, has_hooks=True, loaded=True, enough_steps=True, saved=True)
     bodies = [encode(_answer(place, facts, chance)) for place in range(nodes)]
     machine = CycleLearning(0, SurveyLog())
-    machine.reached(Milestone(0, Moment.SAVE, 1))
+    machine.reached(0, Milestone(0, Moment.SAVE, 1))
     began_s = time.process_time()
-    sent = machine.take(0.0, lambda: {place: place for place in range(nodes)})
+    sent = machine.take(0.0, lambda: {place: place for place in range(nodes)}, lambda: range(nodes))
     for place, body in enumerate(bodies):
         machine.answered(place, messages.parse(json.loads(body[4:])))
-    sent += machine.take(0.1, lambda: {place: place for place in range(nodes)})
+    sent += machine.take(0.1, lambda: {place: place for place in range(nodes)}, lambda: range(nodes))
     assert len(sent) == 2
     size = sum(map(len, bodies)) / nodes / len(_SECTIONS)
     return {"survey_cpu_s": time.process_time() - began_s, "section_bytes": size}

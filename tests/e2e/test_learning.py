@@ -245,3 +245,55 @@ def test_state_file_that_cannot_be_used_but_is_not_broken_stays_as_it_is(
     assert [path.name for path in save.iterdir()] == ["ft_state.json"]
     assert text is None or file.read_text() == text
     assert len([line for line in finished.lines if "ft_state.json" in line]) == 1, finished.err
+
+
+EXPORT = (
+    steps(steps=40, after="save() if step == 20 else None")
+    + """
+if RANK == 0:
+    time.sleep(8)
+"""
+)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_rank_0_that_exports_a_model_after_the_others_end_is_neither_terminated_nor_reported(
+    launcher: Launcher, tmp_path: Path, learns: bool
+) -> None:
+    loaded = "ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)"
+    launched = launcher.start(
+        script(f"{loaded}\n{EXPORT}", learns=learns), *TWO, "--max-restarts=0", script_args=[str(tmp_path / "save")]
+    )
+    finished = launched.wait(60)
+    assert finished.code == 0, finished.err
+    assert "would be a hang" not in finished.err
+    if learns:
+        document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
+        # eight seconds went on in rank 0 when its run ended
+        assert document["current_timeouts"]["section"]["out_of_section"] > 8.0
+
+
+def test_run_that_is_aborted_or_fails_learns_no_time_out_of_section(launcher: Launcher, tmp_path: Path) -> None:
+    loop = f"""
+ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+try:
+{re.sub("^", "    ", steps(steps=40, after="save() if step == 20 else None"), flags=re.MULTILINE)}
+    raise RuntimeError("no memory")
+finally:
+    ft.shutdown(state)
+"""
+    launched = launcher.start(script(loop, learns=True), *TWO, "--max-restarts=0", script_args=[str(tmp_path / "save")])
+    finished = launched.wait(60)
+    assert finished.code == 1
+    assert "RuntimeError: no memory" in finished.err
+    document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
+    assert not document["current_timeouts"]["section"]["is_out_of_section_calculated"]
+
+
+def test_job_that_has_become_slower_is_reported_once(launcher: Launcher, tmp_path: Path) -> None:
+    # all ranks take as long
+    loop = steps(steps=66).replace("time.sleep(0.01)", "time.sleep(7.0 if step >= 64 else 0.01)")
+    launched = launcher.start(script(loop), *TWO, "--max-restarts=0", script_args=[str(tmp_path / "save")])
+    finished = launched.wait(90)
+    assert finished.code == 0, finished.err
+    assert len(re.findall("would be a hang", finished.err)) == 1

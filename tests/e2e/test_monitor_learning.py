@@ -206,7 +206,6 @@ def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        assert launcher.next(Milestone) == Milestone(0, Moment.END)
         process.wait(BOUND_S)
         launcher.serve(0.5)
         launcher.slot.survey(Survey(0, 4))

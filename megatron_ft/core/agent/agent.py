@@ -139,6 +139,7 @@ class Agent:
         if interval not in self._would_hang:
             self._would_hang.add(interval)
             self._turn.say_for_all(lines.would_be_hang(review))
+            self._learning.reported(review.timed, self._turn)
 
     def _hear_of_ranks(self, event: edge.Event) -> None:
         observes_only = self._options.observe_only

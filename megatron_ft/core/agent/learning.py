@@ -77,6 +77,10 @@ class _OfCycle:
     answers: dict[int, Intervals] = field(default_factory=dict)
     """Newest answer of each rank, by local rank; it contains all older ones."""
     raised: set[str] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    """Local ranks whose run is over."""
+    is_over: bool = False
+    """What was learned at the end of the run is kept for the next one: ranks may have something else to do now."""
 
 
 class NodeLearning:
@@ -131,6 +135,8 @@ class NodeLearning:
             if not cycle.survey.awaited or turn.now_ns >= cycle.survey.until_ns:
                 self._answer(cycle, cycle.survey.survey, turn)
                 cycle.survey = None
+        if cycle is not None:
+            self._tell_end(cycle, turn)
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -147,8 +153,8 @@ class NodeLearning:
         match event:
             case edge.Attached(local_rank, of) if of == cycle.record.cycle and not event.watch_only:
                 self._attached(local_rank, event, cycle, turn)
-            case edge.MilestoneReached(_, of, milestone) if of == cycle.record.cycle:
-                self._reached(milestone, cycle, turn)
+            case edge.MilestoneReached(local_rank, of, milestone) if of == cycle.record.cycle:
+                self._reached(local_rank, milestone, cycle, turn)
             case edge.IntervalsReported(local_rank, of, intervals) if of == cycle.record.cycle:
                 self._reported_intervals(local_rank, intervals, cycle)
             case Survey(of) if of == cycle.number:
@@ -165,24 +171,47 @@ class NodeLearning:
             turn.do(Tell(Raised(cycle.number, name)))
             self._raise(name, cycle, turn)
 
+    def reported(self, name: str, turn: Turn) -> None:
+        """Double a learned timeout that is only reported, and was exceeded: a slower job is reported once."""
+        cycle, before = self._cycle, self._reported.get(name)
+        if cycle is None or before is None:
+            return
+        self._known[name] = budget_rule.after_kill(self._known.get(name, Known(reference_s=before.timeout_s)))
+        doubled = self._apply_rule(name, self._known[name])
+        if doubled is not None:
+            self._reported[name] = doubled
+            if not cycle.is_over:
+                self._arm(cycle.record.running & cycle.record.hooked, turn)
+
     def _attached(self, local_rank: int, event: edge.Attached, cycle: _OfCycle, turn: Turn) -> None:
         self._script_learns = self._script_learns or event.learns
         if event.state_path and self._file is None:
             self._file = _StateFile(event.state_path, turn.now_ns + READ_NS)
-            turn.do(ReadState(event.state_path, sets_aside=cycle.place == 0))
+            turn.do(ReadState(event.state_path, sets_aside=cycle.place == 0 and self._enforces))
         elif event.state_path and self._file is not None and event.state_path != self._file.path:
             rank = cycle.record.ranks[local_rank]
             self._say_once(lines.other_state_file(rank, event.state_path, self._file.path), turn)
-        board = turn.seen.boards[local_rank]
-        has_sections = board is not None and bool(board.sections)
-        if not event.state_path and has_sections:
-            self._say_what_is_off(turn)  # else when the file was read
         self._arm([local_rank], turn)
+        self._say_what_is_off_without_file(local_rank, turn)
 
-    def _reached(self, milestone: Milestone, cycle: _OfCycle, turn: Turn) -> None:
-        if milestone.count > cycle.told.get(milestone.moment, -1):
+    def _reached(self, local_rank: int, milestone: Milestone, cycle: _OfCycle, turn: Turn) -> None:
+        self._say_what_is_off_without_file(local_rank, turn)  # its hooks have added sections since it attached
+        if milestone.moment is Moment.END:
+            cycle.ended.add(local_rank)
+        elif milestone.count > cycle.told.get(milestone.moment, -1):
             cycle.told[milestone.moment] = milestone.count
             turn.do(Tell(replace(milestone, cycle=cycle.number)))
+
+    def _tell_end(self, cycle: _OfCycle, turn: Turn) -> None:
+        """Tell the end of the run, once, when no rank with hooks is in it any more."""
+        record, end = cycle.record, Milestone(cycle.number, Moment.END)
+        if not cycle.ended or end.moment in cycle.told:
+            return
+        boards = turn.seen.boards
+        closed = {each for each in record.hooked if (board := boards[each]) is not None and board.closing}
+        if not (record.running & record.hooked) - cycle.ended - closed:
+            cycle.told[end.moment] = end.count
+            turn.do(Tell(end))
 
     # -- surveys ------------------------------------------------------------------------------------------------
 
@@ -220,7 +249,10 @@ class NodeLearning:
             "known": None if is_unread else dict(self._known),
             "configured": tuple(options.configured_sections),
             "caps": options.caps,
-            "previous": {name: each.timeout_s for name, each in {**self._reported, **self._state.timeouts}.items()},
+            "previous": {
+                name: max(each.timeout_s, budget_rule.LEARNED_FLOOR_S)
+                for name, each in {**self._reported, **self._state.timeouts}.items()
+            },
             "rule": options.rule,
             "factor": options.safety_factor,
             "mode": options.learn,
@@ -235,7 +267,8 @@ class NodeLearning:
         elif self._options.learn != "off":
             self._reported.update(event.timeouts)
         self._say_unopened(event, cycle, turn)
-        if event.timeouts:
+        cycle.is_over |= event.moment is Moment.END
+        if event.timeouts and not cycle.is_over:
             self._arm(cycle.record.running & cycle.record.hooked, turn)
         if cycle.place == 0:
             is_writing = event.writes and self._write(turn, event.moment)
@@ -291,7 +324,8 @@ class NodeLearning:
         elif name in self._known:
             self._known[name] = budget_rule.after_kill(self._known[name])
         self._lines_of_next_cycle.append(text)
-        self._arm(cycle.record.running & cycle.record.hooked, turn)
+        if not cycle.is_over:
+            self._arm(cycle.record.running & cycle.record.hooked, turn)
         file = self._file
         if cycle.place == 0 and file is not None and (file.existed or self._enforces):
             self._write(turn, None)
@@ -387,8 +421,17 @@ class NodeLearning:
             self._said.add(text)
             turn.say_for_all(text)
 
+    def _say_what_is_off_without_file(self, local_rank: int, turn: Turn) -> None:
+        board = turn.seen.boards[local_rank]
+        if self._file is None and board is not None and board.sections:
+            self._say_what_is_off(turn)  # else when the file was read
+
     def _say_what_is_off(self, turn: Turn) -> None:
-        if self._options.configured or not self._choice.is_empty or self._enforces:
+        configured = self._options.configured
+        is_timed = bool(self._options.caps) or any(
+            configured.get(each) is not None for each in learned.HEARTBEAT_FIELDS
+        )
+        if is_timed or not self._choice.is_empty or self._enforces:
             return
         is_off = self._options.learn == "off"
         self._say_once_for_all(lines.NOTHING_IS_DETECTED if is_off else lines.NOTHING_IS_KILLED, turn)
@@ -403,10 +446,12 @@ class NodeLearning:
     def _say_unopened(self, event: Learned, cycle: _OfCycle, turn: Turn) -> None:
         steps = None if event.moment is Moment.END else cycle.told.get(Moment.STEPS)
         timed = {*self._options.caps, *self._choice.timeouts}
+        untimed = "are not detected" if self._options.learn == "off" and not self._enforces else "are only reported"
         for name, meant in event.unopened.items():
             if f"unopened {name}" not in self._said:
                 self._said.add(f"unopened {name}")
-                turn.say_for_all(lines.never_opened(name, meant, steps=steps, is_meant_timed=meant in timed))
+                what = "" if meant in timed else untimed
+                turn.say_for_all(lines.never_opened(name, meant, steps=steps, untimed=what))
 
 
 def _as_ended(intervals: Intervals) -> Intervals:

@@ -182,13 +182,16 @@ def raised(name: str, factor: float) -> str:
     return f"the timeout of '{name}' terminated a rank in the last cycle: it is multiplied by {factor:g} now"
 
 
-def never_opened(name: str, meant: str, *, steps: int | None, is_meant_timed: bool) -> str:
-    """A configured section that no rank has opened. ``steps``: so far; None: in the whole run."""
+def never_opened(name: str, meant: str, *, steps: int | None, untimed: str) -> str:
+    """A configured section that no rank has opened.
+
+    ``steps``: so far; None: in the whole run. ``untimed``: what happens to hangs in ``meant``, if it has no timeout.
+    """
     until = "in this run" if steps is None else f"in the first {counted(steps, 'iteration')}"
     head = f"section '{name}' has a timeout, but no rank has opened it {until}"
     if not meant:
         return head
-    missing = "" if is_meant_timed else f" Hangs in '{meant}' are not detected until it has one"
+    missing = f" Hangs in '{meant}' {untimed} until it has one" if untimed else ""
     return f"{head}: did you mean '{meant}'?{missing}"
 
 

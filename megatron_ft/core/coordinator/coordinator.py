@@ -199,7 +199,7 @@ class Coordinator:
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, m.Milestone):
-            self._learning.reached(message)
+            self._learning.reached(place, message)
         elif isinstance(message, m.Intervals):
             self._learning.answered(place, message)
         elif isinstance(message, m.Raised):
@@ -448,7 +448,8 @@ class Coordinator:
         """Begin or end a survey. After all decisions, which it must not delay."""
         cycle = self._cycle
         if cycle is not None:
-            self._out += self._learning.take(self._clock.now_s, lambda: cycle.links(self._nodes.values()))
+            links, healthy = lambda: cycle.links(self._nodes.values()), lambda: cycle.healthy
+            self._out += self._learning.take(self._clock.now_s, links, healthy)
             self._alarms += [] if self._learning.alarm_s is None else [self._learning.alarm_s]
 
     def _propose_due(self) -> None:

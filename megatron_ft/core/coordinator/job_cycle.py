@@ -229,6 +229,11 @@ class JobCycle:
         has_it = place is not None and place < len(self.seats) and self.seats[place].instance == node.instance
         return place if has_it else None
 
+    @property
+    def healthy(self) -> list[int]:
+        """Places of the nodes whose ranks run, as far as is known."""
+        return [place for place, seat in enumerate(self.seats) if seat.state is NodeState.HEALTHY]
+
     def links(self, nodes: Iterable[Node]) -> dict[int, int]:
         """Connections of the launchers that take part in this cycle, by place."""
         return {

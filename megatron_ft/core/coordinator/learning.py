@@ -1,7 +1,8 @@
 """Surveys of the intervals of all ranks in one cycle, and the timeouts learned from them. Pure.
 
-A launcher reports a `Milestone`; the first report of each starts a `Survey` of all seated nodes. The answers are merged
-as they come. When all have come, or after ``SURVEY_S``, the rule is applied once, and all launchers get the `Learned`.
+A launcher reports a `Milestone`; the first report of each starts a `Survey` of all seated nodes. That of the end starts
+when all nodes have reported it: what some ranks do after the others' end counts, too. The answers are merged as they
+come. When all have come, or after ``SURVEY_S``, the rule is applied once, and all launchers get the `Learned`.
 Nothing is kept from one survey to the next: what the rule goes on from comes from the launcher at place 0 each time, so
 another coordinator can take over at any moment. Times are seconds of the coordinator's own clock.
 """
@@ -45,6 +46,10 @@ _OPENED_LATE = ("checkpointing", "warmup")
 _USUAL = ("setup", "step", "checkpointing")
 _MOST_UNOPENED = 16
 _PLACE_THAT_KNOWS = 0
+_NO_HOOKS = (
+    "no timeouts are learned from a script that calls RankMonitorClient itself: it does that with "
+    "calculate_and_set_section_timeouts() or calculate_and_set_hb_timeouts()"
+)
 
 
 @dataclass
@@ -72,10 +77,20 @@ class CycleLearning:
     _enforces: bool | None = None
     """Ranks may be terminated by what is learned; None: not known yet."""
     _raised: dict[str, None] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    """Places of the nodes whose runs are over."""
+    _in_run: set[int] | None = None
+    """Places of those that were healthy at the first end of a run, and whose own isn't over; None: before."""
 
-    def reached(self, milestone: Milestone) -> bool:
-        """Take a milestone; returns True if it is beyond all earlier ones of its kind."""
+    def reached(self, place: int, milestone: Milestone) -> bool:
+        """Take a milestone of the node at that place; returns True if it is beyond all earlier ones of its kind."""
         moment = milestone.moment
+        if milestone.cycle == self.cycle and moment is Moment.END:
+            is_new = place not in self._ended
+            self._ended.add(place)
+            if self._in_run is not None:
+                self._in_run.discard(place)
+            return is_new
         if milestone.cycle != self.cycle or milestone.count <= self._beyond.get(moment, -1):
             return False
         self._beyond[moment] = milestone.count
@@ -85,6 +100,14 @@ class CycleLearning:
         if self._next is not Moment.END:
             self._next = moment
         return True
+
+    def _ends(self, healthy: Callable[[], Iterable[int]]) -> None:
+        """Have the survey of the end begin, once, when the runs of all nodes are over."""
+        if self._in_run is None:
+            self._in_run = {*healthy()} - self._ended
+        if not self._in_run and Moment.END not in self._beyond:
+            self._beyond[Moment.END] = 0
+            self._next = Moment.END
 
     def answered(self, place: int, intervals: Intervals) -> None:
         """Take the answer of the node at that place; one that was not asked for is ignored."""
@@ -109,9 +132,19 @@ class CycleLearning:
         """The kills by learned timeouts in this cycle, for a launcher that may not know of them."""
         return [Raised(self.cycle, name) for name in self._raised]
 
-    def take(self, now_s: float, links: Callable[[], Mapping[int, int]]) -> list[Send]:
-        """Return the messages that are due. ``links``: connections of the seated nodes, by place."""
+    def take(
+        self, now_s: float, links: Callable[[], Mapping[int, int]], healthy: Callable[[], Iterable[int]]
+    ) -> list[Send]:
+        """Return the messages that are due.
+
+        Args:
+            now_s: the time.
+            links: connections of the seated nodes, by place.
+            healthy: places of the nodes whose ranks run.
+        """
         sends, self.alarm_s = [], None
+        if self._ended:
+            self._ends(healthy)
         survey = self._survey
         if survey is not None and (not survey.awaited or now_s >= survey.until_s):
             self._survey, self._not_before_s = None, now_s + BETWEEN_S
@@ -227,7 +260,7 @@ def find_unopened(configured: Iterable[str], *, opened: Iterable[str]) -> dict[s
 def apply_rule(learned: Learned, sketches: Mapping[str, Sketch], facts: Facts, first: Intervals) -> Learned:
     """Add the timeouts that may be learned now; ``first``: the answer of the node at place 0."""
     if learned.enforces and learned.moment is Moment.STEPS:
-        return learned
+        return learned if facts.has_hooks else replace(learned, reasons=(_NO_HOOKS,))
     update = choose_update(
         is_persistent_chkpt_loaded=facts.loaded,
         is_setup_open=facts.setup_open,

@@ -276,7 +276,7 @@ def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
     return HangVerdict(
         rank=other.rank,
         local_rank=other.local_rank,
-        kind=found.kind if other.section is None else "section",
+        kind="section" if other.section is not None else "out_of_section" if found.kind == "section" else found.kind,
         section=other.section,
         elapsed_s=max(0.0, (found.at_ns - other.since_ns) / 1e9),
         timeout_s=found.timeout_s if other.timeout_s is None else other.timeout_s,

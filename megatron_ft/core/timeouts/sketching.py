@@ -252,7 +252,8 @@ class Milestones:
         if board.saves > self._saves:
             self._saves = board.saves
             found.append(Milestone(board.cycle, Moment.SAVE, board.saves))
-        if not self._has_ended and (board.closing or board.learning_facts & layout.FACT_RUN_ENDS):
+        # a rank that only ends its monitoring has failed, or goes on without it: its run isn't over
+        if not self._has_ended and board.learning_facts & layout.FACT_RUN_ENDS:
             self._has_ended = True
             found.append(Milestone(board.cycle, Moment.END))
         return found

@@ -89,7 +89,7 @@ def read(path: str, *, sets_aside: bool) -> edge.StateRead:
         return edge.StateRead(path, None, text, may_write=False)
     except (BrokenStateFile, ConfigError) as error:
         if not sets_aside:
-            return edge.StateRead(path, None)
+            return edge.StateRead(path, None, f"{path} {error}: leaving it alone")
         try:
             return edge.StateRead(path, None, f"{path} {error}: moved to {set_aside(path)}")
         except OSError as refused:

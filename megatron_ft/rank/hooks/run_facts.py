@@ -70,21 +70,25 @@ def note_save(client: RankMonitorClient) -> None:
         client._wake_monitor()
 
 
-def note_end(client: RankMonitorClient, *, waits: bool) -> bool:
+def note_end(client: RankMonitorClient, *, waits: bool) -> bool | None:
     """Tell that the run is over, and wake the monitor.
 
-    ``waits``: for the launcher's word that the learned timeouts are written, at most 2 s. Returns False if it didn't
-    come, or if they could not be written.
+    ``waits``: for the launcher's word whether the learned timeouts are written, at most 2 s. Returns that word, None if
+    it didn't come; True without waiting.
     """
     recorder, board = client._recorder, client._board
     if recorder is None or board is None:
         return True
     recorder.add_facts(layout.FACT_RUN_ENDS)
     client._wake_monitor()
+    if not waits:
+        return True
     deadline = time.monotonic() + _END_S
-    while waits and not board.words[layout.W_STATE_WRITTEN] and time.monotonic() < deadline:
+    while not (word := board.words[layout.W_STATE_WRITTEN]):
+        if time.monotonic() >= deadline:
+            return None
         time.sleep(_LOOK_S)
-    return not waits or board.words[layout.W_STATE_WRITTEN] == layout.STATE_WRITTEN
+    return word == layout.STATE_WRITTEN
 
 
 def learns(client: RankMonitorClient) -> bool:

@@ -178,6 +178,47 @@ def test_milestones_are_passed_on_once_per_node() -> None:
     assert [(each.moment, each.count) for each in told] == [(Moment.STEPS, 10), (Moment.STEPS, 32), (Moment.END, 0)]
 
 
+def ends(driven: Driven) -> list[Milestone]:
+    """Told ends of the run of this node."""
+    return [said for said in driven.told if isinstance(said, Milestone) and said.moment is Moment.END]
+
+
+def test_end_of_the_run_is_told_when_no_rank_is_in_it_any_more() -> None:
+    driven = attached()
+    driven.hear(edge.MilestoneReached(1, 0, Milestone(0, Moment.END)))
+    assert ends(driven) == []
+    driven.exits(0, 0)
+    assert ends(driven) == [Milestone(0, Moment.END)]
+
+
+def test_timeouts_learned_at_the_end_of_a_run_are_written_and_not_armed_in_it() -> None:
+    driven = attached()
+    driven.hear(edge.StateRead(PATH, state(step=5.0)))
+    armed = len(driven.all_of(edge.ArmMonitor))
+    driven.hear(result(moment=Moment.END, timeouts={"out_of_section": timeout(5.0)}))
+    assert len(driven.all_of(edge.ArmMonitor)) == armed
+    assert "out_of_section" in driven.all_of(edge.WriteState)[-1].state.timeouts
+    driven.hear(edge.FoundHung(0, 0, HANG))
+    assert len(driven.all_of(edge.ArmMonitor)) == armed
+    next_cycle(driven, 1)
+    driven.hear(edge.Attached(0, 1, driven.now_ns, state_path=PATH, learns=True))
+    assert arms(driven)[0]["out_of_section"].timeout_s == 5.0
+
+
+def test_timeout_that_is_only_reported_is_doubled_once_it_was_exceeded() -> None:
+    driven = attached(learns=False)
+    driven.hear(edge.StateRead(PATH, None))
+    learned = {"step": timeout(5.0)}
+    driven.hear(result(moment=Moment.STEPS, enforces=False, writes=False, timeouts=learned, known={"step": KNOWN}))
+    for iteration, expected_s in [(60, 10.0), (61, 20.0), (61, 20.0)]:
+        review = Reviewed(cycle=0, asker=0, text="x", elapsed_s=6.0, timeout_s=5.0, timed="step", iteration=iteration)
+        driven.hear(review)
+        assert arms(driven)[0]["step"].timeout_s == expected_s
+        assert not arms(driven)[0]["step"].enforced
+    assert len([line for line in driven.said if line.startswith("would be a hang")]) == 2
+    assert driven.all_of(edge.WriteState) == []
+
+
 def answers(driven: Driven) -> list[Intervals]:
     """Answers to surveys."""
     return [said for said in driven.told if isinstance(said, Intervals)]
@@ -308,7 +349,7 @@ def test_line_that_hangs_are_only_reported_is_said_once_where_it_is_true(
     assert sum(line.startswith("no timeouts configured: hangs are reported") for line in driven.said) == is_said
 
 
-def test_unopened_section_is_said_once_with_what_is_not_detected() -> None:
+def test_unopened_section_is_said_once_with_what_is_only_reported() -> None:
     driven = attached(learns=False, configured={"rank_section_timeouts": {"stpe": 3.0}})
     driven.hear(edge.StateRead(PATH, None), edge.MilestoneReached(0, 0, Milestone(0, Moment.STEPS, 10)))
     for _ in range(2):
@@ -316,7 +357,7 @@ def test_unopened_section_is_said_once_with_what_is_not_detected() -> None:
     lines = [line for line in driven.said if line.startswith("section")]
     head = "section 'stpe' has a timeout, but no rank has opened it in the first 10 iterations: did you mean 'step'?"
     assert lines == [
-        f"{head} Hangs in 'step' are not detected until it has one",
+        f"{head} Hangs in 'step' are only reported until it has one",
         "section 'io' has a timeout, but no rank has opened it in the first 10 iterations",
     ]
 

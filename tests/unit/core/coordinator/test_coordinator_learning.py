@@ -39,12 +39,17 @@ class Surveyed:
     def take(self, after_s: float = 0.0) -> None:
         """Let time pass."""
         self.now_s += after_s
-        self.sent += self.machine.take(self.now_s, lambda: self.links)
+        self.sent += self.machine.take(self.now_s, lambda: self.links, lambda: self.links)
 
-    def reached(self, moment: Moment, count: int = 0) -> None:
+    def reached(self, moment: Moment, count: int = 0, *, place: int = 0) -> None:
         """A node has told of a milestone."""
-        self.machine.reached(Milestone(CYCLE, moment, count))
+        self.machine.reached(place, Milestone(CYCLE, moment, count))
         self.take()
+
+    def ends(self) -> None:
+        """The runs of all nodes are over."""
+        for place in self.links:
+            self.reached(Moment.END, place=place)
 
     def answers(self, place: int, length_s: float = 1.0, *, number: int | None = None, **more: object) -> None:
         """A node answers the last survey."""
@@ -64,6 +69,27 @@ class Surveyed:
     def learned(self) -> list[Learned]:
         """All results."""
         return [each.message for each in self.sent if isinstance(each.message, Learned)]
+
+
+def test_survey_of_the_end_waits_for_all_nodes_whose_ranks_run() -> None:
+    job = Surveyed(3)
+    job.reached(Moment.END, place=1)
+    job.reached(Moment.END, place=1)
+    job.reached(Moment.END, place=0)
+    assert job.surveys == []
+    job.reached(Moment.END, place=2)
+    job.reached(Moment.END, place=2)
+    assert [survey.moment for survey in job.surveys] == [Moment.END]
+
+
+def test_script_without_hooks_is_told_how_it_can_learn() -> None:
+    job = Surveyed()
+    job.reached(Moment.STEPS, 10)
+    for place in range(2):
+        job.answers(place, facts=Facts(), mode="on")
+    (learned,) = job.learned
+    assert learned.timeouts == {}
+    assert [reason for reason in learned.reasons if "RankMonitorClient" in reason]
 
 
 def test_first_report_of_each_milestone_starts_one_survey_of_all_nodes() -> None:
@@ -89,7 +115,7 @@ def test_survey_ends_with_the_last_answer_and_learns_from_all() -> None:
 
 def test_milestone_of_another_cycle_starts_no_survey() -> None:
     job = Surveyed()
-    assert not job.machine.reached(Milestone(CYCLE - 1, Moment.SAVE, 1))
+    assert not job.machine.reached(0, Milestone(CYCLE - 1, Moment.SAVE, 1))
     job.take()
     assert job.surveys == []
 
@@ -108,7 +134,7 @@ def test_node_that_has_seen_more_long_intervals_counts_though_none_was_longer() 
 
 def test_out_of_section_timeout_is_learned_at_the_end() -> None:
     job = Surveyed(1)
-    job.reached(Moment.END)
+    job.ends()
     job.answers(0)
     assert "out_of_section" in job.learned[0].timeouts
 
@@ -161,7 +187,7 @@ def test_milestone_during_a_survey_starts_the_next_one_a_second_after_it() -> No
 def test_end_of_the_run_is_surveyed_at_once_and_is_not_displaced_by_a_save() -> None:
     job = Surveyed(1)
     job.reached(Moment.SAVE, 1)
-    job.reached(Moment.END)
+    job.ends()
     job.reached(Moment.SAVE, 2)
     job.answers(0)
     assert [survey.moment for survey in job.surveys] == [Moment.SAVE, Moment.END]
@@ -214,7 +240,7 @@ def test_section_that_no_rank_has_opened_is_named_with_the_one_meant(configured:
     job.answers(0, sketches={"setup": step}, configured=(configured, "step", "checkpointing", "warmup", "setup"))
     assert job.learned[0].unopened == found
     again = Surveyed(1, log)
-    again.reached(Moment.END)
+    again.ends()
     again.answers(0, sketches={"setup": step}, configured=(configured,))
     assert again.learned[0].unopened == {}
 

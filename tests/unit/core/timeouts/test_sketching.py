@@ -437,7 +437,10 @@ def test_each_save_is_a_milestone_and_the_end_is_one_once() -> None:
     ending = BOARD._replace(saves=3, learning_facts=layout.FACT_RUN_ENDS)
     assert milestones.take(ending) == [Milestone(0, Moment.SAVE, 3), Milestone(0, Moment.END)]
     assert milestones.take(ending._replace(closing=True)) == []
-    assert Milestones().take(BOARD._replace(closing=True)) == [Milestone(0, Moment.END)]
+
+
+def test_a_rank_that_only_ends_its_monitoring_has_no_end_of_its_run() -> None:
+    assert Milestones().take(BOARD._replace(closing=True)) == []
 
 
 def test_a_rank_without_hooks_has_no_milestones() -> None:

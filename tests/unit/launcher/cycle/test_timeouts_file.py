@@ -54,7 +54,10 @@ def test_missing_file_may_be_written(path: str) -> None:
 def test_file_that_does_not_parse_is_set_aside_by_one_launcher(path: str, content: str) -> None:
     os.mkdir(os.path.dirname(path))
     Path(path).write_text(content)
-    assert read(path, sets_aside=False) == edge.StateRead(path, None)
+    left = read(path, sets_aside=False)
+    assert left.problem.endswith(": leaving it alone")
+    assert left.state is None
+    assert left.may_write
     assert Path(path).read_text() == content
     found = read(path, sets_aside=True)
     assert found.problem.endswith(f": moved to {path}.corrupt-1")

@@ -143,16 +143,22 @@ def test_shutdown_with_learning_waits_until_the_launcher_has_written(bench: Benc
     assert bench.seen().closing
 
 
-@pytest.mark.parametrize("word", [0, layout.STATE_NOT_WRITTEN])
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (0, "it isn't confirmed that the learned timeouts of this run are written"),
+        (layout.STATE_NOT_WRITTEN, "no timeouts of this run are written to a file"),
+    ],
+)
 def test_shutdown_that_is_not_confirmed_ends_within_its_bound_and_says_so(
-    bench: Bench, word: int, capfd: pytest.CaptureFixture[str]
+    bench: Bench, word: int, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state = bench.start(calc_ft_timeouts=True)
     bench.boards[-1].words[layout.W_STATE_WRITTEN] = word
     began = time.monotonic()
     ft.shutdown(state)
     assert time.monotonic() - began < 4.0
-    assert "it isn't confirmed that the learned timeouts of this run are written" in capfd.readouterr().err
+    assert text in capfd.readouterr().err
 
 
 def test_other_ranks_than_0_wait_for_nobody_at_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
