@@ -26,6 +26,19 @@ for _ in range(40):
     dist.all_reduce(torch.ones(1))
     time.sleep(0.1)
 """
+LOOKS_AT_EXIT = """
+import threading
+import torch.distributed as dist
+from megatron_ft.rank.collectives import watch
+begun = threading.Event()
+def slow_counts():
+    begun.set()
+    time.sleep(0.3)
+    say("look over")
+watch.counts = slow_counts
+dist.init_process_group("gloo")
+assert begun.wait(30)
+"""
 
 
 def test_each_deadlock_is_named_by_rank_and_frame_and_who_computes_is_left_alone(launcher: Launcher) -> None:
@@ -66,3 +79,10 @@ def test_healthy_job_with_collectives_after_shutdown_of_its_hooks_is_not_told_of
     assert finished.code == 0, finished.err
     assert launched.events("no_collective") == [], finished.err
     launched.assert_nothing_left()
+
+
+def test_look_at_the_collectives_that_has_begun_is_over_before_the_interpreter_exits(launcher: Launcher) -> None:
+    """Python would end the thread below torch's C++, which ends the process with SIGABRT."""
+    finished = launcher.run(LOOKS_AT_EXIT, "--nproc-per-node=2", "--max-restarts=0")
+    assert finished.code == 0, finished.err
+    assert finished.out.count("look over") == 2, finished.out
