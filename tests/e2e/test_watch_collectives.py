@@ -11,6 +11,34 @@ __all__ = ["launcher"]
 
 SEED = 3
 TIMEOUT_S = 3.0
+COLLECTIVES_AFTER_SHUTDOWN = """
+import torch, torch.distributed as dist
+from megatron_ft import fault_tolerance as ft
+dist.init_process_group("gloo")
+state = ft.GlobalState.create(save="save", ft=ft.FaultToleranceSettings())
+ft.setup(state.cfg, state)
+ft.on_training_step_start(state)
+dist.all_reduce(torch.ones(1))
+time.sleep(1.5)  # the watch reads the counts once a second
+ft.on_training_step_end(state)
+ft.shutdown(state)
+for _ in range(40):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+"""
+LOOKS_AT_EXIT = """
+import threading
+import torch.distributed as dist
+from megatron_ft.rank.collectives import watch
+begun = threading.Event()
+def slow_counts():
+    begun.set()
+    time.sleep(0.3)
+    say("look over")
+watch.counts = slow_counts
+dist.init_process_group("gloo")
+assert begun.wait(30)
+"""
 
 
 def test_each_deadlock_is_named_by_rank_and_frame_and_who_computes_is_left_alone(launcher: Launcher) -> None:
@@ -42,3 +70,19 @@ def test_by_default_it_is_only_told(launcher: Launcher) -> None:
     # nobody has sent the ranks a signal for it
     stacks = [json.loads(path.read_text())["stacks"] for path in (launched.log_dir / "evidence").glob("*.json")]
     assert {stack["source"] for stack in stacks} == {"a thread of its own"}
+
+
+def test_healthy_job_with_collectives_after_shutdown_of_its_hooks_is_not_told_of(launcher: Launcher) -> None:
+    options = ["--nproc-per-node=2", "--max-restarts=0", "--ft-watch-collectives-timeout=1.5"]
+    launched = launcher.start(COLLECTIVES_AFTER_SHUTDOWN, *options)
+    finished = launched.wait(60)
+    assert finished.code == 0, finished.err
+    assert launched.events("no_collective") == [], finished.err
+    launched.assert_nothing_left()
+
+
+def test_look_at_the_collectives_that_has_begun_is_over_before_the_interpreter_exits(launcher: Launcher) -> None:
+    """Python would end the thread below torch's C++, which ends the process with SIGABRT."""
+    finished = launcher.run(LOOKS_AT_EXIT, "--nproc-per-node=2", "--max-restarts=0")
+    assert finished.code == 0, finished.err
+    assert finished.out.count("look over") == 2, finished.out

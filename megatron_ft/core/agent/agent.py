@@ -138,11 +138,10 @@ class Agent:
         interval = review.timed, review.iteration
         if interval not in self._would_hang:
             self._would_hang.add(interval)
-            self._turn.say_for_all(lines.would_be_hang(review))
+            self._turn.say_for_all(lines.would_be_hang(review, observes_only=self._options.observe_only))
             self._learning.reported(review.timed, self._turn)
 
     def _hear_of_ranks(self, event: edge.Event) -> None:
-        observes_only = self._options.observe_only
         match event:
             case edge.RanksMet():
                 self.cycle = self._new_cycle(self.cycle.number, event)
@@ -157,7 +156,7 @@ class Agent:
                 self._ranks_ended(event)
             case edge.MilestoneReached() | edge.IntervalsReported():
                 self._learning.hear(event, self._turn)
-            case edge.FoundHung(verdict=verdict, observed_only=True) if verdict.learned and not observes_only:
+            case edge.FoundHung(verdict=verdict, observed_only=True) if verdict.learned:
                 self.cycle.would_hang(event, self._turn)
             case edge.FoundHung(cycle=cycle, verdict=verdict, observed_only=True):
                 self._do(Say(lines.observed(verdict)), event_records.would_have_ended(cycle, verdict))

@@ -3,7 +3,8 @@
 Each rank writes to its board what torch knows of its collectives (`docs/watch-collectives.md`). When none of this
 node's ranks has begun or completed one for ``collectives_timeout_s``, the coordinator is asked to collect evidence on
 the ranks of all nodes, which go on; its answer is reported, and, if the user wants that, the cycle is ended. Ranks to
-which an enforced timeout applies now are left to that. Pure.
+which an enforced timeout applies now are left to that. The counts of ranks that have ended their monitoring are out of
+date and don't count as silence. Pure.
 """
 
 from __future__ import annotations
@@ -152,27 +153,29 @@ class NodeCollectiveWatch:
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
         is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
         self._grouped |= known.keys()
-        if not known or is_leaving:  # no rank has a process group, or one has destroyed its own
+        # a rank that has ended its monitoring may go on, but its board keeps the counts of that moment
+        judged = {lr: found for lr, found in known.items() if not _has_ended_monitoring(turn.seen.boards[lr])}
+        if not judged or is_leaving:  # no rank has a process group and is monitored, or one has destroyed its group
             self._begin_anew(turn.now_ns)
             return
         if self._options.collectives_timeout_s is None:
-            groups_ns = [found.group_timeout_ns for found in known.values() if found.group_timeout_ns is not None]
+            groups_ns = [found.group_timeout_ns for found in judged.values() if found.group_timeout_ns is not None]
             self._set_timeout(round(_SHARE_OF_GROUP * min(groups_ns)) if groups_ns else None)
-        self._note_moves(known, turn)
+        self._note_moves(judged, turn)
         silent_ns = turn.now_ns - self._moved_ns - self._excused_ns
         silent_ns -= self._pauses.within(self._moved_ns, turn.now_ns)
         left_ns = self._timeout_ns - silent_ns
         if left_ns > 0:
             self._due_ns = turn.now_ns + min(self._every_ns, left_ns)
-        elif not self._is_told and turn.now_ns >= self._ask_again_ns and not self._are_timed(known, turn):
-            self._ask(min(known), silent_ns, turn)
+        elif not self._is_told and turn.now_ns >= self._ask_again_ns and not self._are_timed(judged, turn):
+            self._ask(min(judged), silent_ns, turn)
 
     def _are_timed(self, local_ranks: Iterable[int], turn: Turn) -> bool:
         """Return True if an enforced timeout applies to each of these ranks now."""
         return all(_is_timed(turn.seen.boards[local_rank]) for local_rank in local_ranks)
 
-    def _note_moves(self, known: dict[int, CollectiveCounts], turn: Turn) -> None:
-        newest_ns = max(found.moved_ns for found in known.values())
+    def _note_moves(self, judged: dict[int, CollectiveCounts], turn: Turn) -> None:
+        newest_ns = max(found.moved_ns for found in judged.values())
         if newest_ns <= self._moved_ns:
             return
         if self._is_told:
@@ -202,6 +205,10 @@ class NodeCollectiveWatch:
             iteration=None,
             at_ns=now_ns,
         )
+
+
+def _has_ended_monitoring(board: BoardSnapshot | None) -> bool:
+    return board is not None and board.closing
 
 
 def _is_timed(board: BoardSnapshot | None) -> bool:

@@ -167,6 +167,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapsh
         local_rank=local_rank,
         pid=record.started[local_rank].pid,
         iteration=None if board is None else board.iteration,
+        closing=board is not None and board.closing,
         gone=ended is not None,
         exitcode=None if ended is None else ended.exitcode,
         raised="" if end is None else end.error or "",

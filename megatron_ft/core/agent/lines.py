@@ -140,9 +140,10 @@ def no_collective(review: Reviewed, *, ends: bool) -> str:
     return f"no collective has completed on any rank for {review.elapsed_s:.0f} s: {review.text} ({follows})"
 
 
-def would_be_hang(review: Reviewed) -> str:
-    """An interval exceeds a learned timeout that is only reported."""
-    return f"would be a hang: {review.text}; set timeouts or --calc-ft-timeouts to restart"
+def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
+    """An interval exceeds a learned timeout that is only reported. ``observes_only``: no rank is ever terminated."""
+    follows = ": not killed (observe-only)" if observes_only else "; set timeouts or --calc-ft-timeouts to restart"
+    return f"would be a hang: {review.text}{follows}"
 
 
 NOTHING_IS_KILLED = (

@@ -88,7 +88,7 @@ class HangDiagnosis:
         return bool(self._awaited) and now_s < self.bound_s
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
-        """Return the result of an observe-only diagnosis; None if ranks complete collectives that were to be silent."""
+        """Return the result of an observe-only diagnosis; None if ranks complete, or may, collectives found silent."""
         has_all = self._has_all
         if self._decides:
             return review_hang(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
@@ -96,7 +96,7 @@ class HangDiagnosis:
             return review_interval(
                 self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several
             )
-        if goes_on(self._notes, self.first):
+        if goes_on(self._notes, self.first) or has_left_monitoring(self._notes):
             return None
         return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
 
@@ -181,6 +181,11 @@ def goes_on(notes: Sequence[RankSnapshot], first: HangVerdict) -> bool:
     """Whether some rank has begun or completed a collective for less than half of that time."""
     known = (note.collective_s for note in notes if note.collective_s is not None)
     return any(seconds < _MOST * first.elapsed_s for seconds in known)
+
+
+def has_left_monitoring(notes: Sequence[RankSnapshot]) -> bool:
+    """Return True if a running rank has ended its monitoring, not with an exception: its collectives aren't known."""
+    return any(note.closing and not (note.gone or note.raised) for note in notes)
 
 
 def review(

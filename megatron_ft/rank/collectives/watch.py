@@ -7,6 +7,7 @@ the thread then uses; for another script the thread connects the rank to its mon
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -27,6 +28,9 @@ from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts, grou
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 
 _EVERY_S = 1.0
+_THREAD = "megatron_ft_collectives"
+_LAST_LOOK_S = 1.0
+"""Wait at most this long at the interpreter's exit for a look that has begun: it takes less than a millisecond."""
 
 _current: CollectiveWatch | None = None
 _lock = threading.RLock()
@@ -99,12 +103,16 @@ class CollectiveWatch:
     def start(self) -> None:
         """Begin in a thread of its own."""
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it isn't watched
-            threading.Thread(target=self._run, name="megatron_ft_collectives", daemon=True).start()
+            threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
 
     def end(self) -> None:
         """Stop. The caller holds the lock, so nothing begins afterwards."""
         self._is_over.set()
         self.disconnect()
+
+    def look_no_more(self) -> None:
+        """Let the thread end, without a change to what is connected."""
+        self._is_over.set()
 
     def disconnect(self) -> None:
         """Give up the connection of its own. The caller holds the lock."""
@@ -169,6 +177,22 @@ class CollectiveWatch:
         if (board, place) != self._placed:
             self._placed = board, place
             board.put_place(place)
+
+
+def _end_before_exit() -> None:
+    """End the thread while it can still return from torch.
+
+    When the interpreter exits, Python ends a daemon thread that wants the GIL back. Below torch's C++ that ends the
+    process with SIGABRT ("terminate called without an active exception").
+    """
+    if _current is not None:
+        _current.look_no_more()
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join(_LAST_LOOK_S)
+
+
+atexit.register(_end_before_exit)
 
 
 def _forget_in_child() -> None:

@@ -453,8 +453,25 @@ def test_hang_under_report_is_diagnosed_on_all_nodes_and_ends_nothing() -> None:
     assert not [said for said in driven.told if isinstance(said, m.Report | Raised)]
 
 
-def test_observe_only_says_what_it_said_before() -> None:
+def test_learned_timeout_exceeded_under_observe_only_is_told_once_with_the_rank_at_fault() -> None:
     driven = attached(learns=False, observe_only=True)
-    driven.hear(edge.FoundHung(0, 0, HANG, observed_only=True))
+    for local_rank in (0, 1):
+        driven.hear(edge.FoundHung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
+    (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
+    assert hang.passive
+    text = "rank 1 in 'step' for 6.1 s (learned timeout 5.0 s), in recv; rank 0 waits in all_reduce"
+    review = Reviewed(
+        cycle=0, asker=0, elapsed_s=6.1, timeout_s=5.0, text=text, rank=1, is_waited=True, timed="step", iteration=60
+    )
+    for _ in range(2):
+        driven.hear(review)
+    assert [line for line in driven.said if "not killed" in line] == [
+        f"would be a hang: {text}: not killed (observe-only)"
+    ]
+
+
+def test_configured_timeout_exceeded_under_observe_only_is_told_of_its_rank() -> None:
+    driven = attached(learns=False, observe_only=True)
+    driven.hear(edge.FoundHung(0, 0, replace(HANG, learned=False), observed_only=True))
     assert driven.said[-1].endswith("not killed (observe-only)")
     assert not [said for said in driven.told if isinstance(said, m.Hang)]

@@ -139,6 +139,38 @@ def test_without_process_groups_nobody_is_judged(leaves: bool) -> None:
     assert asked(driven) == []
 
 
+@pytest.mark.parametrize(("closing", "is_asked"), [((True, True), False), ((True, False), True)])
+def test_counts_of_a_rank_that_has_ended_its_monitoring_are_no_silence(
+    closing: tuple[bool, bool], is_asked: bool
+) -> None:
+    """A rank that is still monitored may wait for one that raised: the coordinator knows."""
+    driven = watching()
+    driven.boards.update({lr: BOARD._replace(closing=True) for lr, is_closing in enumerate(closing) if is_closing})
+    driven.wait(TIMEOUT_S + 1.0)
+    assert [hang.verdict.local_rank for hang in asked(driven)] == ([1] if is_asked else [])
+
+
+def test_silence_before_the_end_of_the_monitoring_does_not_count_after_it() -> None:
+    driven = watching()
+    driven.wait(TIMEOUT_S - 1.0)
+    driven.boards.update({local_rank: BOARD._replace(closing=True) for local_rank in range(2)})
+    driven.wait(10.0)
+    driven.boards.clear()  # both have begun another monitoring
+    driven.wait(TIMEOUT_S - 11.0)
+    assert asked(driven) == []
+    driven.wait(12.0)
+    assert len(asked(driven)) == 1
+
+
+def test_note_on_a_rank_without_evidence_says_that_its_monitoring_has_ended() -> None:
+    driven = watching()
+    driven.boards[1] = BOARD._replace(closing=True)
+    driven.hear(job.DiagnoseHang(0, passive=True))
+    driven.wait(2.0)
+    (notes,) = (said for said in driven.told if isinstance(said, m.Notes))
+    assert [note.closing for note in notes.notes] == [False, True]
+
+
 def test_off_is_off() -> None:
     driven = Driven()
     driven.run()

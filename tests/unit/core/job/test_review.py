@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,19 @@ def test_where_ranks_of_another_node_go_on_nothing_is_told() -> None:
     machine = running()
     tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0), waits(2)), passive=True)))
     assert tell(machine, edge.Heard(1, m.Notes(0, (works(1, seconds=2.0),), passive=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [({}, False), ({"raised": "ValueError: no"}, True), ({"gone": True, "exitcode": 0}, True)],
+    ids=["shut down", "raised", "exited"],
+)
+def test_silence_is_not_told_while_a_rank_without_monitoring_may_go_on(change: dict[str, Any], is_told: bool) -> None:
+    machine = running()
+    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0), waits(2)), passive=True)))
+    left = replace(works(1), closing=True, **change)
+    told = tell(machine, edge.Heard(1, m.Notes(0, (left,), passive=True)))
+    assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
 def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
