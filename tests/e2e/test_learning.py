@@ -278,6 +278,8 @@ def test_run_that_is_aborted_or_fails_learns_no_time_out_of_section(launcher: La
 ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
 try:
 {re.sub("^", "    ", steps(steps=40, after="save() if step == 20 else None"), flags=re.MULTILINE)}
+    while not os.path.exists(os.path.join(sys.argv[1], "ft_state.json")):
+        time.sleep(0.01)
     raise RuntimeError("no memory")
 finally:
     ft.shutdown(state)
