@@ -81,7 +81,7 @@ def test_killed_then_hung_then_finished_with_the_same_weights(name: str, launche
     in_force = [step_timeouts(launched, name, cycle) for cycle in range(3)]
     assert [timeouts[0] for timeouts in in_force] == [CONFIGURED_S[name]] * 3
     assert in_force[1][1] == in_force[0][-1] < CONFIGURED_S[name]
-    (verdict,) = [v for v in launched.events("verdict", role="monitor") if v["rank"] == 0]
+    verdict = launched.events("verdict", role="monitor")[0]  # the other rank has waited for as long
     # a calculated timeout that has ended a rank is doubled for the next cycle
     assert in_force[2][1] == 2 * verdict["timeout_s"]
     timeouts = saved_timeouts(save, name)
