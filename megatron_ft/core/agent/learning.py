@@ -80,7 +80,7 @@ class _OfCycle:
     ended: set[int] = field(default_factory=set)
     """Local ranks whose run is over."""
     is_over: bool = False
-    """What was learned at the end of the run is kept for the next one: ranks may have something else to do now."""
+    """The run has ended: what was learned then is kept for the next one, as ranks may have something else to do now."""
 
 
 class NodeLearning:
@@ -180,8 +180,7 @@ class NodeLearning:
         doubled = self._apply_rule(name, self._known[name])
         if doubled is not None:
             self._reported[name] = doubled
-            if not cycle.is_over:
-                self._arm(cycle.record.running & cycle.record.hooked, turn)
+            self._arm_running(cycle, turn)
 
     def _attached(self, local_rank: int, event: edge.Attached, cycle: _OfCycle, turn: Turn) -> None:
         self._script_learns = self._script_learns or event.learns
@@ -268,8 +267,8 @@ class NodeLearning:
             self._reported.update(event.timeouts)
         self._say_unopened(event, cycle, turn)
         cycle.is_over |= event.moment is Moment.END
-        if event.timeouts and not cycle.is_over:
-            self._arm(cycle.record.running & cycle.record.hooked, turn)
+        if event.timeouts:
+            self._arm_running(cycle, turn)
         if cycle.place == 0:
             is_writing = event.writes and self._write(turn, event.moment)
             if event.enforces and event.timeouts:
@@ -324,8 +323,7 @@ class NodeLearning:
         elif name in self._known:
             self._known[name] = budget_rule.after_kill(self._known[name])
         self._lines_of_next_cycle.append(text)
-        if not cycle.is_over:
-            self._arm(cycle.record.running & cycle.record.hooked, turn)
+        self._arm_running(cycle, turn)
         file = self._file
         if cycle.place == 0 and file is not None and (file.existed or self._enforces):
             self._write(turn, None)
@@ -404,6 +402,11 @@ class NodeLearning:
         if cycle is not None and (timeouts or self._factors):
             arm = Arm(cycle.record.cycle, timeouts, dict(self._factors))
             turn.do(*(ArmMonitor(local_rank, arm) for local_rank in sorted(local_ranks)))
+
+    def _arm_running(self, cycle: _OfCycle, turn: Turn) -> None:
+        """Arm the monitors of all ranks anew, until the run is over."""
+        if not cycle.is_over:
+            self._arm(cycle.record.running & cycle.record.hooked, turn)
 
     @property
     def _enforces(self) -> bool:

@@ -51,7 +51,7 @@ class Coordinator:
         self._cycle: JobCycle | None = None
         self._surveys = SurveyLog()
         self._learning = CycleLearning(-1, self._surveys)
-        """Of ``_cycle``."""
+        """The learning of ``_cycle``."""
         self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
         self._is_owned = owned

@@ -15,7 +15,7 @@ from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_fr
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
 LEAVING_MARK = "Exception with which the rank left its loop:"
-"""The same before an exception with which a script has ended its monitoring; the process may go on, unwatched."""
+"""Mark before an exception with which a script has ended its monitoring; the process may go on, unwatched."""
 _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
 """An exception without a message, as ``f"{type}: {message}"`` has it."""
 _FATAL_MARK = "Fatal Python error: "

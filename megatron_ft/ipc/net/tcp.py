@@ -45,7 +45,7 @@ class Peer:
         self.is_silent = False
         """It isn't open any more because its host answers no packet: no end of the connection has come from there."""
         self.is_reset = False
-        """It isn't open any more, and the other side hasn't closed it: it was reset on the way, or given up here."""
+        """The connection was reset on the way, or given up here: the other side hasn't closed it."""
         self._allowance = allowance
         self._decoder = Decoder()
         self._channel: SecureChannel | None = None

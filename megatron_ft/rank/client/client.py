@@ -65,10 +65,6 @@ class RankMonitorClient:
         self._log = RankLog()
         _clients.add(self)
 
-    @property
-    def _wake_fd(self) -> int:
-        return self._wake.number
-
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
 
