@@ -293,7 +293,8 @@ def _sound(read: _Read, items: Any, doubts: list[str]) -> list[tuple[Any, Any]]:
 
 
 def _object_reader(kind: Any) -> _Read:
-    known = [(name, _reader(_hints(kind)[name])) for name in _defaults(kind)]
+    derived = {field.name for field in dataclasses.fields(kind) if not field.init}
+    known = [(name, _reader(_hints(kind)[name])) for name in _defaults(kind) if name not in derived]
     needed = {name for name, default in _defaults(kind).items() if default is dataclasses.MISSING}
     title = name_of(kind)
 

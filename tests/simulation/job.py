@@ -23,6 +23,7 @@ from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.timeouts.exchange import Arm
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
@@ -410,9 +411,10 @@ class Launcher(Process):
         return self.ranks is not None and self.ranks.to_s is None
 
     def _exits(self, code: int, *, by_us: bool = False) -> None:
-        sent = frozenset([15, 9] if by_us else [])
         self._ranks_ended(is_failure=code != 0 and not by_us)
-        self.hear(agent.RankExited(0, code, round(self.clock() * 1e9), sent))
+        cycle, sent = self.agent.cycle.record, (9, 15) if by_us else ()
+        at_ns = round(self.clock() * 1e9)
+        self.hear(RankExited(rank=cycle.ranks[0], cycle=cycle.cycle, exitcode=code, at_ns=at_ns, signals_sent=sent))
 
     def _terminate(self) -> None:
         if self._runs():

@@ -19,6 +19,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.launcher_ranks import RankExited
 
 __all__ = ["Driven", "held", "verdict"]
 
@@ -93,9 +94,21 @@ class Driven:
             effects += self.hear(edge.RankStarted(local_rank, 100 + local_rank, self.now_ns))
         return effects + self.hear(edge.RanksStarted())
 
-    def exits(self, local_rank: int, code: int = 0, *, sent: tuple[int, ...] = ()) -> list[edge.Effect]:
+    def exits(
+        self, local_rank: int, code: int = 0, *, sent: tuple[int, ...] = (), signalled_at_ns: int = 0
+    ) -> list[edge.Effect]:
         """A rank ends."""
-        return self.hear(edge.RankExited(local_rank, code, self.now_ns, frozenset(sent)))
+        event = RankExited(
+            rank=self.record.ranks[local_rank],
+            cycle=self.record.cycle,
+            local_rank=local_rank,
+            pid=100 + local_rank,
+            exitcode=code,
+            at_ns=self.now_ns,
+            signals_sent=sent,
+            signalled_at_ns=signalled_at_ns,
+        )
+        return self.hear(event)
 
     def ends(
         self, outcome: Outcome = Outcome.FAILED, *, restarts: bool = True, lost: bool = False, text: str = ""

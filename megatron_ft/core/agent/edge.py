@@ -28,11 +28,11 @@ from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.cycle_cause import Cause
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import RankExit
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.timeouts.exchange import Arm, Moment, Survey
 from megatron_ft.core.timeouts.learned import LearnedState
 
@@ -152,17 +152,6 @@ class NotStarted:
     """They weren't: because of this, or (None) because the cycle is over, or the launcher was asked to stop."""
 
     cause: Cause | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankExited:
-    """A rank's process has ended. ``exitcode`` as ``subprocess`` has it; the signals are the launcher's."""
-
-    local_rank: int
-    exitcode: int
-    at_ns: int
-    signals_sent: frozenset[int] = frozenset()
-    signalled_at_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +352,7 @@ class TellStateWritten:
 class KeepEvidence:
     """Write what is known of a rank that has ended by itself, badly."""
 
-    cycle: int
-    ended: RankExit
+    ended: RankExited
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from megatron_ft.core.agent.edge import HealthChecked, RanksMet, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict, describe_hang
-from megatron_ft.core.diagnosis.exits import RankExit, is_by_us
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Outcome, RestartDecision
 from megatron_ft.core.process_facts import ProcessFacts
@@ -69,22 +68,6 @@ def cycle_ended(
         restarts_left=decision.restarts_left,
     )
     return Write(ended)
-
-
-def rank_exited(cycle: int, ended: RankExit) -> Write:
-    """A rank has ended."""
-    exited = records.RankExited(
-        cycle=cycle,
-        rank=ended.rank,
-        local_rank=ended.local_rank,
-        pid=ended.pid,
-        exitcode=ended.exitcode,
-        signal=-ended.exitcode if ended.exitcode < 0 else None,
-        by_us=is_by_us(ended),
-        iteration=ended.iteration,
-        error=ended.error,
-    )
-    return Write(exited, at_ns=ended.at_ns)
 
 
 def late_rank(cycle: int, verdict: HangVerdict, *, pid: int, since_ns: int, observed_only: bool) -> Write:

@@ -15,10 +15,11 @@ from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Rele
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER, HangVerdict
-from megatron_ft.core.diagnosis.exits import RankExit, one_line
+from megatron_ft.core.diagnosis.exits import one_line
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
+from megatron_ft.core.records.launcher_ranks import RankExited
 
 LAST_NOTES_NS = 150_000_000
 """So long before the bound is over the notes that have come are sent: they need time to arrive."""
@@ -61,7 +62,7 @@ class NodeHangDiagnosis:
         """A rank of another node hangs: collect evidence on those of this one."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
 
-    def lost_peer(self, end: RankExit, turn: Turn) -> None:
+    def lost_peer(self, end: RankExited, turn: Turn) -> None:
         """A rank has failed because another one kept it waiting, or is gone: find that one, before all are ended."""
         if self._is_over or self._bound_ns is not None or self._options.min_healthy or self._options.observe_only:
             return

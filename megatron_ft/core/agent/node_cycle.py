@@ -8,7 +8,7 @@ import itertools
 from megatron_ft.core.agent import edge, event_records, lines
 from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
-from megatron_ft.core.agent.edge import KeepEvidence, Tell
+from megatron_ft.core.agent.edge import KeepEvidence, Tell, Write
 from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.learning import NodeLearning
@@ -16,11 +16,12 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
-from megatron_ft.core.diagnosis.exits import is_by_us, is_secondary_failure, was_ending
+from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Hang, Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.times import earliest
 
 
@@ -110,7 +111,7 @@ class NodeCycle:
         match event:
             case edge.RankStarted():
                 self.record.created(event)
-            case edge.RankExited():
+            case RankExited():
                 self._exited(event, turn)
             case edge.Signalled():
                 self.record.signalled(event)
@@ -153,12 +154,12 @@ class NodeCycle:
         else:
             self.suspicion.suspected(verdict, turn)
 
-    def _exited(self, event: edge.RankExited, turn: Turn) -> None:
+    def _exited(self, event: RankExited, turn: Turn) -> None:
         ended = self.record.exited(event, turn.seen)
-        turn.do(event_records.rank_exited(self.record.cycle, ended))
-        ended_by_itself = not is_by_us(ended) or was_ending(ended)  # then it may be the cause, though we signalled it
+        turn.do(Write(ended, at_ns=ended.at_ns))
+        ended_by_itself = not ended.by_us or was_ending(ended)  # then it may be the cause, though we signalled it
         if ended.exitcode and ended_by_itself and ended.local_rank not in self.record.hung:
-            turn.do(KeepEvidence(self.record.cycle, ended))
+            turn.do(KeepEvidence(ended))
             if self.record.own_failure(turn.seen) is not None:
                 self.diagnosis.explain()
             elif is_secondary_failure(ended):

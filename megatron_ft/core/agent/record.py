@@ -6,7 +6,7 @@ import dataclasses
 import signal
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Readings, Signalled, Trains
+from megatron_ft.core.agent.edge import Attached, RankStarted, Readings, Signalled, Trains
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
@@ -21,11 +21,12 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     hang_of_one,
 )
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_by_us
+from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, has_own_error, is_by_us
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Reached
+from megatron_ft.core.records.launcher_ranks import RankExited
 
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
@@ -42,7 +43,7 @@ class CycleRecord:
         self.met_ns = met_ns
         """When the nodes had met, which is when a record begins."""
         self.started: dict[int, RankStarted] = {}
-        self.exits: dict[int, RankExit] = {}
+        self.exits: dict[int, RankExited] = {}
         self.watched: set[int] = set()
         """Those that have connected to their monitors, which can collect evidence on them."""
         self.hooked: set[int] = set()
@@ -77,24 +78,19 @@ class CycleRecord:
         """A rank's process was created."""
         self.started[event.local_rank] = event
 
-    def exited(self, event: RankExited, seen: Readings) -> RankExit:
+    def exited(self, event: RankExited, seen: Readings) -> RankExited:
         """A rank has ended."""
         local_rank, board = event.local_rank, seen.boards[event.local_rank]
         if board is not None and board.first_step_at_ns:  # its monitor may not have read the board since
             step_ns = board.first_iteration_at_ns, board.first_step_at_ns
             self._first_steps.setdefault(local_rank, step_ns)
-        signals = event.signals_sent | self._signalled.get(local_rank, set())
+        signals = {*event.signals_sent, *self._signalled.get(local_rank, ())}
         if local_rank in self.hung and event.exitcode < 0:
             # its monitor signals right after the verdict, and tells of it when the rank may have ended already
             signals |= {-event.exitcode}
-        self.exits[local_rank] = self._end(
-            local_rank,
-            seen,
-            exitcode=event.exitcode,
-            at_ns=event.at_ns,
-            signals_sent=signals,
-            signalled_at_ns=event.signalled_at_ns,
-        )
+        by_us = is_by_us(event.exitcode, signals)
+        event = dataclasses.replace(event, signals_sent=tuple(sorted(signals)), by_us=by_us)
+        self.exits[local_rank] = self._with_last_words(event, seen)
         return self.exits[local_rank]
 
     def signalled(self, event: Signalled) -> None:
@@ -192,7 +188,7 @@ class CycleRecord:
         return rank_exit.exitcode != 0 or local_rank in self.hung
 
     @property
-    def failed(self) -> list[RankExit]:
+    def failed(self) -> list[RankExited]:
         """The ends of those that didn't end well."""
         return [rank_exit for local_rank, rank_exit in self.exits.items() if self.has_failed(local_rank)]
 
@@ -212,10 +208,10 @@ class CycleRecord:
         first = find(notes, elapsed_s=elapsed_s, are_all=len(notes) == len(self.ranks)).rank if notes else None
         return [self._failure(rank_exit) for rank_exit in sorted(self.failed, key=lambda end: end.rank != first)]
 
-    def _failure(self, rank_exit: RankExit) -> str:
+    def _failure(self, rank_exit: RankExited) -> str:
         verdicts = [*self.overdue.values(), *self._verdicts]
         found = next((verdict for verdict in verdicts if verdict.rank == rank_exit.rank), None)
-        if found is None or (rank_exit.exitcode and not is_by_us(rank_exit)):
+        if found is None or (rank_exit.exitcode and not rank_exit.by_us):
             return describe_exit(rank_exit)
         note = self.hang_notes.get(rank_exit.local_rank)
         where = self.places.get(rank_exit.rank, "") if note is None else place(note)
@@ -333,34 +329,28 @@ class CycleRecord:
         assert request is not None
         return Cause(kind=CauseKind.REQUEST, text=request.text, rank=request.rank)
 
-    def end_of_its_exception(self, local_rank: int, seen: Readings) -> RankExit | None:
+    def end_of_its_exception(self, local_rank: int, seen: Readings) -> RankExited | None:
         """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
         words = seen.words[local_rank]
         if not words.error or _has_gone_on(words, seen.boards[local_rank]):
             return None
-        return self._end(local_rank, seen, exitcode=1, at_ns=words.raised_at_ns)
-
-    def _end(
-        self,
-        local_rank: int,
-        seen: Readings,
-        *,
-        exitcode: int,
-        at_ns: int,
-        signals_sent: frozenset[int] = frozenset(),
-        signalled_at_ns: int = 0,
-    ) -> RankExit:
-        words, board = seen.words[local_rank], seen.boards[local_rank]
-        if exitcode < 0 and words.raised_at_ns and _has_gone_on(words, board):
-            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what ended it
-        return RankExit(
+        end = RankExited(
             rank=self.ranks[local_rank],
+            cycle=self.cycle,
             local_rank=local_rank,
             pid=self.started[local_rank].pid,
-            exitcode=exitcode,
-            at_ns=at_ns,
-            signals_sent=signals_sent,
-            signalled_at_ns=signalled_at_ns,
+            exitcode=1,
+            at_ns=words.raised_at_ns,
+        )
+        return self._with_last_words(end, seen)
+
+    def _with_last_words(self, end: RankExited, seen: Readings) -> RankExited:
+        """Add what the rank's board and its last output say."""
+        words, board = seen.words[end.local_rank], seen.boards[end.local_rank]
+        if end.exitcode < 0 and words.raised_at_ns and _has_gone_on(words, board):
+            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what ended it
+        return dataclasses.replace(
+            end,
             iteration=None if board is None else board.iteration,
             error=words.error or None,
             error_at_s=words.raised_at_s,

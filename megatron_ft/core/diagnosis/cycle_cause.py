@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.exits import (
-    RankExit,
+    crashed_of_exception,
     describe_exit,
-    is_by_us,
     is_crash,
     is_secondary_failure,
     one_line,
     was_ending,
 )
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, when
 
@@ -190,7 +190,7 @@ def cause_on_this_node(verdict: HangVerdict, others: Sequence[RankView]) -> Hang
 
 
 def find_cause(
-    exits: Sequence[RankExit], verdicts: Sequence[HangVerdict], *, raised: Collection[int] = ()
+    exits: Sequence[RankExited], verdicts: Sequence[HangVerdict], *, raised: Collection[int] = ()
 ) -> Cause | None:
     """Why a cycle failed; None if no rank failed.
 
@@ -206,7 +206,7 @@ def find_cause(
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
     failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
-    candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
+    candidates = [rank_exit for rank_exit in failed if not rank_exit.by_us] or failed
     if not candidates:
         return None
     followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
@@ -230,31 +230,31 @@ def find_cause(
         iteration=cause.iteration,
         detail=detail,
         follows=cause in followed,
-        by_us=is_by_us(cause),
+        by_us=cause.by_us,
     )
 
 
-def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[RankExit]:
+def _as_raised(failed: Sequence[RankExited], raised: Collection[int]) -> list[RankExited]:
     """The ends; of a rank that was killed while it was ending of its own exception, the end it would have had."""
     return [
-        dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns or each.at_ns)
-        if is_by_us(each) and was_ending(each, has_raised=each.rank in raised)
+        dataclasses.replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
+        if each.by_us and was_ending(each, has_raised=each.rank in raised)
         else each
         for each in failed
     ]
 
 
-def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
+def _suspicion(rank_exit: RankExited) -> tuple[int, int, int, int]:
     """Least is the likeliest cause among ends seen at the same time."""
     name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
     # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
-    is_weak = rank_exit.crashed_of_exception or name == "SIGABRT" or not name.startswith("SIG")
+    is_weak = crashed_of_exception(rank_exit) or name == "SIGABRT" or not name.startswith("SIG")
     grade = 1 if is_weak else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
     return grade, error_at, rank_exit.at_ns, rank_exit.rank
 
 
-def _kind_of(rank_exit: RankExit) -> CauseKind:
+def _kind_of(rank_exit: RankExited) -> CauseKind:
     if rank_exit.exitcode >= 0 or is_crash(rank_exit.exitcode):
         return CauseKind.CRASH
     return CauseKind.SIGNAL

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Collection
 
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss, without_empty_message
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.signals import signal_name
 
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
@@ -31,49 +32,17 @@ _FROM_OUTSIDE = (
 """In an exception's text, in lower case: another start, on other nodes or a moment later, may go well."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankExit:
-    """The end of one rank.
-
-    Args:
-        exitcode: as ``subprocess`` has it: negative is the number of the signal that ended it.
-        at_ns: when the launcher saw it (CLOCK_MONOTONIC).
-        signals_sent: what the launcher or the rank's monitor had sent it before.
-        signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
-        iteration: the last one it reported, None if it never did.
-        error: type and message of the exception it recorded, None if there is none.
-        error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
-        raised_at_ns: when it raised it (CLOCK_MONOTONIC), 0 where that isn't known.
-        where: in the user's code, "loader.py:88 next_batch"; empty if that isn't known.
-    """
-
-    rank: int
-    local_rank: int
-    pid: int
-    exitcode: int
-    at_ns: int
-    signals_sent: frozenset[int] = frozenset()
-    signalled_at_ns: int = 0
-    iteration: int | None = None
-    error: str | None = None
-    error_at_s: int | None = None
-    raised_at_ns: int = 0
-    where: str = ""
-
-    @property
-    def crashed_of_exception(self) -> bool:
-        """It raised, and crashed while its interpreter ended."""
-        return self.error is not None and is_crash(self.exitcode)
+def crashed_of_exception(rank_exit: RankExited) -> bool:
+    """Return True if a rank raised, and crashed while its interpreter ended."""
+    return rank_exit.error is not None and is_crash(rank_exit.exitcode)
 
 
-def is_by_us(rank_exit: RankExit) -> bool:
-    """Whether a rank ended because launcher or monitor had signalled it.
+def is_by_us(exitcode: int, signals_sent: Collection[int]) -> bool:
+    """Return True if a rank ended because launcher or monitor had signalled it.
 
     A SIGKILL that neither of them sent came from elsewhere, whatever they sent before.
     """
-    if not rank_exit.signals_sent:
-        return False
-    return rank_exit.exitcode != -signal.SIGKILL or signal.SIGKILL in rank_exit.signals_sent
+    return bool(signals_sent) and (exitcode != -signal.SIGKILL or signal.SIGKILL in signals_sent)
 
 
 def is_crash(exitcode: int) -> bool:
@@ -81,7 +50,7 @@ def is_crash(exitcode: int) -> bool:
     return exitcode < 0 and signal_name(-exitcode) in _OWN_FAULTS
 
 
-def describe_exit(rank_exit: RankExit) -> str:
+def describe_exit(rank_exit: RankExited) -> str:
     """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
 
     One that raised may crash while its interpreter ends: it is the exception that one looks for.
@@ -97,14 +66,14 @@ def describe_exit(rank_exit: RankExit) -> str:
         inner = signal_name(code - 128) if code > 128 else ""
         return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner.startswith("SIG") else "")
     name = signal_name(-code)
-    if name in _OWN_FAULTS and not is_by_us(rank_exit):
+    if name in _OWN_FAULTS and not rank_exit.by_us:
         if rank_exit.error is not None:
             return f"{who} raised {one_line(rank_exit.error)} (then crashed with {name})"
         return f"{who} crashed with {name}"
-    return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not sent by ft_launcher)")
+    return f"{who} killed by {name}" + ("" if rank_exit.by_us else " (not sent by ft_launcher)")
 
 
-def was_ending(rank_exit: RankExit, *, has_raised: bool = False) -> bool:
+def was_ending(rank_exit: RankExited, *, has_raised: bool = False) -> bool:
     """Whether a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
 
     An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
@@ -112,17 +81,17 @@ def was_ending(rank_exit: RankExit, *, has_raised: bool = False) -> bool:
     return (has_raised or 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns) and has_own_error(rank_exit)
 
 
-def is_secondary_failure(rank_exit: RankExit) -> bool:
+def is_secondary_failure(rank_exit: RankExited) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
     return (rank_exit.exitcode > 0 or is_crash(rank_exit.exitcode)) and is_peer_loss(rank_exit.error or "")
 
 
-def has_own_error(rank_exit: RankExit) -> bool:
+def has_own_error(rank_exit: RankExited) -> bool:
     """Whether a rank has raised an exception that isn't the consequence of another rank's end."""
     return rank_exit.error is not None and not is_peer_loss(rank_exit.error)
 
 
-def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str:
+def failure_signature(end: RankExited, *, is_watched: bool, lived_s: float) -> str:
     """How a rank failed before its first step, in words that are the same for the same mistake of the user.
 
     Empty where another start may well get further.
@@ -130,7 +99,7 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
     ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
     """
     is_shell_signal = end.exitcode > _SHELL_SIGNALS
-    was_killed = end.exitcode <= 0 and not end.crashed_of_exception
+    was_killed = end.exitcode <= 0 and not crashed_of_exception(end)
     if was_killed or is_shell_signal or (not is_watched and lived_s > _SOON_S):
         return ""
     if end.error is None:

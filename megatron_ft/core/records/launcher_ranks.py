@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from megatron_ft.core.codec import Cycle, LocalRank, Pid, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
 
 # -- their processes --------------------------------------------------------------------------------------------
 
@@ -18,17 +18,32 @@ class RankExited:
         by_us: the launcher or the monitor has ended it.
         iteration: done by then.
         error: its exception, if it is known.
+        at_ns: when the launcher saw it.
+        signals_sent: numbers of the signals that the launcher or the rank's monitor had sent it before.
+        signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
+        error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
+        where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
     """
 
     rank: Rank
     cycle: Cycle
-    local_rank: LocalRank | None = None
+    local_rank: LocalRank = 0
     pid: Pid | None = None
-    exitcode: int | None = None
-    signal: int | None = None
+    exitcode: int
+    signal: int | None = field(default=None, init=False)
     by_us: bool = False
     iteration: int | None = None
     error: str | None = None
+    at_ns: Moment = 0
+    signals_sent: tuple[int, ...] = ()
+    signalled_at_ns: Moment = 0
+    error_at_s: Count | None = None
+    raised_at_ns: Moment = 0
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if self.exitcode < 0:
+            object.__setattr__(self, "signal", -self.exitcode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

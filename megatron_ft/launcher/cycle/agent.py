@@ -22,6 +22,7 @@ from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
@@ -202,9 +203,17 @@ class FaultTolerantAgent(TorchAgent):
         self._launcher.control.accept_all()
         self._monitors.hear_all()
         assert worker.exitcode is not None
-        sent = frozenset(worker.signals_sent)
         self._hear(
-            edge.RankExited(worker.local_rank, worker.exitcode, worker.exited_at_ns, sent, worker.signalled_at_ns)
+            RankExited(
+                rank=self._machine.cycle.record.ranks[worker.local_rank],
+                cycle=self._machine.cycle.record.cycle,
+                local_rank=worker.local_rank,
+                pid=worker.pid,
+                exitcode=worker.exitcode,
+                at_ns=worker.exited_at_ns,
+                signals_sent=tuple(sorted(worker.signals_sent)),
+                signalled_at_ns=worker.signalled_at_ns,
+            )
         )
 
     # -- effects ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import Cause
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import RankExit
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
@@ -83,7 +83,7 @@ class NodeRanks:
         reported = self._monitors[local_rank].last_words(cycle)
         return read_last_words(reported, self._error_files.get(local_rank, ""))
 
-    def failures(self, failed: Sequence[RankExit], cause: Cause | None) -> dict[int, ProcessFailure]:
+    def failures(self, failed: Sequence[RankExited], cause: Cause | None) -> dict[int, ProcessFailure]:
         """torch's table of failures, by global rank; torch takes the one with the earliest time for the root cause."""
         first = None if cause is None else cause.rank
         failures: dict[int, ProcessFailure] = {}
@@ -154,10 +154,10 @@ class NodeRanks:
             case edge.TellStateWritten(value):
                 for local_rank in self._workers:
                     self._monitors[local_rank].state_written(value)
-            case edge.KeepEvidence(cycle, ended):
-                words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
-                snapshot = self._monitors[ended.local_rank].reading(cycle).snapshot
-                self._crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
+            case edge.KeepEvidence(ended):
+                words, stderr = self._words(ended.local_rank, ended.cycle), self._stderrs.get(ended.local_rank, "")
+                snapshot = self._monitors[ended.local_rank].reading(ended.cycle).snapshot
+                self._crash_evidence.keep(ended, words, snapshot=snapshot, stderr=stderr)
 
     def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
         """Terminate them as asked, then call ``end_rest``. Returns processes that couldn't be ended."""
@@ -194,7 +194,7 @@ class _Lazy(dict[int, T]):
         return value
 
 
-def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
+def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     try:
         failure = bounded_file_calls.call(lambda: _failure_of(rank_exit, error_file), None)
     except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
@@ -205,10 +205,10 @@ def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
     return failure
 
 
-def _failure_of(rank_exit: RankExit, error_file: str) -> ProcessFailure:
+def _failure_of(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     failure = ProcessFailure(
         local_rank=rank_exit.local_rank,
-        pid=rank_exit.pid,
+        pid=rank_exit.pid or 0,
         exitcode=rank_exit.exitcode,
         error_file=error_file,
     )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words, words_of_error_file
-from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, is_secondary_failure
+from megatron_ft.core.diagnosis.exits import describe_exit, is_secondary_failure
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.records.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
@@ -42,9 +43,7 @@ class CrashEvidence:
     log_dir: str | None
     say: Callable[[str], None]
 
-    def keep(
-        self, cycle: int, rank_exit: RankExit, words: CrashOutput, *, snapshot: BoardSnapshot | None, stderr: str
-    ) -> None:
+    def keep(self, rank_exit: RankExited, words: CrashOutput, *, snapshot: BoardSnapshot | None, stderr: str) -> None:
         """Write the evidence on a rank that has ended.
 
         Args:
@@ -57,8 +56,8 @@ class CrashEvidence:
             rank=rank_exit.rank,
             local_rank=rank_exit.local_rank,
             host=socket.gethostname(),
-            pid=rank_exit.pid,
-            cycle=cycle,
+            pid=rank_exit.pid or 0,
+            cycle=rank_exit.cycle,
             iteration=rank_exit.iteration,
             exit=f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
             exitcode=rank_exit.exitcode,

@@ -273,7 +273,7 @@ def test_rank_that_reports_progress_after_an_exception_is_no_cause_when_it_is_te
     driven.words[1] = CrashOutput(error="ConnectionError: metrics", raised_at_ns=raised_ns)
     driven.now_ns += 20_000 * MS
     driven.exits(0, -9)
-    driven.hear(edge.RankExited(1, -15, driven.now_ns, frozenset({15}), signalled_at_ns=driven.now_ns))
+    driven.exits(1, -15, sent=(15,), signalled_at_ns=driven.now_ns)
     text = "rank 0 killed by SIGKILL (not sent by ft_launcher)"
     assert driven.record.cause().text == (text if has_gone_on else "rank 10 raised ConnectionError: metrics")
 
@@ -332,7 +332,7 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
     driven.words[1] = CrashOutput(error=error, raised_at_ns=driven.now_ns if error else 0)
     driven.wait(0.1)
     driven.exits(0, 1)  # it has lost its peer, and is quicker
-    driven.hear(edge.RankExited(1, 1, driven.now_ns, frozenset({15}), signalled_at_ns=driven.now_ns))
+    driven.exits(1, 1, sent=(15,), signalled_at_ns=driven.now_ns)
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == kept
 
 

@@ -16,19 +16,22 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     describe_hang,
     find_cause,
 )
-from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, is_by_us, is_secondary_failure
+from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
+from megatron_ft.core.records.launcher_ranks import RankExited
 
 MS = 1_000_000
 
 
-def ended(rank: int, code: int, at_ms: float = 0, sent: tuple[int, ...] = (), **more: Any) -> RankExit:
-    return RankExit(
+def ended(rank: int, code: int, at_ms: float = 0, sent: tuple[int, ...] = (), **more: Any) -> RankExited:
+    return RankExited(
         rank=rank,
+        cycle=0,
         local_rank=rank,
         pid=100 + rank,
         exitcode=code,
         at_ns=round(at_ms * MS),
-        signals_sent=frozenset(sent),
+        signals_sent=sent,
+        by_us=is_by_us(code, sent),
         **more,
     )
 
@@ -79,7 +82,7 @@ def view(rank: int, **more: Any) -> RankView:
         (ended(3, -9, error="RuntimeError: boom"), "rank 3 killed by SIGKILL (not sent by ft_launcher)"),
     ],
 )
-def test_describe_exit(rank_exit: RankExit, words: str) -> None:
+def test_describe_exit(rank_exit: RankExited, words: str) -> None:
     assert describe_exit(rank_exit) == words
 
 
@@ -104,10 +107,10 @@ def test_describe_hang(verdict: HangVerdict, words: str) -> None:
 
 
 def test_is_by_us() -> None:
-    assert not is_by_us(ended(0, -9))
-    assert is_by_us(ended(0, 1, sent=(15,)))
-    assert is_by_us(ended(0, -15, sent=(15,)))
-    assert not is_by_us(ended(0, -9, sent=(15,)))
+    assert not is_by_us(-9, ())
+    assert is_by_us(1, (15,))
+    assert is_by_us(-15, (15,))
+    assert not is_by_us(-9, (15,))
 
 
 def test_cause_is_none_if_nobody_failed() -> None:
@@ -145,7 +148,7 @@ def test_cause_line_has_the_iteration_where_it_is_known() -> None:
         ([ended(0, -15, 7, sent=(15,)), ended(1, 0)], 0, CauseKind.SIGNAL),
     ],
 )
-def test_cause(exits: list[RankExit], rank: int, kind: CauseKind) -> None:
+def test_cause(exits: list[RankExited], rank: int, kind: CauseKind) -> None:
     cause = find_cause(exits, [])
     assert cause is not None
     assert (cause.rank, cause.kind) == (rank, kind)
