@@ -41,10 +41,14 @@ class Between:
 
 
 class Form(NamedTuple):
-    """For ``Annotated``: how to read (raises ``ProtocolError``) and write a value where its type doesn't say it all."""
+    """For ``Annotated``: how to read (raises ``ProtocolError``) and write a value where its type doesn't say it all.
+
+    ``what``: form in JSON, for the docs.
+    """
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
+    what: str = ""
 
 
 # -- types of fields, with bounds and units: a peer or a file may hold anything -----------------------------------
@@ -67,7 +71,7 @@ def _list(value: Any) -> list[int]:
     return value
 
 
-IntList = Annotated[list[int], Form(_list, lambda value: value)]
+IntList = Annotated[list[int], Form(_list, lambda value: value, "list of whole numbers")]
 """Its items are checked only when it becomes an array: a log has millions of them."""
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from megatron_ft.core.codec import Form, Pid
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.wording import shown
+
+_MAX_RANK = 10**7
 
 
 class WorkloadAction(enum.Enum):
@@ -25,14 +32,30 @@ class WorkloadControlRequest:
     description: str = ""
 
 
-@dataclass(frozen=True)
-class ReceivedRequest:
-    """What a rank asked for; the description is one line."""
+def _action(name: Any) -> WorkloadAction:
+    if type(name) is not str or name not in WorkloadAction.__members__:
+        raise ProtocolError(shown(name))
+    return WorkloadAction[name]
 
-    action: WorkloadAction
-    description: str
-    rank: int | None
-    pid: int
+
+def _rank_or_none(rank: Any) -> int | None:
+    return rank if type(rank) is int and 0 <= rank <= _MAX_RANK else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadControl:
+    """A rank asked for something.
+
+    Args:
+        action: "Continue", "ExcludeThisNode" or "ShutdownWorkload".
+        rank: as the process says; null if it says none.
+        pid: of the process, as the kernel tells.
+    """
+
+    action: Annotated[WorkloadAction, Form(_action, lambda action: action.name, "text")]
+    description: str = ""
+    rank: Annotated[int | None, Form(_rank_or_none, lambda rank: rank, "global rank, or null")] = None
+    pid: Pid | None = None
 
     @property
     def text(self) -> str:

@@ -39,9 +39,10 @@ EVERY_NS = 30_000_000_000
 class Reports:
     """Sends and writes reports, waiting at most a second for a launcher that is gone or takes nothing."""
 
-    def __init__(self, log: EventLog, launcher: Channel | None) -> None:
+    def __init__(self, log: EventLog, launcher: Channel | None, *, local_rank: int = 0) -> None:
         self._log = log
         self._launcher = launcher
+        self._local_rank = local_rank
         self.launcher_is_gone = False
         self._complaints: dict[str, RateLimiter] = {}
 
@@ -115,11 +116,11 @@ class Reports:
 
     def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
         """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be."""
-        self._write_and_tell(_rank_hung(attached, verdict, at_ns, observed_only=observed_only))
+        self._write_and_tell(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
 
     def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
         """Ask the launcher about a rank whose learned timeout is over."""
-        self._tell(Suspect(_rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
+        self._tell(Suspect(self._rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def progress_checked(self, attached: AttachedRank, progress: str) -> None:
         """Report the progress of a rank between the two moments of `CheckProgress`."""
@@ -225,27 +226,29 @@ class Reports:
         self._tell(report)
         self._log.write(report)
 
-
-def _rank_hung(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> shared.RankHung:
-    stat = read_stat(attached.pid)
-    return shared.RankHung(
-        rank=attached.rank,
-        cycle=attached.cycle,
-        pid=attached.pid,
-        kind=verdict.kind.value,
-        section=verdict.section,
-        since_ns=verdict.since_ns,
-        elapsed_s=verdict.elapsed_ns / 1e9,
-        timeout_s=verdict.timeout_ns / 1e9,
-        iteration=verdict.iteration,
-        open_sections=verdict.open_sections,
-        state=None if stat is None else stat.state,
-        observed_only=observed_only,
-        at_ns=at_ns,
-        learned=verdict.is_learned,
-        limit_s=seconds(verdict.limit_ns),
-        enforced=verdict.enforced,
-    )
+    def _rank_hung(
+        self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool
+    ) -> shared.RankHung:
+        stat = read_stat(attached.pid)
+        return shared.RankHung(
+            rank=attached.rank,
+            local_rank=self._local_rank,
+            cycle=attached.cycle,
+            pid=attached.pid,
+            kind=verdict.kind.value,
+            section=verdict.section,
+            since_ns=verdict.since_ns,
+            elapsed_s=verdict.elapsed_ns / 1e9,
+            timeout_s=verdict.timeout_ns / 1e9,
+            iteration=verdict.iteration,
+            open_sections=verdict.open_sections,
+            state=None if stat is None else stat.state,
+            observed_only=observed_only,
+            at_ns=at_ns,
+            learned=verdict.is_learned,
+            limit_s=seconds(verdict.limit_ns),
+            enforced=verdict.enforced,
+        )
 
 
 def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: bool = False) -> records.Progress | None:

@@ -20,9 +20,9 @@ from megatron_ft.core.messages.monitor import (
     Collect,
     ConfirmHang,
     ExtendTimeout,
+    GuardGroup,
     Pause,
     RankOrder,
-    RankStarted,
     Release,
     Resume,
     Stop,
@@ -146,7 +146,7 @@ class MonitorService:
         match order:
             case Stop():
                 self._running = False
-            case RankStarted(pid, rank):
+            case GuardGroup(pid, rank):
                 self._group = self._started = pid  # it leads its own group, and its session
                 self._rank = rank
             case Pause(since_ns) if self._paused_at_ns is None:

@@ -20,10 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.control import Status
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.ipc.jobs import RunningJob, connect_to, find_jobs
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net.tcp import parse_address
@@ -67,7 +67,9 @@ class _Nodes(StandIns):
     def hang(self) -> dict[str, object]:
         """A rank of node 1 is found hung. What came of it."""
         at_ns = time.monotonic_ns()
-        verdict = HangVerdict(
+        verdict = RankHung(
+            cycle=0,
+            since_ns=0,
             rank=_GPUS,
             local_rank=0,
             kind="section",

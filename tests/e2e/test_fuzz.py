@@ -95,7 +95,7 @@ def test_a_stranger_cannot_take_the_place_of_the_launchers_rank(tmp_path: Path) 
 def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
     """The launcher has started another process since: that one may come, but not in silence."""
     with watched(tmp_path, timeout_s=3.0) as both:
-        both.channel.send({"type": "rank_started", "pid": os.getpid()})
+        both.channel.send({"type": "guard_group", "pid": os.getpid()})
         channel = connect(both.path, 30.0)
         channel.send({"type": "hello", "cycle": CYCLE + 1, "rank": 0, "warmup_iterations": 0})
         answer = channel.wait_message(30.0)

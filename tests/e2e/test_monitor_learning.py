@@ -13,10 +13,17 @@ from typing import TypeVar
 import pytest
 
 from megatron_ft import FaultToleranceConfig
-from megatron_ft.core.agent import edge
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import ArmedTimeout
-from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
+from megatron_ft.core.messages.monitor import (
+    CheckProgress,
+    ConfirmHang,
+    Observation,
+    ProgressChecked,
+    Release,
+    Report,
+    Suspect,
+)
 from megatron_ft.core.records.monitor import Attached, Signalled
 from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Arm, Armed, Intervals, Milestone, Moment, Survey
@@ -108,18 +115,18 @@ HANGS = f"{BEGIN}client.start_section('step')\nsay('ready')\n{FOREVER}"
 def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_rank_goes_on(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.arm(Arm(0, {"step": REPORT_ONLY}))
+        launcher.slot.order(Arm(0, {"step": REPORT_ONLY}))
         suspected = launcher.next(Suspect).verdict
         assert (suspected.learned, suspected.enforced, suspected.limit_s) == (True, False, 60.0)
-        launcher.slot.pass_on(edge.CheckProgress(0, time.monotonic_ns() + 100_000_000))
+        launcher.slot.order(CheckProgress(0, time.monotonic_ns() + 100_000_000))
         assert launcher.next(ProgressChecked).progress == ""
-        launcher.slot.pass_on(edge.ConfirmHang(0))
+        launcher.slot.order(ConfirmHang(0))
         verdict = launcher.next(RankHung)
         assert (verdict.section, verdict.observed_only, verdict.enforced) == ("step", True, False)
         assert launcher.next(Observation).note.found_hung
         # armed again in the middle of the interval, and released with the others at the end of a cycle
-        launcher.slot.arm(Arm(0, {"step": Armed(0.4, 0.4, 60.0, enforced=False)}))
-        launcher.slot.release()
+        launcher.slot.order(Arm(0, {"step": Armed(0.4, 0.4, 60.0, enforced=False)}))
+        launcher.slot.order(Release(0))
         launcher.serve(1.5)
         assert launcher.all_of(RankHung) == launcher.all_of(Suspect) == launcher.all_of(Signalled) == []
         assert process.poll() is None
@@ -128,10 +135,10 @@ def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_r
 def test_a_timeout_that_is_not_enforced_ends_no_rank_if_the_launcher_does_not_answer(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.arm(Arm(0, {"step": REPORT_ONLY}))
+        launcher.slot.order(Arm(0, {"step": REPORT_ONLY}))
         launcher.next(Suspect)
         launcher.next(Suspect)  # asked again, once more time has passed
-        launcher.slot.release()
+        launcher.slot.order(Release(0))
         launcher.serve(0.5)
         assert launcher.all_of(RankHung) == launcher.all_of(Signalled) == []
         assert process.poll() is None
@@ -140,12 +147,12 @@ def test_a_timeout_that_is_not_enforced_ends_no_rank_if_the_launcher_does_not_an
 def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.arm(Arm(0, {"step": Armed(0.3, 0.3, 60.0)}))
+        launcher.slot.order(Arm(0, {"step": Armed(0.3, 0.3, 60.0)}))
         launcher.next(Suspect)
-        launcher.slot.pass_on(edge.ConfirmHang(0))
+        launcher.slot.order(ConfirmHang(0))
         verdict = launcher.next(RankHung)
         assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
-        launcher.slot.release()
+        launcher.slot.order(Release(0))
         assert process.wait(BOUND_S) == -signal.SIGKILL
 
 
@@ -154,14 +161,14 @@ def test_armed_words_are_repaired_and_are_no_damage(launcher: Launcher) -> None:
     script = f"{BEGIN}say('ready')\nclient.send_heartbeat()\n{FOREVER}"
     with rank(launcher.path, script) as process:
         attached(launcher, process)
-        launcher.slot.arm(Arm(0, {"step": Armed(60.0, 70.0, 240.0)}))
+        launcher.slot.order(Arm(0, {"step": Armed(60.0, 70.0, 240.0)}))
         launcher.wait_until_armed(wanted)
         board = launcher.slot._board
         assert board is not None
         board.words[layout.slot(0) + layout.S_ARMED] = 1
         board.words[layout.slot(1) + layout.S_ARMED] = 1
         board.words[layout.W_OUT_OF_SECTION_ARMED] = 1
-        launcher.slot.survey(Survey(0, 1))
+        launcher.slot.order(Survey(0, 1))
         launcher.next(Intervals)
         launcher.wait_until_armed(wanted)
         launcher.wait_until_armed(None, 1)
@@ -173,7 +180,7 @@ def test_armed_words_are_repaired_and_are_no_damage(launcher: Launcher) -> None:
 def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_with_sketches(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.arm(Arm(0, {"step": Armed(60.0, 60.0, 240.0)}))
+        launcher.slot.order(Arm(0, {"step": Armed(60.0, 60.0, 240.0)}))
         wanted = ArmedTimeout(60_000_000_000, 60_000_000_000, 240_000_000_000)
         launcher.wait_until_armed(wanted)
         before = launcher.slot.pid
@@ -184,7 +191,7 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_with_sk
         board = launcher.slot._board
         assert board is not None
         board.words[layout.slot(0) + layout.S_ARMED] = 1
-        launcher.slot.survey(Survey(0, 5))
+        launcher.slot.order(Survey(0, 5))
         found = launcher.next(Intervals)
         assert found.number == 5
         assert found.sketches["step"].open_s > 0
@@ -197,7 +204,7 @@ def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_
     with rank(launcher.path, script) as process:
         attached(launcher, process)
         expect(process, "stepped")
-        launcher.slot.survey(Survey(0, 3))
+        launcher.slot.order(Survey(0, 3))
         found = launcher.next(Intervals)
         assert (found.cycle, found.number, set(found.sketches)) == (0, 3, {"step", "save", "out_of_section"})
         assert found.sketches["step"].ended == 40
@@ -208,7 +215,7 @@ def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_
         process.stdin.flush()
         process.wait(BOUND_S)
         launcher.serve(0.5)
-        launcher.slot.survey(Survey(0, 4))
+        launcher.slot.order(Survey(0, 4))
         found = launcher.next(Intervals)
         assert (found.number, found.sketches["step"].ended) == (4, 40)
 

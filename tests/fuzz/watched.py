@@ -70,7 +70,7 @@ class Watched:
             start_new_session=True,
             env={**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": self.path, "FT_CYCLE": str(CYCLE)},
         )
-        self.channel.send({"type": "rank_started", "pid": self.rank.pid})
+        self.channel.send({"type": "guard_group", "pid": self.rank.pid})
 
     def said(self, kind: str) -> list[Message]:
         """What the monitor has said of that kind until now."""

@@ -12,9 +12,8 @@ from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.control import ReceivedRequest, WorkloadAction
+from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
@@ -22,12 +21,16 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.records.launcher import Abandoned, NodeHealth
+from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Arm
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
+from tests.support.agents import attached, found_hung, observed
 
 __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Judged", "Launcher", "Made", "Trained"]
 
@@ -39,8 +42,17 @@ LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
 BOARD = BoardSnapshot(
     **dict.fromkeys(set(BoardSnapshot._fields) - BoardSnapshot._field_defaults.keys(), 0)  # type: ignore[arg-type]
 )._replace(sections=(), closing=False)
-HANG = HangVerdict(
-    rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=1, at_ns=0
+HANG = RankHung(
+    cycle=0,
+    since_ns=0,
+    rank=0,
+    local_rank=0,
+    kind="section",
+    section="step",
+    elapsed_s=3.0,
+    timeout_s=3.0,
+    iteration=1,
+    at_ns=0,
 )
 
 
@@ -343,15 +355,15 @@ class Launcher(Process):
             case agent.SignalRanks(_, number):
                 code = 0 if self.ends_well else -number
                 self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
-            case agent.Release() if self._is_hung:
+            case Release() if self._is_hung:
                 self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
             case agent.TerminateRanks():
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
-            case agent.CollectEvidence():
+            case agent.OrderMonitor(_, Collect()):
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
-            case agent.ArmMonitor(_, arm):
+            case agent.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
-            case agent.SurveyRank(_, survey) if self._toy is not None and chance.random() < 0.95:
+            case agent.OrderMonitor(_, m.Survey() as survey) if self._toy is not None and chance.random() < 0.95:
                 self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
             case agent.ReadState(path):
                 state = self.job.learning.state
@@ -361,7 +373,7 @@ class Launcher(Process):
 
     def _report_intervals(self, survey: m.Survey) -> None:
         if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
-            self.hear(agent.IntervalsReported(0, survey.cycle, self._toy.intervals(survey, self.world.now_s)))
+            self.hear(agent.MonitorReport(0, self._toy.intervals(survey, self.world.now_s)))
 
     def _write_state(self, state: Any, moment: Any) -> None:
         self.job.learning.state = state
@@ -371,14 +383,16 @@ class Launcher(Process):
         """The rank takes steps, saves at random moments, and ends."""
         toy = self._toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
         for delay_s, milestone in toy.milestones(left_s):
-            self._later_in_cycle(
-                delay_s, lambda milestone=milestone: self.hear(agent.MilestoneReached(0, trained.cycle, milestone))
-            )
+            self._later_in_cycle(delay_s, lambda milestone=milestone: self.hear(agent.MonitorReport(0, milestone)))
 
     def _check_health(self) -> None:
         if self.agent.phase is AgentPhase.CHECKING:
             ended = "exited with code 1" if self.is_ill else ""
-            self.hear(agent.HealthChecked(0, ended, 1 if self.is_ill else 0, "", 0.1))
+            self.hear(
+                NodeHealth(
+                    cycle=0, good=not ended, text=ended, exit_code=1 if self.is_ill else 0, last_line="", seconds=0.1
+                )
+            )
 
     def _start_ranks(self) -> None:
         if not self.agent.wants_ranks:
@@ -394,8 +408,8 @@ class Launcher(Process):
         self.hear(agent.RanksMet([place], place, world, world))
         now_ns = round(self.clock() * 1e9)
         path = STATE_PATH if self.job.learns else ""
-        attached = agent.Attached(0, cycle, now_ns, state_path=path, learns=self.job.learns)
-        for event in (agent.RankStarted(0, 1, now_ns), agent.RanksStarted(), attached):
+        watched = attached(0, cycle, now_ns, state_path=path, learns=self.job.learns)
+        for event in (RankStarted(rank=0, local_rank=0, pid=1, at_ns=now_ns), agent.RanksStarted(), watched):
             self.hear(event)
         left_s = max(0.5, self.job.work_s - self.job.done_s)
         if self.job.learns:
@@ -459,14 +473,14 @@ class Launcher(Process):
             self._is_hung = True
             at_ns = round(self.clock() * 1e9)
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
-            self.hear(agent.FoundHung(0, self.ranks.cycle, verdict))
+            self.hear(found_hung(0, self.ranks.cycle, verdict))
             self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
 
     def _notice(self) -> None:
         assert self.ranks is not None
         waits_in, state = ("", "T") if self._is_hung else ("all_reduce", "S")
         note = RankSnapshot(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
-        self.hear(agent.EvidenceCollected(0, self.ranks.cycle, note))
+        self.hear(observed(0, self.ranks.cycle, note))
 
     def asked_to_stop(self, fault: Fault, *, well: bool) -> None:
         """SIGTERM."""
@@ -477,7 +491,7 @@ class Launcher(Process):
     def abandoned(self, fault: Fault) -> None:
         """Who has started it is gone."""
         self.hurt(fault, FOR_GOOD_S)
-        self.hear(agent.Abandoned("its parent is gone"))
+        self.hear(Abandoned(text="its parent is gone"))
 
     def excluded(self, fault: Fault) -> None:
         """A rank asks for the node to be left out, and ends."""
@@ -491,7 +505,7 @@ class Launcher(Process):
         self._asks(WorkloadAction.ShutdownWorkload)
 
     def _asks(self, action: WorkloadAction) -> None:
-        self.hear(ReceivedRequest(action, "enough", self.member.place or 0, 1))
+        self.hear(WorkloadControl(action=action, description="enough", rank=self.member.place or 0, pid=1))
 
 
 def _address_on(host: Host, number: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
@@ -14,14 +15,16 @@ from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.codec import name_of
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher_ranks import RankExited
-
-__all__ = ["Driven", "held", "verdict"]
+from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
+from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.records.shared import RankHung
 
 T = TypeVar("T")
 START_NS = 1_000_000_000_000
@@ -39,6 +42,56 @@ def verdict(
     """Why that cycle has ended."""
     fields = {"cycle": cycle, "outcome": outcome, "text": text, "action": action, "restarts_left": 2, **more}
     return job.Conclude(m.Verdict(**fields))  # type: ignore[arg-type]
+
+
+def attached(
+    local_rank: int,
+    cycle: int,
+    at_ns: int | None,
+    user_code_ns: int | None = None,
+    has_group: bool = False,
+    **more: Any,
+) -> edge.MonitorReport:
+    """A rank is watched."""
+    facts = {"user_code_ns": user_code_ns, "has_group": has_group, **more}
+    return edge.MonitorReport(local_rank, Attached(rank=10 * local_rank, cycle=cycle, pid=100, at_ns=at_ns, **facts))
+
+
+def detached(local_rank: int, cycle: int, at_ns: int) -> edge.MonitorReport:
+    """A rank has ended its monitoring."""
+    return edge.MonitorReport(local_rank, Detached(rank=10 * local_rank, cycle=cycle, at_ns=at_ns))
+
+
+def trains(local_rank: int, cycle: int, began_ns: int, at_ns: int) -> edge.MonitorReport:
+    """A rank is through its first step."""
+    step = FirstStep(rank=10 * local_rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns)
+    return edge.MonitorReport(local_rank, step)
+
+
+def found_hung(local_rank: int, cycle: int, verdict: RankHung, *, observed_only: bool = False) -> edge.MonitorReport:
+    """A monitor has found its rank hung."""
+    return edge.MonitorReport(local_rank, replace(verdict, cycle=cycle, observed_only=observed_only))
+
+
+def suspected(local_rank: int, cycle: int, verdict: RankHung) -> edge.MonitorReport:
+    """A monitor asks whether any rank makes progress."""
+    return edge.MonitorReport(local_rank, Suspect(replace(verdict, cycle=cycle)))
+
+
+def checked(local_rank: int, cycle: int, progress: str) -> edge.MonitorReport:
+    """A monitor has checked the progress of its rank."""
+    return edge.MonitorReport(local_rank, ProgressChecked(cycle, progress))
+
+
+def observed(local_rank: int, cycle: int, note: RankSnapshot) -> edge.MonitorReport:
+    """A monitor has collected evidence on its rank."""
+    return edge.MonitorReport(local_rank, Observation(cycle, note))
+
+
+def signalled(local_rank: int, number: int) -> edge.MonitorReport:
+    """A monitor has sent its rank a signal."""
+    name = signal.Signals(number).name
+    return edge.MonitorReport(local_rank, Signalled(rank=10 * local_rank, cycle=0, signal=name))
 
 
 class Driven:
@@ -91,7 +144,9 @@ class Driven:
         met = edge.RanksMet([10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
         effects = self.hear(edge.Tick(), job.Begin(held(cycle, place=place, nodes=nodes, restarts=restarts)), met)
         for local_rank in range(ranks):
-            effects += self.hear(edge.RankStarted(local_rank, 100 + local_rank, self.now_ns))
+            effects += self.hear(
+                RankStarted(rank=10 * local_rank, local_rank=local_rank, pid=100 + local_rank, at_ns=self.now_ns)
+            )
         return effects + self.hear(edge.RanksStarted())
 
     def exits(
@@ -123,6 +178,10 @@ class Driven:
     def all_of(self, kind: type[T]) -> list[T]:
         """What it has asked for so far of this kind."""
         return [effect for effect in self.done if isinstance(effect, kind)]
+
+    def orders(self, *kinds: type[RankOrder]) -> list[edge.OrderMonitor]:
+        """What it has ordered monitors to do, of these kinds."""
+        return [effect for effect in self.all_of(edge.OrderMonitor) if isinstance(effect.order, kinds)]
 
     @property
     def said(self) -> list[str]:

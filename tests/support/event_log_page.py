@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import re
 import types
@@ -90,7 +91,7 @@ def _inner(hint: Any) -> Any:
 def _type(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return next((e.what for e in arguments if isinstance(e, Between)), "") or _of_form(arguments)
+        return next(e.what for e in arguments if isinstance(e, Between | Form) and e.what)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (each for each in arguments if each is not type(None))
         return f"{_type(inner)}, or null"
@@ -98,12 +99,9 @@ def _type(hint: Any) -> str:
         return f"list of {_plural(_type(arguments[0]))}"
     if origin is not None and issubclass(origin, Mapping):
         return f"object, by name: {_type(arguments[1])}"
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "text"
     return "object" if dataclasses.is_dataclass(hint) else _PLAIN[hint]
-
-
-def _of_form(arguments: tuple[Any, ...]) -> str:
-    assert any(isinstance(each, Form) for each in arguments)
-    return "list of whole numbers"
 
 
 def _plural(name: str) -> str:

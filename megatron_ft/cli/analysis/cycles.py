@@ -11,7 +11,9 @@ from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs, Timed, split_runs
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.launcher import Cause, CycleEnded, CycleStarted, RankExited, RunEnded
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher import CycleEnded, CycleStarted, RunEnded
+from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.core.records.shared import RankHung
@@ -211,8 +213,8 @@ class _Cycle:
             begin_ns=self.begin_ns,
             end_ns=self.ended_ns,
             outcome=outcome,
-            kind=cause.kind,
-            text=cause.text,
+            kind=None if told is None else cause.kind.value,
+            text=None if told is None else cause.text,
             detail=cause.detail or None,
             rank=cause.rank,
             iteration=None if self._end is None else self._end.iteration,
@@ -303,7 +305,7 @@ class _Cycle:
 def _importance(ended: Timed[CycleEnded]) -> tuple[bool, bool, int]:
     """Of the ends that several launchers recorded for one cycle the one that knows the cause comes first."""
     cause = ended.record.cause
-    return cause is None, cause is not None and cause.kind == "membership", ended.at_ns
+    return cause is None, cause is not None and cause.kind is CauseKind.MEMBERSHIP, ended.at_ns
 
 
 def _seconds(begin_ns: int | None, end_ns: int | None) -> float | None:

@@ -18,7 +18,8 @@ from megatron_ft.cli.logs.runs import Clock, RunLogs, Timed
 from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.launcher import CycleStarted, Finding, RankExited
+from megatron_ft.core.records.launcher import CycleStarted
+from megatron_ft.core.records.launcher_ranks import Finding, RankExited
 from megatron_ft.core.records.monitor import Attached, RankGone
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.core.records.shared import RankHung

@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import Signals
 
-from megatron_ft.core.agent import edge, event_records, lines
-from megatron_ft.core.agent.conclusion import Ended, Known, Leaving, asked_at_last, conclude, finish, report
+from megatron_ft.core.agent import edge, lines
+from megatron_ft.core.agent.conclusion import Known, Leaving, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
-from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
+from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell, Write
+from megatron_ft.core.agent.hang import write_finding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.learning import NodeLearning
-from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle
+from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_ended
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
-from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
+from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher import Abandoned, CycleEnded, CycleStarted, NodeHealth, Stuck
+from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 from megatron_ft.core.times import earliest
 
 
@@ -36,9 +39,9 @@ class Agent:
         self.phase = AgentPhase.JOINING
         self.started: NodeCycle | None = None
         """The last cycle whose ranks were started."""
-        self.ended: Ended | None = None
+        self.ended: CycleEnded | None = None
         """How the last cycle ended; None while ranks run."""
-        self.failed: Ended | None = None
+        self.failed: CycleEnded | None = None
         """How the last cycle ended that didn't end well."""
         self.restarts_left = options.max_restarts
         self._options = options
@@ -98,15 +101,15 @@ class Agent:
                 self._stop_asked(event)
             case edge.Continued():
                 self.cycle.excuse_stop(self._turn.now_ns)
-            case edge.Abandoned(text) if not self._leaving.abandoned:
+            case Abandoned(text=text) if not self._leaving.abandoned:
                 self._leaving.abandon(text)
-                self._do(Say(lines.abandoned(text)), event_records.abandoned(text))
-            case edge.HealthChecked():
+                self._do(Say(lines.abandoned(text)), Write(event))
+            case NodeHealth():
                 is_fit = self._health.take_result(event, self._turn)
                 self.phase = AgentPhase.READY if is_fit else AgentPhase.ASIDE
                 if is_fit:
                     self._get_ready()
-            case ReceivedRequest():
+            case WorkloadControl():
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
                 self._orders.hear(event)
@@ -150,12 +153,12 @@ class Agent:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
                 self._ranks_ended(event)
-            case edge.MilestoneReached() | edge.IntervalsReported():
+            case edge.MonitorReport(report=Milestone() | Intervals()):
                 self._learning.hear(event, self._turn)
-            case edge.FoundHung(verdict=verdict, observed_only=True) if verdict.learned:
-                self.cycle.would_hang(event, self._turn)
-            case edge.FoundHung(cycle=cycle, verdict=verdict, observed_only=True):
-                self._do(Say(lines.observed(verdict)), event_records.would_have_ended(cycle, verdict))
+            case edge.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
+                self.cycle.would_hang(verdict, self._turn)
+            case edge.MonitorReport(report=RankHung(observed_only=True) as verdict):
+                self._do(Say(lines.observed(verdict)), Write(would_have_ended(verdict)))
             case _:
                 self.cycle.hear(event, self._turn)
                 self._learning.hear(event, self._turn)
@@ -167,8 +170,8 @@ class Agent:
         if self.phase is AgentPhase.ENDING and self._ending is not None:
             self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
 
-    def _requested(self, request: ReceivedRequest) -> None:
-        self._do(event_records.request(request))
+    def _requested(self, request: WorkloadControl) -> None:
+        self._do(Write(request))
         if request.action is WorkloadAction.Continue or self._orders.taken is None:
             self._do(Say(request.text))
             return
@@ -244,7 +247,17 @@ class Agent:
         record, met = self.cycle.record, self.cycle.met
         assert met is not None
         self._turn.say_for_all(lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes))
-        self._do(event_records.cycle_started(record, met, self._options.max_restarts, self.restarts_left))
+        started = CycleStarted(
+            cycle=record.cycle,
+            ranks=tuple(record.started.values()),
+            group_rank=met.group_rank,
+            world_size=met.world_size,
+            max_restarts=self._options.max_restarts,
+            restarts_left=self.restarts_left,
+            met_ns=record.met_ns,
+            spawned_ns=record.spawned_ns,
+        )
+        self._do(Write(started))
 
     def _run(self) -> None:
         if self._leaving.signals:
@@ -308,7 +321,7 @@ class Agent:
             self._outcome = Outcome.SUCCEEDED  # the request to end came from a job that was at its end
         self._stuck = "" if self._outcome is Outcome.SUCCEEDED else event.stuck
         if self._stuck:
-            self._do(event_records.stuck(record.cycle, event.processes))
+            self._do(Write(Stuck(cycle=record.cycle, processes=tuple(event.processes))))
 
     def _wait_for_verdict(self) -> None:
         """Wait for why the cycle has ended; no answer comes if this node leaves, or the others have lost it."""
@@ -337,7 +350,7 @@ class Agent:
             self._exclude(cause, self._stuck)  # what they hold (devices, memory, ports) new ranks would need
             return
         if verdict is not None and verdict.node == orders.place and record.found is None:  # else it is logged already
-            self._do(*event_records.finding(record.cycle, cause))
+            self._do(*write_finding(record.cycle, cause))
         self._tell_end(decision, cause)
         if self._leaving.is_due:
             self._stop()
@@ -348,17 +361,22 @@ class Agent:
             self._join()
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
-        record, ended = self.cycle.record, Ended(self.cycle.record.cycle, self._outcome, decision, cause)
-        self.ended = ended
+        record, last = self.cycle.record, self.cycle.record.last_iteration(self._turn.seen)
+        ended = self.ended = CycleEnded(
+            cycle=record.cycle,
+            outcome=self._outcome.value,
+            cause=cause,
+            action=decision.action.value,
+            iteration=last if cause is None or cause.iteration is None else cause.iteration,
+            restarts_left=decision.restarts_left,
+        )
         if cause is not None:
             self.failed = ended
             self._downtime = Downtime(record, self._turn.now_ns)
             line = lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
             is_own = self._known is None or self._known.is_own_end
             self._do(*([Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
-        self._do(
-            event_records.cycle_ended(record, self._outcome, decision, cause, record.last_iteration(self._turn.seen))
-        )
+        self._do(Write(ended))
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
 

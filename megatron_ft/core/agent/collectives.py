@@ -12,18 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from megatron_ft.core.agent import event_records, lines
-from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Tell
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import OrderMonitor, Tell, Write
 from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
-from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES, HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.messages import Hang
 from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.launcher_ranks import NoCollective
+from megatron_ft.core.records.shared import RankHung
 
 _SHARE_OF_GROUP = 0.5
 """A group's own timeout ends the job: the report comes before that."""
@@ -94,14 +97,15 @@ class NodeCollectiveWatch:
             alive = self._record.observed
             self._collecting = _Collecting(turn.now_ns + round(EVIDENCE_S * 1e9), alive)
             for local_rank in sorted(alive):
-                turn.do(CollectEvidence(local_rank, True, self._collecting.until_ns))
+                order = Collect(self._record.cycle, self._collecting.until_ns, passive=True)
+                turn.do(OrderMonitor(local_rank, order))
 
-    def noted(self, event: EvidenceCollected) -> None:
+    def noted(self, note: RankSnapshot) -> None:
         """What a monitor has seen of its rank."""
-        if self._collecting is not None and event.local_rank in self._collecting.asked:
-            self._collecting.notes[event.local_rank] = event.note
+        if self._collecting is not None and note.local_rank in self._collecting.asked:
+            self._collecting.notes[note.local_rank] = note
 
-    def reviewed(self, review: Reviewed, place: int, turn: Turn) -> HangVerdict | None:
+    def reviewed(self, review: Reviewed, place: int, turn: Turn) -> RankHung | None:
         """Say what the evidence on all ranks shows; the node that had asked logs it. This one is at ``place``.
 
         Returns the verdict that this node is to end the cycle for; None if it isn't to.
@@ -111,7 +115,15 @@ class NodeCollectiveWatch:
         self._is_told, self._is_asked = True, False
         turn.say_for_all(lines.no_collective(review, ends=ends))
         if is_asker:
-            turn.do(event_records.no_collective(self._record.cycle, review, ends=ends))
+            silence = NoCollective(
+                cycle=self._record.cycle,
+                rank=review.rank,
+                elapsed_s=review.elapsed_s,
+                timeout_s=review.timeout_s,
+                text=review.text,
+                ends=ends,
+            )
+            turn.do(Write(silence))
         is_own = review.rank in self._record.ranks
         if options.min_healthy and review.rank is not None:
             is_asker = is_own  # each node ends its own ranks
@@ -193,15 +205,15 @@ class NodeCollectiveWatch:
         verdict = self._verdict(local_rank, silent_ns / 1e9, turn.now_ns)
         turn.do(Tell(Hang(self._record.cycle, verdict, passive=True)))
 
-    def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> HangVerdict:
-        return HangVerdict(
+    def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> RankHung:
+        return RankHung(
             rank=self._record.ranks[local_rank],
+            cycle=self._record.cycle,
             local_rank=local_rank,
             kind=COLLECTIVES,
-            section=None,
+            since_ns=max(0, now_ns - round(elapsed_s * 1e9)),
             elapsed_s=elapsed_s,
             timeout_s=self._timeout_ns / 1e9,
-            iteration=None,
             at_ns=now_ns,
         )
 

@@ -14,26 +14,16 @@ from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.edge import Exit, Over, Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
+from megatron_ft.core.records.cause import Cause, CauseKind
 
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the others have received why this node leaves."""
 _EXCLUDED_S = 30.0
 """The same if the launcher stays anyway: it waits for a coordinator that takes over, and sends it the message."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a cycle has ended on this node; well if there is no cause."""
-
-    cycle: int
-    outcome: Outcome
-    decision: RestartDecision
-    cause: Cause | None
 
 
 class Leaving:

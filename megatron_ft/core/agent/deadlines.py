@@ -8,17 +8,20 @@ and none is still at work, a rank that merely doesn't exit is terminated and tre
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from dataclasses import dataclass
 
-from megatron_ft.core.agent import event_records, lines
-from megatron_ft.core.agent.edge import CollectEvidence, Detached, EvidenceCollected, Say, SignalRanks
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import OrderMonitor, Say, SignalRanks, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
+from megatron_ft.core.diagnosis.cycle_cause import describe_hang
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.escalation import Escalation
+from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.times import earliest
 
 _PAUSED_NS = 200_000_000
@@ -69,18 +72,18 @@ class Deadlines:
         """A rank has begun its monitoring, maybe for the second time: it has no deadline any more."""
         self._waits.pop(local_rank, None)
 
-    def detached(self, event: Detached, turn: Turn) -> None:
+    def detached(self, local_rank: int, at_ns: int, turn: Turn) -> None:
         """A rank has ended its monitoring; a monitor that replaces another says it again."""
         timeout_s = self._options.exit_timeout_s
-        if timeout_s is not None and event.local_rank in self._record.started and event.local_rank not in self._waits:
-            self._wait("exit", event.local_rank, event.at_ns, timeout_s, turn)
+        if timeout_s is not None and local_rank in self._record.started and local_rank not in self._waits:
+            self._wait("exit", local_rank, at_ns, timeout_s, turn)
 
-    def noted(self, event: EvidenceCollected) -> None:
+    def noted(self, note: RankSnapshot) -> None:
         """A monitor has collected evidence on its rank."""
-        if event.local_rank in self._asked:
-            self._asked.discard(event.local_rank)
-            if event.note.frame:
-                self._record.locate(self._record.ranks[event.local_rank], f"in {event.note.frame}")
+        if note.local_rank in self._asked:
+            self._asked.discard(note.local_rank)
+            if note.frame:
+                self._record.locate(note.rank, f"in {note.frame}")
 
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued.
@@ -148,22 +151,22 @@ class Deadlines:
 
     def _report_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
         local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]
-        verdict = HangVerdict(
+        verdict = RankHung(
             rank=self._record.ranks[local_rank],
+            cycle=self._record.cycle,
             local_rank=local_rank,
+            pid=self._record.started[local_rank].pid,
             kind=wait.kind,
-            section=None,
+            since_ns=wait.since_ns,
             elapsed_s=elapsed_s,
             timeout_s=wait.timeout_s,
             iteration=None if board is None else board.iteration,
             at_ns=turn.now_ns,
-            stopped=turn.seen.stopped[local_rank],
+            state="T" if turn.seen.stopped[local_rank] else None,
+            observed_only=self._options.observe_only,
         )
-        pid, only = self._record.started[local_rank].pid, self._options.observe_only
-        turn.do(
-            event_records.late_rank(self._record.cycle, verdict, pid=pid, since_ns=wait.since_ns, observed_only=only)
-        )
-        if only:
+        turn.do(Write(dataclasses.replace(verdict, text=describe_hang(verdict))))
+        if verdict.observed_only:
             turn.do(Say(lines.observed(verdict)))
             return
         if wait.kind == "exit" and self._record.only_exits_are_missing(turn.seen):
@@ -186,11 +189,12 @@ class Deadlines:
         """
         if local_rank not in self._asked and local_rank in self._record.watched:
             passive = self._options.min_healthy and not ends
-            turn.do(CollectEvidence(local_rank, passive, turn.now_ns + round(EVIDENCE_S * 1e9)))
+            order = Collect(self._record.cycle, turn.now_ns + round(EVIDENCE_S * 1e9), passive)
+            turn.do(OrderMonitor(local_rank, order))
             self._asked.add(local_rank)
         return local_rank in self._asked
 
-    def _blame(self, verdict: HangVerdict, late: _Wait, turn: Turn) -> None:
+    def _blame(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
         """Suspect all ranks that are late: they may wait for each other. If one of them is stopped, only that one."""
         others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
         if not others or self._record.suspects is not None:

@@ -1,7 +1,7 @@
 """The events that the launcher's machine takes, and the effects that it asks for.
 
 What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``DiagnoseHang`` and
-``Leave`` of `core.job.edge`) are events here, and so is a rank's ``ReceivedRequest``. Times are nanoseconds of
+``Leave`` of `core.job.edge`) are events here, and so is a rank's ``WorkloadControl``. Times are nanoseconds of
 CLOCK_MONOTONIC unless a name says otherwise.
 """
 
@@ -13,27 +13,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.agent.monitor_events import Attached as Attached
-from megatron_ft.core.agent.monitor_events import Detached as Detached
-from megatron_ft.core.agent.monitor_events import EvidenceCollected as EvidenceCollected
-from megatron_ft.core.agent.monitor_events import FoundHung as FoundHung
-from megatron_ft.core.agent.monitor_events import FromMonitor as FromMonitor
-from megatron_ft.core.agent.monitor_events import IntervalsReported as IntervalsReported
-from megatron_ft.core.agent.monitor_events import MilestoneReached as MilestoneReached
-from megatron_ft.core.agent.monitor_events import ProgressChecked as ProgressChecked
-from megatron_ft.core.agent.monitor_events import Signalled as Signalled
-from megatron_ft.core.agent.monitor_events import Suspected as Suspected
-from megatron_ft.core.agent.monitor_events import Trains as Trains
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
-from megatron_ft.core.control import ReceivedRequest
-from megatron_ft.core.diagnosis.cycle_cause import Cause
+from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
+from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.launcher_ranks import RankExited
-from megatron_ft.core.timeouts.exchange import Arm, Moment, Survey
+from megatron_ft.core.records.cause import Cause
+from megatron_ft.core.records.launcher import Abandoned, NodeHealth
+from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
+from megatron_ft.core.timeouts.exchange import Moment
 from megatron_ft.core.timeouts.learned import LearnedState
 
 
@@ -75,27 +66,8 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Abandoned:
-    """The process that started the launcher has ended, or its output has no reader. ``text``: which, in words."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Continued:
     """The launcher was stopped and continued, and so were its ranks, if the whole node was."""
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChecked:
-    """How ``CheckHealth`` came out. ``ended`` is empty if the node is fit, else as in "exited with code 3"."""
-
-    cycle: int
-    """The one that would begin then."""
-    ended: str
-    code: int | None
-    last_line: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +106,6 @@ class RanksMet:
 
 
 @dataclass(frozen=True, slots=True)
-class RankStarted:
-    """A rank's process was made."""
-
-    local_rank: int
-    pid: int
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class RanksStarted:
     """All of them were."""
 
@@ -162,8 +125,16 @@ class RanksEnded:
     processes: Sequence[ProcessFacts] = ()
 
 
-FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | StateRead | StateWritten
-FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
+@dataclass(frozen=True, slots=True)
+class MonitorReport:
+    """A monitor reports something of its rank. `Detached` comes again from a monitor that replaces another one."""
+
+    local_rank: int
+    report: RankReport
+
+
+FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
+FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
 FromCoordinator = (
     job.Begin
     | job.StandBy
@@ -174,14 +145,14 @@ FromCoordinator = (
     | job.Reviewed
     | job.OfLearning
 )
-Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | Speak | job.LeftOut | job.Leave
+Event = FromLauncher | FromRanks | MonitorReport | FromCoordinator | Speak | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Run the user's command that says whether the node is fit; answered by ``HealthChecked``. Given up when
+    """Run the user's command that says whether the node is fit; answered by ``NodeHealth``. Given up when
     the phase is another one.
     """
 
@@ -272,56 +243,11 @@ class SignalRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectEvidence:
-    """Have its monitor collect evidence on a rank. ``passive``: without a signal to it, because it may run on."""
+class OrderMonitor:
+    """Send an order to the monitor of a rank."""
 
     local_rank: int
-    passive: bool
-    deadline_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckProgress:
-    """Have its monitor observe a rank now and at ``again_ns``, without a signal to it: does it make progress?"""
-
-    local_rank: int
-    again_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendTimeout:
-    """The interval for which this rank is suspected may last ``timeout_s`` in all."""
-
-    local_rank: int
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmHang:
-    """Report this rank as hung, if the interval for which it is suspected still lasts."""
-
-    local_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Everything has been seen: the monitors may end ranks that were found hung."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArmMonitor:
-    """Have the monitor of a rank apply these learned timeouts."""
-
-    local_rank: int
-    arm: Arm
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyRank:
-    """Have the monitor of a rank report its intervals; answered by ``IntervalsReported``."""
-
-    local_rank: int
-    survey: Survey
+    order: RankOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,13 +317,8 @@ Effect = (
     | MetAgain
     | Over
     | SignalRanks
-    | CollectEvidence
-    | CheckProgress
-    | ExtendTimeout
-    | ConfirmHang
+    | OrderMonitor
     | Release
-    | ArmMonitor
-    | SurveyRank
     | ReadState
     | WriteState
     | TellStateWritten

@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
-from megatron_ft.core.agent import event_records
-from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Release, Tell
+from megatron_ft.core.agent.edge import OrderMonitor, Tell, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER, HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.core.diagnosis.exits import one_line
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
-from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.messages.monitor import Collect, Release
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher_ranks import Finding, RankExited
+from megatron_ft.core.records.shared import RankHung
 
 LAST_NOTES_NS = 150_000_000
 """So long before the bound is over the notes that have come are sent: they need time to arrive."""
@@ -40,17 +42,17 @@ class NodeHangDiagnosis:
         self._decides = options.min_healthy
         self._notes: dict[int, RankSnapshot] = {}
         """By local rank."""
-        self._verdict: HangVerdict | None = None
+        self._verdict: RankHung | None = None
         """The first of this node."""
         self._bound_ns: int | None = None
         self._asked: set[int] = set()
         self._is_told = False
         self._is_over = False
 
-    def found(self, verdict: HangVerdict, turn: Turn, *, is_seen: bool = True) -> None:
+    def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
         """A rank was found hung. ``is_seen``: by its monitor, which is collecting evidence already."""
         if self._is_over:
-            turn.do(Release())
+            turn.do(Release(self._record.cycle))
             return
         if verdict.learned:
             self._learned_kill(verdict.timed, turn)
@@ -66,11 +68,12 @@ class NodeHangDiagnosis:
         """A rank has failed because another one kept it waiting, or is gone: find that one, before all are ended."""
         if self._is_over or self._bound_ns is not None or self._options.min_healthy or self._options.observe_only:
             return
-        self._verdict = HangVerdict(
+        self._verdict = RankHung(
             rank=end.rank,
+            cycle=end.cycle,
             local_rank=end.local_rank,
             kind=LOST_PEER,
-            section=None,
+            since_ns=turn.now_ns,
             elapsed_s=0.0,
             timeout_s=0.0,
             iteration=end.iteration,
@@ -84,23 +87,23 @@ class NodeHangDiagnosis:
         if self._decides and self._verdict is not None and self._verdict.kind == LOST_PEER:
             self._is_over = True
 
-    def noted(self, event: EvidenceCollected, turn: Turn) -> None:
+    def noted(self, note: RankSnapshot, turn: Turn) -> None:
         """What a monitor has seen of its rank."""
         if self._is_over:
-            turn.do(Release())
+            turn.do(Release(self._record.cycle))
             return
         if self._bound_ns is None:
             return  # collected for another reason; evidence from before the verdict says little of the hang
-        note, before = event.note, self._notes.get(event.local_rank)
+        before = self._notes.get(note.local_rank)
         if before is not None:
             # the first evidence counts: since then a rank may have been stopped by its monitor
             note = dataclasses.replace(before, found_hung=before.found_hung or note.found_hung)
-        self._notes[event.local_rank] = note
+        self._notes[note.local_rank] = note
 
     def close(self, turn: Turn) -> None:
         """The cycle is being ended: collect no more evidence, and let the monitors end the hung ranks."""
         self._is_over = True
-        turn.do(Release())
+        turn.do(Release(self._record.cycle))
 
     @property
     def is_deciding(self) -> bool:
@@ -128,7 +131,7 @@ class NodeHangDiagnosis:
             found = blamed(notes, self._verdict, are_all=True, several=False)
             self._record.blame(found)
             if found is not None:
-                turn.do(*event_records.finding(self._record.cycle, found))
+                turn.do(*write_finding(self._record.cycle, found))
             self.close(turn)
 
     def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
@@ -142,7 +145,15 @@ class NodeHangDiagnosis:
             turn.do(Tell(Hang(self._record.cycle, self._verdict, reached)))
         self._asked = self._record.observed
         for local_rank in sorted(self._asked - known):
-            turn.do(CollectEvidence(local_rank, self._options.min_healthy, self._bound_ns))
+            order = Collect(self._record.cycle, self._bound_ns, passive=self._options.min_healthy)
+            turn.do(OrderMonitor(local_rank, order))
+
+
+def write_finding(cycle: int, cause: Cause) -> list[Write]:
+    """Log the cause of a hang, if the evidence on all ranks adds something. One launcher of the job does that."""
+    if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
+        return [Write(Finding(cycle=cycle, rank=cause.rank, text=cause.detail))]
+    return []
 
 
 def complete_notes(record: CycleRecord, notes: Mapping[int, RankSnapshot], turn: Turn) -> list[RankSnapshot]:
@@ -161,7 +172,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapsh
     note = RankSnapshot(
         rank=record.ranks[local_rank],
         local_rank=local_rank,
-        pid=record.started[local_rank].pid,
+        pid=record.started[local_rank].pid or 0,
         iteration=None if board is None else board.iteration,
         closing=board is not None and board.closing,
         gone=ended is not None,
@@ -173,7 +184,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapsh
     return note if verdict is None else _as_found(note, verdict)
 
 
-def _as_found(note: RankSnapshot, verdict: HangVerdict) -> RankSnapshot:
+def _as_found(note: RankSnapshot, verdict: RankHung) -> RankSnapshot:
     """As its monitor found it: that it has ended since is the monitor's doing, and explains nothing."""
     return dataclasses.replace(
         note,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import ConfirmHang, ExtendTimeout, Say, Tell
+from megatron_ft.core.agent.edge import OrderMonitor, Say, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Turn
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job.messages import Hang
 from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
+from megatron_ft.core.records.shared import RankHung
 
 
 class HangReview:
@@ -23,16 +24,16 @@ class HangReview:
 
     def __init__(self, record: CycleRecord) -> None:
         self._record = record
-        self._suspects: dict[int, HangVerdict] = {}
+        self._suspects: dict[int, RankHung] = {}
         """By local rank."""
 
-    def suspected(self, verdict: HangVerdict, turn: Turn) -> None:
+    def suspected(self, verdict: RankHung, turn: Turn) -> None:
         """A timeout of a rank of this node is over: have all ranks of the job examined."""
         verdict = dataclasses.replace(verdict, rank=self._record.ranks[verdict.local_rank])
         self._suspects[verdict.local_rank] = verdict
         turn.do(Tell(Hang(self._record.cycle, verdict, passive=True, decides=True)))
 
-    def reviewed(self, review: Reviewed, turn: Turn) -> HangVerdict | None:
+    def reviewed(self, review: Reviewed, turn: Turn) -> RankHung | None:
         """Confirm the suspects that hang, and let the others wait on.
 
         Returns the verdict on the rank of this node that keeps the others waiting, if its own timeout isn't over.
@@ -40,10 +41,10 @@ class HangReview:
         suspects, self._suspects = self._suspects, {}
         for local_rank, verdict in sorted(suspects.items()):
             if not review.hanging or verdict.rank in review.hanging or local_rank not in self._record.running:
-                turn.do(ConfirmHang(local_rank))
+                turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
                 continue
             turn.do(
-                ExtendTimeout(local_rank, verdict.elapsed_s + verdict.timeout_s),
+                OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, verdict.elapsed_s + verdict.timeout_s)),
                 Say(lines.only_waits(verdict, review.text)),
             )
         rank = review.rank
@@ -52,10 +53,12 @@ class HangReview:
         local_rank = self._record.ranks.index(rank)
         if local_rank in suspects or local_rank not in self._record.running or local_rank in self._record.hung:
             return None
-        return HangVerdict(
+        return RankHung(
             rank=rank,
+            cycle=self._record.cycle,
             local_rank=local_rank,
             kind=review.kind,
+            since_ns=max(0, turn.now_ns - round(review.elapsed_s * 1e9)),
             section=review.section,
             elapsed_s=review.elapsed_s,
             timeout_s=review.timeout_s,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import event_records, lines
-from megatron_ft.core.agent.edge import HealthChecked, Say, Tell
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import Say, Tell, Write
 from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.job.messages import Aside
+from megatron_ft.core.records.launcher import NodeHealth
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0
@@ -29,20 +30,20 @@ class HealthGate:
         """Whether the node is to be checked again."""
         return turn.now_ns >= self.retry_ns
 
-    def take_result(self, event: HealthChecked, turn: Turn) -> bool:
+    def take_result(self, event: NodeHealth, turn: Turn) -> bool:
         """Log the result of a check and report it; returns whether the node is fit."""
-        turn.do(event_records.node_health(event))
-        if not event.ended:
+        turn.do(Write(event))
+        if event.good:
             if self._failures:
                 turn.do(Say(lines.fit_again(self._failures)))
             return True
         self._failures += 1
         if self._failures == 1:
-            turn.do(Tell(Aside(event.ended)))
+            turn.do(Tell(Aside(event.text)))
         delay_s = retry_delay_s(self._failures)
-        if is_told(self._failures, is_new=event.ended != self._last):
-            turn.do(Say(lines.unfit(event.ended, event.last_line, retry_s=delay_s)))
-        self._last, self.retry_ns = event.ended, turn.now_ns + round(delay_s * 1e9)
+        if is_told(self._failures, is_new=event.text != self._last):
+            turn.do(Say(lines.unfit(event.text, event.last_line, retry_s=delay_s)))
+        self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
         return False
 
 

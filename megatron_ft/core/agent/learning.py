@@ -12,11 +12,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatron_ft.core.agent import edge, event_records, lines
-from megatron_ft.core.agent.edge import ArmMonitor, ReadState, Say, SurveyRank, Tell, TellStateWritten, WriteState
+from megatron_ft.core.agent import edge, lines
+from megatron_ft.core.agent.edge import (
+    MonitorReport,
+    OrderMonitor,
+    ReadState,
+    Say,
+    Tell,
+    TellStateWritten,
+    Write,
+    WriteState,
+)
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.core.messages.monitor import RankReport
+from megatron_ft.core.records.monitor import Attached
+from megatron_ft.core.records.rank import StateLoaded, TimeoutOrigin, TimeoutsLearned
 from megatron_ft.core.timeouts import budget_rule, learned
 from megatron_ft.core.timeouts.exchange import (
     Arm,
@@ -150,18 +162,23 @@ class NodeLearning:
         if cycle is None:
             return
         match event:
-            case edge.Attached(local_rank, of) if of == cycle.record.cycle and not event.watch_only:
-                self._attached(local_rank, event, cycle, turn)
-            case edge.MilestoneReached(local_rank, of, milestone) if of == cycle.record.cycle:
-                self._reached(local_rank, milestone, cycle, turn)
-            case edge.IntervalsReported(local_rank, of, intervals) if of == cycle.record.cycle:
-                self._reported_intervals(local_rank, intervals, cycle)
+            case MonitorReport(local_rank, report) if report.cycle == cycle.record.cycle:
+                self._hear_monitor(local_rank, report, cycle, turn)
             case Survey(of) if of == cycle.record.cycle:
                 self._asked(event, cycle, turn)
             case Learned(of) if of == cycle.record.cycle:
                 self._learned(event, cycle, turn)
             case Raised(of, name) if of == cycle.record.cycle:
                 self._raise(name, cycle, turn)
+
+    def _hear_monitor(self, local_rank: int, report: RankReport, cycle: _OfCycle, turn: Turn) -> None:
+        match report:
+            case Attached(watch_only=False):
+                self._attached(local_rank, report, cycle, turn)
+            case Milestone():
+                self._reached(local_rank, report, cycle, turn)
+            case Intervals():
+                self._reported_intervals(local_rank, report, cycle)
 
     def killed(self, name: str, turn: Turn) -> None:
         """Double a learned timeout that has ended a rank of this node, and tell the others."""
@@ -181,7 +198,7 @@ class NodeLearning:
             self._reported[name] = doubled
             self._arm_running(cycle, turn)
 
-    def _attached(self, local_rank: int, event: edge.Attached, cycle: _OfCycle, turn: Turn) -> None:
+    def _attached(self, local_rank: int, event: Attached, cycle: _OfCycle, turn: Turn) -> None:
         self._script_learns = self._script_learns or event.learns
         if event.state_path and self._file is None:
             self._file = _StateFile(event.state_path, turn.now_ns + READ_NS)
@@ -216,7 +233,7 @@ class NodeLearning:
     def _asked(self, survey: Survey, cycle: _OfCycle, turn: Turn) -> None:
         awaited = cycle.record.running & cycle.record.hooked
         cycle.survey = _OpenSurvey(survey, turn.now_ns + ANSWER_NS, awaited)
-        turn.do(*(SurveyRank(local_rank, survey) for local_rank in sorted(awaited)))
+        turn.do(*(OrderMonitor(local_rank, survey) for local_rank in sorted(awaited)))
 
     def _reported_intervals(self, local_rank: int, intervals: Intervals, cycle: _OfCycle) -> None:
         before = cycle.answers.get(local_rank)
@@ -269,7 +286,8 @@ class NodeLearning:
         if cycle.place == 0:
             is_writing = event.writes and self._write(turn, event.moment)
             if event.enforces and event.timeouts:
-                turn.do(event_records.timeouts_learned(event, rule=self._options.rule))
+                origins = {name: _origin(each, self._options.rule) for name, each in event.timeouts.items()}
+                turn.do(Write(TimeoutsLearned(timeouts=origins)))
             if event.moment is Moment.END and not is_writing:
                 turn.do(TellStateWritten(STATE_NOT_WRITTEN))
 
@@ -356,7 +374,13 @@ class NodeLearning:
         if difference is not None:
             turn.say_for_all(f"timeouts loaded from {path}: {difference}")
         if cycle is not None and cycle.place == 0:
-            turn.do(event_records.state_loaded(path, state, choice))
+            loaded = StateLoaded(
+                path=path,
+                timeouts=choice.timeouts,
+                superseded=tuple(each.name for each in choice.superseded),
+                world_size=state.world_size,
+            )
+            turn.do(Write(loaded))
 
     def _write(self, turn: Turn, moment: Moment | None) -> bool:
         """Write the file, if there is one that may be written; returns False if not."""
@@ -398,7 +422,7 @@ class NodeLearning:
         cycle, timeouts = self._cycle, self._armed()
         if cycle is not None and (timeouts or self._factors):
             arm = Arm(cycle.record.cycle, timeouts, dict(self._factors))
-            turn.do(*(ArmMonitor(local_rank, arm) for local_rank in sorted(local_ranks)))
+            turn.do(*(OrderMonitor(local_rank, arm) for local_rank in sorted(local_ranks)))
 
     def _arm_running(self, cycle: _OfCycle, turn: Turn) -> None:
         """Arm the monitors of all ranks anew, until the run is over."""
@@ -463,3 +487,16 @@ def _as_ended(intervals: Intervals) -> Intervals:
 def _is_worth_a_line(found: LearnedTimeout) -> bool:
     before = found.previous_s
     return before is None or abs(found.timeout_s - before) > _WORTH_A_LINE * before
+
+
+def _origin(learned_now: LearnedTimeout, rule: str) -> TimeoutOrigin:
+    longest_s = learned_now.max_observed_s
+    return TimeoutOrigin(
+        timeout_s=learned_now.timeout_s,
+        previous_s=learned_now.previous_s,
+        max_observed_s=longest_s,
+        rank_of_max=learned_now.rank_of_max,
+        margin_s=None if longest_s is None else learned_now.timeout_s - longest_s,
+        rule=rule,
+        first_s=learned_now.first_s,
+    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megatron_ft.core.diagnosis.cycle_cause import Cause, HangVerdict, describe_overdue
+from megatron_ft.core.diagnosis.cycle_cause import describe_overdue
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
+from megatron_ft.core.records.cause import Cause
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.signals import AGAIN_AFTER_S
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.wording import counted, when
@@ -96,12 +98,12 @@ def stopped(name: str, failed: Sequence[str]) -> str:
     return f"stopped by {name}, {failed[0]}{more}"
 
 
-def observed(verdict: HangVerdict) -> str:
+def observed(verdict: RankHung) -> str:
     """A rank that hangs under ``--ft-observe-only``."""
     return f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}: not killed (observe-only)"
 
 
-def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> str:
+def more_time(verdicts: Sequence[RankHung], progress: str, most_s: float) -> str:
     """Ranks are suspected, and ``progress`` was seen: they aren't terminated until ``most_s`` at the latest."""
     first = verdicts[0]
     more = f" (and {counted(len(verdicts) - 1, 'other rank')} of this node)" if len(verdicts) > 1 else ""
@@ -112,20 +114,20 @@ def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> 
     )
 
 
-def only_waits(verdict: HangVerdict, why: str) -> str:
+def only_waits(verdict: RankHung, why: str) -> str:
     """Say that a rank goes on though its timeout is over, because another one keeps it waiting."""
     where = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
     timed = f"for {verdict.elapsed_s:.1f} s{_at(verdict)} (timeout {verdict.timeout_s:.1f} s)"
     return f"rank {verdict.rank}: {where} {timed}, only waits for others and goes on: {why}"
 
 
-def most_time_is_over(verdict: HangVerdict, most_s: float) -> str:
+def most_time_is_over(verdict: RankHung, most_s: float) -> str:
     """Say that a rank is ended though ranks seem to make progress: its timeout can't be extended beyond ``most_s``."""
     what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
     return f"{what}: its timeout is extended to at most {most_s:.1f} s, terminating it although ranks make progress"
 
 
-def _at(verdict: HangVerdict) -> str:
+def _at(verdict: RankHung) -> str:
     return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
 
 
@@ -201,7 +203,7 @@ def collectives_go_on(seconds: float) -> str:
     return f"collectives complete again on this node, after {seconds:.0f} s"
 
 
-def finished_late(verdict: HangVerdict) -> str:
+def finished_late(verdict: RankHung) -> str:
     """A rank that doesn't exit when all the others of the node have finished."""
     return (
         f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it and treating it as finished, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from megatron_ft.core.agent import edge, event_records, lines
+from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence, Tell, Write
@@ -15,13 +15,18 @@ from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Hang, Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.records.launcher import TrainingAgain
+from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted, WouldHaveEnded
+from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.times import earliest
 
 
@@ -88,67 +93,67 @@ class NodeCycle:
         else:
             self._end_missing(verdict, review, turn)
 
-    def _end_missing(self, verdict: HangVerdict, review: job.Reviewed, turn: Turn) -> None:
+    def _end_missing(self, verdict: RankHung, review: job.Reviewed, turn: Turn) -> None:
         """Terminate the rank of this node that keeps the others waiting; these go on."""
         if self._deadlines is not None:
             self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
 
-    def would_hang(self, event: edge.FoundHung, turn: Turn) -> None:
+    def would_hang(self, verdict: RankHung, turn: Turn) -> None:
         """Ask all nodes what keeps a rank for longer than a learned timeout that is only reported."""
-        verdict = event.verdict
-        is_here = event.cycle == self.record.cycle and event.local_rank in self.record.started
+        is_here = verdict.cycle == self.record.cycle and verdict.local_rank in self.record.started
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
             self._reported.add((verdict.timed, verdict.iteration))
             turn.do(
                 Tell(Hang(self.record.cycle, verdict, passive=True)),
-                event_records.would_have_ended(event.cycle, verdict),
+                Write(would_have_ended(verdict)),
             )
 
     def hear(self, event: edge.Event, turn: Turn) -> None:
         """Take an event of a rank, or of its monitor; a monitor's may be about an earlier cycle."""
         match event:
-            case edge.RankStarted():
+            case RankStarted():
                 self.record.created(event)
             case RankExited():
                 self._exited(event, turn)
-            case edge.Signalled():
-                self.record.signalled(event)
-            case _ if isinstance(event, edge.FromMonitor):
-                if event.cycle == self.record.cycle and event.local_rank < len(self.record.ranks):
-                    self._hear_monitor(event, turn)
+            case edge.MonitorReport(local_rank, Signalled() as signalled):
+                self.record.signalled(local_rank, signalled)
+            case edge.MonitorReport(local_rank, report):
+                if report.cycle == self.record.cycle and local_rank < len(self.record.ranks):
+                    self._hear_monitor(local_rank, report, turn)
 
-    def _hear_monitor(self, event: edge.FromMonitor, turn: Turn) -> None:
-        match event:
-            case edge.Attached():
-                self.record.attached(event)
-                if self._deadlines is not None and not event.watch_only:
-                    self._deadlines.attached(event.local_rank)
-            case edge.Detached() if self._deadlines is not None:
-                self._deadlines.detached(event, turn)
-            case edge.Trains():
-                self.record.trains(event)
-            case edge.EvidenceCollected():
+    def _hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
+        match report:
+            case Attached():
+                self.record.attached(local_rank, report)
+                if self._deadlines is not None and not report.watch_only:
+                    self._deadlines.attached(local_rank)
+            case Detached(at_ns=at_ns) if self._deadlines is not None:
+                self._deadlines.detached(local_rank, at_ns or turn.now_ns, turn)
+            case FirstStep():
+                self.record.trains(local_rank, report)
+            case Observation(note=note):
                 # a restart within the process may have changed the number that the rank gives itself
-                note = dataclasses.replace(event.note, rank=self.record.ranks[event.local_rank])
-                event = dataclasses.replace(event, note=note)
-                if event.local_rank in self.record.hung:
-                    self.record.hang_notes.setdefault(event.local_rank, event.note)
-                if self._deadlines is not None:
-                    self._deadlines.noted(event)
-                if self._collectives is not None:
-                    self._collectives.noted(event)
-                self.diagnosis.noted(event, turn)
-            case edge.Suspected() if event.local_rank in self.record.started:
-                self._suspected(event.verdict, turn)
-            case edge.ProgressChecked():
-                self.suspicion.checked(event.local_rank, event.progress, turn)
-            case edge.FoundHung() if event.local_rank in self.record.started:
-                self.record.found_by_monitor(event.verdict, turn.now_s, turn.seen)
-                self.diagnosis.found(event.verdict, turn)
+                self._noted(dataclasses.replace(note, rank=self.record.ranks[local_rank], local_rank=local_rank), turn)
+            case Suspect(verdict) if local_rank in self.record.started:
+                self._suspected(verdict, turn)
+            case ProgressChecked(progress=progress):
+                self.suspicion.checked(local_rank, progress, turn)
+            case RankHung() if local_rank in self.record.started:
+                self.record.found_by_monitor(report, turn.now_s, turn.seen)
+                self.diagnosis.found(report, turn)
 
-    def _suspected(self, verdict: HangVerdict, turn: Turn) -> None:
+    def _noted(self, note: RankSnapshot, turn: Turn) -> None:
+        if note.local_rank in self.record.hung:
+            self.record.hang_notes.setdefault(note.local_rank, note)
+        if self._deadlines is not None:
+            self._deadlines.noted(note)
+        if self._collectives is not None:
+            self._collectives.noted(note)
+        self.diagnosis.noted(note, turn)
+
+    def _suspected(self, verdict: RankHung, turn: Turn) -> None:
         if self.review is not None and not verdict.learned:
             self.review.suspected(verdict, turn)
         else:
@@ -196,6 +201,17 @@ class NodeCycle:
         self.diagnosis.go_on(turn)
 
 
+def would_have_ended(verdict: RankHung) -> WouldHaveEnded:
+    """Describe a hung rank that is only reported."""
+    return WouldHaveEnded(
+        rank=verdict.rank,
+        local_rank=verdict.local_rank,
+        cycle=verdict.cycle,
+        iteration=verdict.iteration,
+        text=describe_hang(verdict),
+    )
+
+
 class Downtime:
     """From a cycle's failure to the next one's first steps; at ``now_ns`` the ranks of the first are gone."""
 
@@ -213,5 +229,5 @@ class Downtime:
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}
         turn.say_for_all(lines.training_again(record.cycle, seconds))
-        turn.do(event_records.training_again(record.cycle, seconds))
+        turn.do(Write(TrainingAgain(cycle=record.cycle, seconds=seconds)))
         return True

@@ -6,27 +6,21 @@ import dataclasses
 import signal
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.agent.edge import Attached, RankStarted, Readings, Signalled, Trains
+from megatron_ft.core.agent.edge import Readings
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.cycle_cause import (
-    Cause,
-    CauseKind,
-    HangVerdict,
-    RankView,
-    cause_on_this_node,
-    describe_hang,
-    find_cause,
-    hang_of_one,
-)
+from megatron_ft.core.control import WorkloadAction, WorkloadControl
+from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause, hang_of_one
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, has_own_error, is_by_us
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Reached
-from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
+from megatron_ft.core.records.monitor import Attached, FirstStep, Signalled
+from megatron_ft.core.records.shared import RankHung
 
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
@@ -50,13 +44,13 @@ class CycleRecord:
         """Those of them whose scripts call hooks: their monitors detect hangs of these."""
         self.hung: dict[int, Grace] = {}
         """Those that were found hung (failed, however they end), and when they should be gone."""
-        self.overdue: dict[int, HangVerdict] = {}
+        self.overdue: dict[int, RankHung] = {}
         """What monitors found of their own ranks, whichever rank is the cause."""
-        self.shutdown_request: ReceivedRequest | None = None
-        self.exclude_request: ReceivedRequest | None = None
+        self.shutdown_request: WorkloadControl | None = None
+        self.exclude_request: WorkloadControl | None = None
         self.found: Cause | None = None
         """The rank that hangs, by the evidence on all ranks; None as long as, or where, that isn't known."""
-        self.suspects: tuple[HangVerdict, Sequence[int]] | None = None
+        self.suspects: tuple[RankHung, Sequence[int]] | None = None
         """What the launcher itself found first, and the local ranks of which one hangs, where it isn't just that."""
         self.places: dict[int, str] = {}
         """Where ranks were that the launcher itself found hung, in words, by global rank."""
@@ -68,7 +62,7 @@ class CycleRecord:
         self._attached: dict[int, Attached] = {}
         self._first_steps: dict[int, tuple[int, int]] = {}
         """When the first step of each began and ended."""
-        self._verdicts: list[HangVerdict] = []
+        self._verdicts: list[RankHung] = []
         self._raised: set[int] = set()
         """Those that were ending of an exception of their own when the first hang was reported: that was no hang."""
 
@@ -93,26 +87,26 @@ class CycleRecord:
         self.exits[local_rank] = self._with_last_words(event, seen)
         return self.exits[local_rank]
 
-    def signalled(self, event: Signalled) -> None:
+    def signalled(self, local_rank: int, event: Signalled) -> None:
         """A monitor has signalled its rank."""
-        local_rank = event.local_rank
-        if local_rank in self.started and local_rank not in self.exits and event.number != signal.SIGCONT:
-            self._signalled.setdefault(local_rank, set()).add(event.number)
+        number = signal.Signals.__members__.get(event.signal, signal.SIGCONT)
+        if local_rank in self.started and local_rank not in self.exits and number != signal.SIGCONT:
+            self._signalled.setdefault(local_rank, set()).add(number)
 
-    def attached(self, event: Attached) -> None:
+    def attached(self, local_rank: int, event: Attached) -> None:
         """A rank has connected to its monitor; a script may do so again after it has shut its monitoring down."""
-        self.watched.add(event.local_rank)
+        self.watched.add(local_rank)
         if event.watch_only:
             return
-        self.hooked.add(event.local_rank)
+        self.hooked.add(local_rank)
         if event.at_ns is not None:
-            self._attached.setdefault(event.local_rank, event)
+            self._attached.setdefault(local_rank, event)
 
-    def trains(self, event: Trains) -> None:
+    def trains(self, local_rank: int, event: FirstStep) -> None:
         """A rank is through its first step."""
-        self._first_steps[event.local_rank] = event.began_ns, event.at_ns
+        self._first_steps[local_rank] = event.began_ns or 0, event.at_ns
 
-    def found_by_monitor(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:
+    def found_by_monitor(self, verdict: RankHung, now_s: float, seen: Readings) -> None:
         """A rank's monitor found it hung: it, or one that it waits for, is the cause."""
         if verdict.local_rank not in self.hung:
             self._see_who_raised(seen)
@@ -121,7 +115,7 @@ class CycleRecord:
             self.overdue[verdict.local_rank] = verdict
             self._verdicts.append(cause_on_this_node(verdict, self._views(seen)))
 
-    def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:
+    def found_by_launcher(self, verdict: RankHung, now_s: float, seen: Readings) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""
         self._see_who_raised(seen)
         self._start_grace(verdict.local_rank, now_s, seen)
@@ -131,7 +125,7 @@ class CycleRecord:
         """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
         self._finished_late.add(local_rank)
 
-    def requested(self, request: ReceivedRequest) -> None:
+    def requested(self, request: WorkloadControl) -> None:
         """A rank asks for the end of the job, or for this node to be left out; the first one of each counts."""
         if request.action is WorkloadAction.ShutdownWorkload:
             self.shutdown_request = self.shutdown_request or request
@@ -142,7 +136,7 @@ class CycleRecord:
         """The evidence on all ranks was compared: that is why they hang, None if it doesn't show."""
         self.found = cause
 
-    def suspect(self, verdict: HangVerdict, local_ranks: Sequence[int]) -> None:
+    def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
         """The launcher itself found the first rank hung, and one of these is the cause."""
         self.suspects = verdict, local_ranks
 

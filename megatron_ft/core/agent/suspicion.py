@@ -11,13 +11,15 @@ that was ever extended, and a quarter more, is over.
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import event_records, lines
-from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, Say, Tell
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import OrderMonitor, Say, Tell, Write
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job.messages import Moving, Suspected
+from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
+from megatron_ft.core.records.launcher_ranks import MoreTime
+from megatron_ft.core.records.shared import RankHung
 
 CHECK_S = 1.9
 """From a suspicion until the hang is confirmed, at most: a starved rank answers late."""
@@ -50,7 +52,7 @@ class Suspicion:
         self._observes_only = options.observe_only
         self._sees_all_ranks = nodes == 1 or not options.min_healthy
         self._asks_others = nodes > 1 and not options.min_healthy
-        self._suspects: dict[int, HangVerdict] = {}
+        self._suspects: dict[int, RankHung] = {}
         """By local rank."""
         self._given: set[tuple[int, int, str]] = set()
         """Intervals that were reported to the user as extended: each is, once."""
@@ -66,7 +68,7 @@ class Suspicion:
         """When ``go_on`` is to be called at the latest."""
         return self._bound_ns
 
-    def suspected(self, verdict: HangVerdict, turn: Turn) -> None:
+    def suspected(self, verdict: RankHung, turn: Turn) -> None:
         """A learned timeout of a rank of this node is over."""
         if self._is_over:
             return
@@ -91,7 +93,8 @@ class Suspicion:
         self._awaited = self._record.observed
         again_ns = turn.now_ns + round(between_s * 1e9)
         self._bound_ns = turn.now_ns + round(CHECK_S * 1e9)
-        turn.do(*(CheckProgress(local_rank, again_ns) for local_rank in sorted(self._awaited)))
+        order = CheckProgress(self._record.cycle, again_ns)
+        turn.do(*(OrderMonitor(local_rank, order) for local_rank in sorted(self._awaited)))
 
     def moving(self, text: str, turn: Turn) -> None:
         """A rank of another node makes progress."""
@@ -122,20 +125,20 @@ class Suspicion:
         for _, verdict in sorted(suspects.items()):
             self._decide(verdict, turn)
 
-    def _decide(self, verdict: HangVerdict, turn: Turn) -> None:
+    def _decide(self, verdict: RankHung, turn: Turn) -> None:
         """No rank that can be asked makes progress: confirm the hang, or put it off."""
         # the limit is that many times the longest interval that was extended
         least_s = 0.0 if verdict.limit_s is None else _MORE * verdict.limit_s / MOST
         if verdict.elapsed_s < least_s and not self._sees_all_ranks:
-            turn.do(ExtendTimeout(verdict.local_rank, least_s))
+            turn.do(OrderMonitor(verdict.local_rank, ExtendTimeout(verdict.cycle, least_s)))
         else:
             self._confirm(verdict, turn)
 
-    def _confirm(self, verdict: HangVerdict, turn: Turn) -> None:
+    def _confirm(self, verdict: RankHung, turn: Turn) -> None:
         if self._review is not None and verdict.enforced and not self._observes_only:
             self._review.suspected(verdict, turn)
         else:
-            turn.do(ConfirmHang(verdict.local_rank))
+            turn.do(OrderMonitor(verdict.local_rank, ConfirmHang(verdict.cycle)))
 
     def close(self) -> None:
         """Stop: all ranks are about to be terminated."""
@@ -148,10 +151,19 @@ class Suspicion:
         for local_rank, verdict in sorted(suspects.items()):
             elapsed_s, most_s = verdict.elapsed_s, _most_s(verdict)
             until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
-            turn.do(
-                ExtendTimeout(local_rank, until_s),
-                event_records.more_time(self._record.cycle, verdict, until_s, progress),
+            extended = MoreTime(
+                rank=verdict.rank,
+                local_rank=verdict.local_rank,
+                cycle=verdict.cycle,
+                kind=verdict.kind,
+                section=verdict.section,
+                iteration=verdict.iteration,
+                elapsed_s=verdict.elapsed_s,
+                timeout_s=verdict.timeout_s,
+                until_s=until_s,
+                progress=progress,
             )
+            turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)), Write(extended))
             key = (local_rank, -1 if verdict.iteration is None else verdict.iteration, verdict.timed)
             if verdict.enforced and key not in self._given:
                 self._given.add(key)
@@ -160,5 +172,5 @@ class Suspicion:
             turn.do(Say(lines.more_time(news, progress, _most_s(news[0]))))
 
 
-def _most_s(verdict: HangVerdict) -> float:
+def _most_s(verdict: RankHung) -> float:
     return MOST * verdict.timeout_s if verdict.limit_s is None else verdict.limit_s

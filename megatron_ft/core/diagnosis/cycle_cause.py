@@ -7,7 +7,6 @@ decide which end was the cause, and describe it.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from megatron_ft.core.diagnosis.exits import (
     one_line,
     was_ending,
 )
+from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.signals import signal_name
-from megatron_ft.core.wording import counted, when
+from megatron_ft.core.wording import counted
 
 COLLECTIVES = "collectives"
 """The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
@@ -32,50 +33,6 @@ _TIE_NS = 250_000_000
 """Ends that were seen within this time of the first one: the order in which they were seen says little."""
 _DYING_NS = 2_000_000_000
 """A large process that was killed may take this long to end; its connections are closed before that."""
-
-
-class CauseKind(enum.Enum):
-    """What ended a cycle; the values stand in the event log."""
-
-    HANG = "hang"
-    CRASH = "crash"
-    SIGNAL = "signal"
-    REQUEST = "request"
-    MEMBERSHIP = "membership"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HangVerdict:
-    """A rank that its monitor found overdue. Seconds; ``kind`` is the monitor's word for what was overdue."""
-
-    rank: int
-    local_rank: int
-    kind: str
-    section: str | None
-    elapsed_s: float
-    timeout_s: float
-    iteration: int | None
-    at_ns: int
-    stopped: bool = False
-    """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
-    learned: bool = False
-    """The timeout was calculated from observed intervals."""
-    limit_s: float | None = None
-    """Longest that the interval may last even while ranks make progress; None: a multiple of the timeout."""
-    enforced: bool = True
-    """False: the rank is only reported, and never ended."""
-    error: str = ""
-    """The exception of a rank that has lost a peer, in one line."""
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the rank surely hung: its timeout is the user's, or it was stopped. A learned timeout may err."""
-        return self.stopped or not self.learned
-
-    @property
-    def timed(self) -> str:
-        """What was overdue."""
-        return self.section or self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,36 +51,12 @@ class RankView:
     closing: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """Why a cycle ended: one line, and the fields of the event log."""
-
-    kind: CauseKind
-    text: str
-    rank: int | None = None
-    iteration: int | None = None
-    detail: str = ""
-    """What the evidence adds: where it was, and what the others did."""
-    follows: bool = False
-    """It only follows from the end of another rank, on another node."""
-    by_us: bool = False
-    """The launcher or a monitor ended the rank, and no other end tells more."""
-    host: str = ""
-    """Name of the node that caused it; empty if none did, or it isn't known."""
-
-    @property
-    def line(self) -> str:
-        """The text with the iteration, where it is known, and the detail."""
-        line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
-        return f"{line}, {self.detail}" if self.detail else line
-
-
-def describe_hang(verdict: HangVerdict) -> str:
+def describe_hang(verdict: RankHung) -> str:
     """Say what was overdue: "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     return f"rank {verdict.rank} {describe_overdue(verdict)}"
 
 
-def describe_overdue(verdict: HangVerdict) -> str:
+def describe_overdue(verdict: RankHung) -> str:
     """As ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
     note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
@@ -146,7 +79,7 @@ def describe_overdue(verdict: HangVerdict) -> str:
     return f"hung out of section for {elapsed} {note}"
 
 
-def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
+def undetermined_hang(first: RankHung, *, detail: str) -> Cause:
     """The cause where the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
     if first.kind == LOST_PEER:
@@ -156,21 +89,21 @@ def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
     return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)
 
 
-def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
+def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
     """The cause where one of several hangs; it is known if its process is stopped, and then ``places`` holds it alone.
 
     ``places``: rank -> where it is, in words; empty where that isn't known.
     """
     if len(places) == 1:
         ((rank, detail),) = places.items()
-        verdict = dataclasses.replace(verdict, rank=rank, stopped=True)
+        verdict = dataclasses.replace(verdict, rank=rank, state="T")
         text = describe_hang(verdict)
         return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
     candidates = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
     return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
 
 
-def cause_on_this_node(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
+def cause_on_this_node(verdict: RankHung, others: Sequence[RankView]) -> RankHung:
     """The rank of this node that hangs, where the one found first may only wait for it in a collective.
 
     Used until, or where, the snapshots of all ranks aren't there for `root_cause`, which knows who waits for whom.
@@ -190,7 +123,7 @@ def cause_on_this_node(verdict: HangVerdict, others: Sequence[RankView]) -> Hang
 
 
 def find_cause(
-    exits: Sequence[RankExited], verdicts: Sequence[HangVerdict], *, raised: Collection[int] = ()
+    exits: Sequence[RankExited], verdicts: Sequence[RankHung], *, raised: Collection[int] = ()
 ) -> Cause | None:
     """Why a cycle failed; None if no rank failed.
 
@@ -260,21 +193,24 @@ def _kind_of(rank_exit: RankExited) -> CauseKind:
     return CauseKind.SIGNAL
 
 
-def _is_behind(other: RankView, verdict: HangVerdict) -> bool:
+def _is_behind(other: RankView, verdict: RankHung) -> bool:
     if other.iteration is None or verdict.iteration is None or other.iteration >= verdict.iteration:
         return False
     return verdict.at_ns - other.since_ns >= verdict.elapsed_s * 0.5e9
 
 
-def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
+def as_verdict(other: RankView, found: RankHung) -> RankHung:
     """A verdict on another rank than the one that was found: the time it has been where it is."""
+    state = "T" if other.stopped else None
     if found.kind in ("heartbeat", "initial_heartbeat"):
         # its sections say nothing of its heartbeats; both ranks have been silent for about as long
         return dataclasses.replace(
-            found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, stopped=other.stopped
+            found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, state=state
         )
-    return HangVerdict(
+    return RankHung(
         rank=other.rank,
+        cycle=found.cycle,
+        since_ns=max(0, other.since_ns),
         local_rank=other.local_rank,
         kind="section" if other.section is not None else "out_of_section" if found.kind == "section" else found.kind,
         section=other.section,
@@ -282,5 +218,5 @@ def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
         timeout_s=found.timeout_s if other.timeout_s is None else other.timeout_s,
         iteration=other.iteration,
         at_ns=found.at_ns,
-        stopped=other.stopped,
+        state=state,
     )

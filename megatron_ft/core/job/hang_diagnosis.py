@@ -12,9 +12,6 @@ from collections.abc import Iterable, Sequence
 from megatron_ft.core.diagnosis.cycle_cause import (
     COLLECTIVES,
     LOST_PEER,
-    Cause,
-    CauseKind,
-    HangVerdict,
     RankView,
     as_verdict,
     describe_overdue,
@@ -25,6 +22,8 @@ from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, p
 from megatron_ft.core.diagnosis.root_cause import Finding, find
 from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.wording import listed, when
 
 _NETWORK_S = 0.3
@@ -41,7 +40,7 @@ class HangDiagnosis:
 
     def __init__(
         self,
-        first: HangVerdict,
+        first: RankHung,
         reached: Reached | None,
         asker: int,
         *,
@@ -112,7 +111,7 @@ class HangDiagnosis:
         return self._are_all and not self._awaited
 
 
-def blamed(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
+def blamed(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, several: bool) -> Cause | None:
     """The cause that notes show; None if they hold no evidence. ``are_all``: the notes on all ranks are there."""
     if first.kind == LOST_PEER:
         return _lost_peer(notes, first, are_all=are_all, several=several)
@@ -125,7 +124,7 @@ def blamed(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, 
     return _of_one(finding, note, first, several=several)
 
 
-def _lost_peer(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
+def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, several: bool) -> Cause | None:
     """The rank that others have waited for until they failed; None if the notes show none that is missing."""
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
     if finding.rank is None:
@@ -149,9 +148,9 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bo
     return Cause(kind=kind, text=text, rank=note.rank, iteration=note.iteration, detail=detail, host=note.host)
 
 
-def _of_one(finding: Finding, note: RankSnapshot, first: HangVerdict, *, several: bool) -> Cause:
+def _of_one(finding: Finding, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
-    verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
+    verdict = dataclasses.replace(verdict, state="T" if note.is_stopped else None)
     where = f" ({note.host})" if several and note.host else ""
     did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
     if note.gone and note.exitcode == 0:
@@ -177,7 +176,7 @@ def _view(note: RankSnapshot, at_ns: int) -> RankView:
     )
 
 
-def goes_on(notes: Sequence[RankSnapshot], first: HangVerdict) -> bool:
+def goes_on(notes: Sequence[RankSnapshot], first: RankHung) -> bool:
     """Whether some rank has begun or completed a collective for less than half of that time."""
     known = (note.collective_s for note in notes if note.collective_s is not None)
     return any(seconds < _MOST * first.elapsed_s for seconds in known)
@@ -189,7 +188,7 @@ def has_left_monitoring(notes: Sequence[RankSnapshot]) -> bool:
 
 
 def review(
-    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+    notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
     """What to say. ``asker``: the place of the node that found it first; ``several``: there are several nodes."""
     is_waited = any(note.in_flight or note.waits_in for note in notes)
@@ -214,7 +213,7 @@ def review(
 
 
 def review_interval(
-    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+    notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
     """Describe an interval that exceeds a learned timeout, of the rank at fault if the notes show it."""
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)
@@ -240,7 +239,7 @@ def review_interval(
 
 
 def review_hang(
-    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+    notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
     """Name the ranks that hang, and that are to be terminated while those that wait for them go on."""
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)

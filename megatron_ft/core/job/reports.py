@@ -8,10 +8,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.shared import RankHung
 
 
 class NodePhase(enum.Enum):
@@ -133,7 +134,7 @@ class Hang:
     """
 
     cycle: int
-    verdict: HangVerdict
+    verdict: RankHung
     reached: Reached | None = None
     passive: bool = False
     decides: bool = False

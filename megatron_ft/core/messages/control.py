@@ -3,34 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
 
-from megatron_ft.core.codec import Form, Vocabulary
-from megatron_ft.core.control import WorkloadAction
-from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.codec import Vocabulary
+from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.status.job_facts import JobFacts
-from megatron_ft.core.wording import shown
-
-_MAX_RANK = 10**7
-
-
-def _action(name: Any) -> WorkloadAction:
-    if type(name) is not str or name not in WorkloadAction.__members__:
-        raise ProtocolError(shown(name))
-    return WorkloadAction[name]
-
-
-def _rank_or_none(rank: Any) -> int | None:
-    return rank if type(rank) is int and 0 <= rank <= _MAX_RANK else None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadControl:
-    """A rank asks for something; ``rank`` is only logged, so one that doesn't exist does no harm."""
-
-    action: Annotated[WorkloadAction, Form(_action, lambda action: action.name)]
-    description: str = ""
-    rank: Annotated[int | None, Form(_rank_or_none, lambda rank: rank)] = None
 
 
 @dataclass(frozen=True, slots=True)

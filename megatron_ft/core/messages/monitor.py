@@ -28,6 +28,11 @@ class Suspect:
 
     verdict: RankHung
 
+    @property
+    def cycle(self) -> int:
+        """Cycle of the rank."""
+        return self.verdict.cycle
+
 
 @dataclass(frozen=True, slots=True)
 class ProgressChecked:
@@ -37,7 +42,7 @@ class ProgressChecked:
     progress: str = ""
 
 
-Report = (
+RankReport = (
     Attached
     | Detached
     | FirstStep
@@ -48,14 +53,15 @@ Report = (
     | Signalled
     | Milestone
     | Intervals
-    | Warning_
 )
+"""These are about the rank of one cycle."""
+Report = RankReport | Warning_
 REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 
 @dataclass(frozen=True, slots=True)
-class RankStarted:
-    """The rank's process was created; it leads its own process group and session.
+class GuardGroup:
+    """End the process group that this process leads if the launcher dies: the rank's, just created.
 
     ``rank`` is its global rank, whatever number it gives itself later; None if that isn't known.
     """
@@ -125,5 +131,5 @@ class Stop:
 
 RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang | Survey | Arm
 """These are about one rank in one cycle."""
-Order = RankStarted | RankOrder | Pause | Resume | Stop
+Order = GuardGroup | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

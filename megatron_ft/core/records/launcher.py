@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
+from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Seconds, WorldSize
+from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.core.records.cause import Cause
 from megatron_ft.core.records.launcher_ranks import (
     Finding,
     ForkFailed,
@@ -18,42 +20,9 @@ from megatron_ft.core.records.launcher_ranks import (
     MoreTime,
     NoCollective,
     RankExited,
-    WorkloadControl,
+    RankStarted,
     WouldHaveEnded,
 )
-
-__all__ = [
-    "Abandoned",
-    "Cause",
-    "Config",
-    "CycleEnded",
-    "CycleStarted",
-    "DeviceMemory",
-    "Finding",
-    "ForkFailed",
-    "ForkServer",
-    "FreshInterpreters",
-    "LauncherFailed",
-    "Meeting",
-    "MonitorReplaced",
-    "MoreTime",
-    "NoCollective",
-    "NodeHealth",
-    "Paused",
-    "RankExited",
-    "Record",
-    "Resumed",
-    "RunEnded",
-    "Setting",
-    "SignalForwarded",
-    "StartedRank",
-    "StopRequested",
-    "Stuck",
-    "TrainingAgain",
-    "WorkloadControl",
-    "WouldHaveEnded",
-]
-
 
 # -- the job ----------------------------------------------------------------------------------------------------
 
@@ -204,15 +173,6 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartedRank:
-    """A rank's process."""
-
-    rank: Rank
-    local_rank: LocalRank | None = None
-    pid: Pid | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CycleStarted:
     """The ranks of this node were created.
 
@@ -226,31 +186,13 @@ class CycleStarted:
     """
 
     cycle: Cycle
-    ranks: tuple[StartedRank, ...] = ()
+    ranks: tuple[RankStarted, ...] = ()
     group_rank: Count | None = None
     world_size: WorldSize | None = None
     max_restarts: Count | None = None
     restarts_left: Count | None = None
     met_ns: Moment | None = None
     spawned_ns: Moment | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why a cycle ended.
-
-    Args:
-        rank: that caused it; null if none did, or if it isn't known.
-        kind: "hang", "crash", "signal", "request", "membership".
-        text: as the launcher prints it.
-        detail: what the evidence adds; host: of the node whose fault it was. Empty if nothing is known.
-    """
-
-    rank: Rank | None = None
-    kind: str | None = None
-    text: str | None = None
-    detail: str = ""
-    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

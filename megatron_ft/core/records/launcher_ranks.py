@@ -10,6 +10,20 @@ from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """A rank's process.
+
+    Args:
+        at_ns: when it was created.
+    """
+
+    rank: Rank
+    local_rank: LocalRank = 0
+    pid: Pid | None = None
+    at_ns: Moment = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
     """A rank's process has ended, at ``t``.
 
@@ -59,20 +73,6 @@ class WouldHaveEnded:
     local_rank: LocalRank | None = None
     iteration: int | None = None
     text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadControl:
-    """A rank asked for something.
-
-    Args:
-        action: "Continue", "ExcludeThisNode" or "ShutdownWorkload".
-    """
-
-    action: str = ""
-    description: str = ""
-    rank: Rank | None = None
-    pid: Pid | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def _path(value: Any) -> str:
     return value
 
 
-StatePath = Annotated[str, Form(_path, lambda path: path)]
+StatePath = Annotated[str, Form(_path, lambda path: path, "list of whole numbers")]
 """Path of a file of learned timeouts, as a rank names it; "": none."""
 
 

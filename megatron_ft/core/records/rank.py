@@ -43,7 +43,7 @@ class StateLoaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedTimeout:
+class TimeoutOrigin:
     """How one timeout came about.
 
     Args:
@@ -71,7 +71,7 @@ class TimeoutsLearned:
         timeouts: by section, or "initial" and "subsequent" heartbeat.
     """
 
-    timeouts: Mapping[str, LearnedTimeout] = field(default_factory=dict)
+    timeouts: Mapping[str, TimeoutOrigin] = field(default_factory=dict)
 
 
 Record = FaultInjected | StateLoaded | TimeoutsLearned

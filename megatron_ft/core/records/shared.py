@@ -73,6 +73,7 @@ class RankHung:
         learned: the timeout was calculated from observed intervals.
         limit_s: longest that the interval may last even while ranks make progress; of a learned timeout only.
         enforced: ranks that exceed the timeout may be ended.
+        error: the exception of a rank that has lost a peer, in one line.
     """
 
     rank: Rank
@@ -83,7 +84,7 @@ class RankHung:
     elapsed_s: Seconds
     timeout_s: Seconds
     section: str | None = None
-    local_rank: LocalRank | None = None
+    local_rank: LocalRank = 0
     pid: Pid | None = None
     iteration: int | None = None
     open_sections: tuple[str, ...] = ()
@@ -93,7 +94,23 @@ class RankHung:
     learned: bool = False
     limit_s: Seconds | None = None
     enforced: bool = True
+    error: str = ""
     NAME: ClassVar[str] = "verdict"
+
+    @property
+    def stopped(self) -> bool:
+        """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
+        return self.state == "T"
+
+    @property
+    def is_certain(self) -> bool:
+        """Return True if the rank surely hung: its timeout is the user's, or it was stopped. A learned one may err."""
+        return self.stopped or not self.learned
+
+    @property
+    def timed(self) -> str:
+        """What was overdue."""
+        return self.section or self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

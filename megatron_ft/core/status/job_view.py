@@ -14,6 +14,7 @@ from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.core.wording import counted, listed
 
 _RESTARTS = "restart"
@@ -127,7 +128,7 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
         iteration=_iteration(launchers, ends, life),
         waits_for="" if is_over else _waits_for(rows, cycle),
         last_cycle=None if last is None else last.cycle,
-        last_cause="" if last is None or last.cause is None else last.cause.text or "",
+        last_cause="" if last is None or last.cause is None else last.cause.text,
     )
 
 
@@ -209,7 +210,9 @@ def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
 def _last_cause(ends: Sequence[tuple[int, records.CycleEnded]]) -> records.CycleEnded | None:
     """The end of the last cycle that failed; of several launchers' records one that names more than a lost node."""
     failed = [(at_ns, end, end.cause) for at_ns, end in ends if end.cause is not None]
-    best = max(failed, key=lambda each: (each[1].cycle, each[2].kind != "membership", -each[0]), default=None)
+    best = max(
+        failed, key=lambda each: (each[1].cycle, each[2].kind is not CauseKind.MEMBERSHIP, -each[0]), default=None
+    )
     return None if best is None else best[1]
 
 

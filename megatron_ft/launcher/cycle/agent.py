@@ -18,11 +18,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher import Abandoned, NodeHealth
+from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
@@ -107,7 +108,7 @@ class FaultTolerantAgent(TorchAgent):
         monitors.on_event = self._hear
         launcher.control.on_request = self._hear
         launcher.signals.on_signals = self._signalled
-        launcher.orphan_watch.on_orphaned = lambda text: self._hear(edge.Abandoned(text))
+        launcher.orphan_watch.on_orphaned = lambda text: self._hear(Abandoned(text=text))
         launcher.status.agent = self._machine
         coordination.on_decision = self._hear
         if coordination.left is not None:
@@ -193,9 +194,9 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
-        ranks, local_rank = self._machine.cycle.record.ranks, worker.local_rank
-        self._monitors[local_rank].rank_started(worker.pid, ranks[local_rank] if local_rank < len(ranks) else None)
-        self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
+        local_rank, rank = worker.local_rank, self._machine.cycle.record.ranks[worker.local_rank]
+        self._monitors[local_rank].rank_started(worker.pid, rank)
+        self._hear(RankStarted(rank=rank, local_rank=local_rank, pid=worker.pid, at_ns=worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
         self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
@@ -261,7 +262,16 @@ class FaultTolerantAgent(TorchAgent):
             checked = self._health.run(environment, lambda: self._check(self._machine.phase is AgentPhase.CHECKING))
         except _CycleOverError:
             return
-        self._hear(edge.HealthChecked(cycle, checked.ended, checked.code, checked.last_line, checked.seconds))
+        self._hear(
+            NodeHealth(
+                cycle=cycle,
+                good=not checked.ended,
+                exit_code=checked.code,
+                text=checked.ended,
+                last_line=checked.last_line,
+                seconds=checked.seconds,
+            )
+        )
 
     def _check(self, is_wanted: bool) -> None:
         if not is_wanted:

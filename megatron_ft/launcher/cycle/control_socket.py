@@ -7,10 +7,20 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from megatron_ft.core.control import ReceivedRequest, WorkloadAction
+from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.control import REQUESTS, Accepted, Answer, Ok, Pause, Request, Resume, Status
+from megatron_ft.core.messages.control import (
+    REQUESTS,
+    Accepted,
+    Answer,
+    Ok,
+    Pause,
+    Request,
+    Resume,
+    Status,
+)
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.wording import printable
@@ -27,7 +37,7 @@ class ControlSocket:
 
     def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
         self.path = path
-        self.on_request: Callable[[ReceivedRequest], None] = lambda _request: None
+        self.on_request: Callable[[WorkloadControl], None] = lambda _request: None
         self.on_order: Callable[[Pause | Resume, int], bool] = lambda _order, _pid: False
         """``megatron-ft pause`` and ``resume``, with the process that sends it; whether it changes anything."""
         self.on_question: Callable[[], JobFacts] | None = None
@@ -128,7 +138,7 @@ class ControlSocket:
             return Ok(changed=self.on_order(asked, pid))
         # what a terminal would obey, or no file can hold, isn't passed on as it is
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
-        request = ReceivedRequest(asked.action, " ".join(words)[:_MAX_DESCRIPTION], asked.rank, pid)
+        request = replace(asked, description=" ".join(words)[:_MAX_DESCRIPTION], pid=pid)
         # "Continue" has no effect but its record in the log, and repeated ones are logged at a limited rate
         if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
             self.on_request(request)

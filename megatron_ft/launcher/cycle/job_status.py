@@ -6,9 +6,9 @@ import os
 import time
 
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.conclusion import Ended
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.job.restart_policy import Action
+from megatron_ft.core.records.launcher import CycleEnded
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -72,26 +72,26 @@ class JobStatus:
         facts = RankFacts(
             rank=record.ranks[local_rank],
             local_rank=local_rank,
-            pid=started.pid,
+            pid=started.pid or 0,
             exit_code=None if rank_exit is None else rank_exit.exitcode,
             hung=local_rank in record.hung,
         )
-        stat = read_stat(started.pid)
+        stat = read_stat(started.pid or 0)
         state = None if stat is None or stat.state in "ZX" else stat.state
         return facts, self._monitors[local_rank].reading(record.cycle)._replace(process_state=state)
 
 
 def _phase(agent: Agent) -> JobPhase:
     if agent.ended is not None:
-        return JobPhase.RESTARTING if agent.ended.decision.action is Action.RESTART else JobPhase.ENDING
+        return JobPhase.RESTARTING if agent.ended.action == Action.RESTART.value else JobPhase.ENDING
     return JobPhase.STARTING if agent.started is None else JobPhase.RUNNING
 
 
 def _restarts_left(agent: Agent) -> int:
-    return agent.restarts_left if agent.ended is None else agent.ended.decision.restarts_left
+    return agent.restarts_left if agent.ended is None else agent.ended.restarts_left or 0
 
 
-def _last_cause(failed: Ended) -> LastCause | None:
+def _last_cause(failed: CycleEnded) -> LastCause | None:
     cause = failed.cause
     if cause is None:
         return None

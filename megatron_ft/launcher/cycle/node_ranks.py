@@ -12,8 +12,9 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.diagnosis.cycle_cause import Cause
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.messages.monitor import Release
+from megatron_ft.core.records.cause import Cause
 from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
@@ -141,16 +142,10 @@ class NodeRanks:
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
-            case edge.CollectEvidence(local_rank, passive, deadline_ns):
-                self._monitors[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
-            case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
-                self._monitors[effect.local_rank].pass_on(effect)
-            case edge.Release():
-                self._monitors.release()
-            case edge.SurveyRank(local_rank, survey):
-                self._monitors[local_rank].survey(survey)
-            case edge.ArmMonitor(local_rank, arm):
-                self._monitors[local_rank].arm(arm)
+            case edge.OrderMonitor(local_rank, order):
+                self._monitors[local_rank].order(order)
+            case Release():
+                self._monitors.release(effect)
             case edge.TellStateWritten(value):
                 for local_rank in self._workers:
                     self._monitors[local_rank].state_written(value)

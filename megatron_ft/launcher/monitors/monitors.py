@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.agent.monitor_events import IntervalsReported, MilestoneReached
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.messages.control import Pause, Resume
-from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
+from megatron_ft.core.messages.monitor import Release, Report, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
-from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.records.shared import RankHung
-from megatron_ft.core.timeouts.exchange import Intervals, Milestone
+from megatron_ft.core.records.shared import RankHung, Warning_
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
@@ -41,7 +37,7 @@ class Monitors:
         log: EventLog,
         say: Callable[[str], None],
     ) -> None:
-        self.on_event: Callable[[edge.FromMonitor], None] = lambda _event: None
+        self.on_event: Callable[[edge.MonitorReport], None] = lambda _event: None
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
         self._reactor = reactor
@@ -103,10 +99,10 @@ class Monitors:
         """Process ids of those that run."""
         return {slot.pid for slot in self._slots if slot.pid is not None}
 
-    def release(self) -> None:
+    def release(self, order: Release) -> None:
         """Let ranks that were found hung be terminated now: the evidence of all ranks is collected."""
         for slot in self._slots:
-            slot.release()
+            slot.order(order)
 
     def pause_or_resume(self, order: Pause | Resume, by: int) -> bool:
         """Suspend hang detection on this node, or resume it, as process ``by`` asks; whether that changes anything.
@@ -162,54 +158,13 @@ class Monitors:
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
 
 
-def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
-    """What a monitor reports, as an event of the launcher's machine; None if it says nothing of a rank."""
+def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
+    """Return a monitor's report as an event of the launcher's machine; None if it says nothing of a rank."""
     match report:
-        case Attached():
-            return edge.Attached(
-                local_rank,
-                report.cycle,
-                report.at_ns,
-                user_code_ns=report.user_code_ns,
-                has_group=report.has_group,
-                watch_only=report.watch_only,
-                state_path=report.state_path,
-                learns=report.learns,
-            )
-        case Detached():
-            return edge.Detached(local_rank, report.cycle, report.at_ns or time.monotonic_ns())
-        case FirstStep():
-            return edge.Trains(local_rank, report.cycle, report.began_ns or 0, report.at_ns)
-        case Observation():
-            return edge.EvidenceCollected(local_rank, report.cycle, report.note)
-        case Suspect(verdict):
-            return edge.Suspected(local_rank, verdict.cycle, _verdict(local_rank, verdict))
-        case ProgressChecked(cycle, progress):
-            return edge.ProgressChecked(local_rank, cycle, progress)
+        case Warning_():
+            return None
         case RankHung():
-            return edge.FoundHung(local_rank, report.cycle, _verdict(local_rank, report), report.observed_only)
-        case Milestone():
-            return MilestoneReached(local_rank, report.cycle, report)
-        case Intervals():
-            return IntervalsReported(local_rank, report.cycle, report)
-        case Signalled():
-            number = signal.Signals.__members__.get(report.signal)
-            return None if number is None else edge.Signalled(local_rank, number)
-    return None
-
-
-def _verdict(local_rank: int, verdict: RankHung) -> HangVerdict:
-    return HangVerdict(
-        rank=verdict.rank,
-        local_rank=local_rank,
-        kind=verdict.kind,
-        section=verdict.section,
-        elapsed_s=verdict.elapsed_s,
-        timeout_s=verdict.timeout_s,
-        iteration=verdict.iteration,
-        at_ns=verdict.at_ns,
-        stopped=verdict.state == "T",
-        learned=verdict.learned,
-        limit_s=verdict.limit_s,
-        enforced=verdict.enforced,
-    )
+            report = replace(report, local_rank=local_rank)
+        case Suspect(verdict):
+            report = Suspect(replace(verdict, local_rank=local_rank))
+    return edge.MonitorReport(local_rank, report)

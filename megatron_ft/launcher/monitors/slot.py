@@ -11,29 +11,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from megatron_ft.core.agent import edge
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     REPORTS,
-    CheckProgress,
-    Collect,
-    ConfirmHang,
-    ExtendTimeout,
+    GuardGroup,
     Order,
     Pause,
-    RankStarted,
-    Release,
+    RankOrder,
     Report,
     Resume,
     Stop,
 )
-from megatron_ft.core.records.launcher import MonitorReplaced
+from megatron_ft.core.records.launcher_ranks import MonitorReplaced
 from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.shared import Warning_
 from megatron_ft.core.status.job_facts import RankReading
-from megatron_ft.core.timeouts.exchange import Arm, Survey
+from megatron_ft.core.timeouts.exchange import Arm
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog
@@ -144,7 +139,7 @@ class MonitorSlot:
         self._reactor.watch(self._channel.fileno(), self.read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         if self._rank_pid is not None:
-            self._order(RankStarted(self._rank_pid, self._started_rank))
+            self._order(GuardGroup(self._rank_pid, self._started_rank))
         if self._paused_since_ns is not None:
             self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
         self._arm_attached()
@@ -194,7 +189,7 @@ class MonitorSlot:
         ``rank`` is the global rank.
         """
         self._rank_pid, self._started_rank = pid, rank
-        self._order(RankStarted(pid, rank))
+        self._order(GuardGroup(pid, rank))
 
     def last_words(self, cycle: int) -> str:
         """What the rank of this cycle wrote of its stacks and of its last exception; empty if it never connected."""
@@ -202,42 +197,18 @@ class MonitorSlot:
             return ""
         return os.pread(self._attached.stack_fd, _MAX_LAST_WORDS_BYTES, 0).decode(errors="replace")
 
-    def collect(self, *, passive: bool, deadline_ns: int) -> None:
-        """Have the monitor collect the evidence on its rank; it answers with an `Observation`."""
-        if self._attached is not None:
-            self._order(Collect(self._attached.cycle, deadline_ns, passive))
-
-    def pass_on(self, order: edge.CheckProgress | edge.ExtendTimeout | edge.ConfirmHang) -> None:
-        """Pass on what was decided about the rank, whose learned timeout is over."""
-        if self._attached is None:
-            return
-        cycle = self._attached.cycle
-        match order:
-            case edge.CheckProgress(again_ns=again_ns):
-                self._order(CheckProgress(cycle, again_ns))
-            case edge.ExtendTimeout(timeout_s=timeout_s):
-                self._order(ExtendTimeout(cycle, timeout_s))
-            case edge.ConfirmHang():
-                self._order(ConfirmHang(cycle))
-
-    def survey(self, survey: Survey) -> None:
-        """Ask for the intervals of the rank, also of one that has ended; the answer is an `Intervals`."""
-        self._order(survey)
-
-    def arm(self, arm: Arm) -> None:
-        """Have learned timeouts applied for this cycle, also by a monitor that replaces this one."""
-        self._arm = arm
-        self._arm_attached()
+    def order(self, order: RankOrder) -> None:
+        """Send an order; learned timeouts are armed by a monitor that replaces this one, too."""
+        if isinstance(order, Arm):
+            self._arm = order
+            self._arm_attached()
+        else:
+            self._order(order)
 
     def state_written(self, value: int) -> None:
         """Tell the rank what became of the learned timeouts that were to be written: a STATE_ value of the board."""
         if self._board is not None:
             self._board.words[layout.W_STATE_WRITTEN] = value
-
-    def release(self) -> None:
-        """Let a rank that was found hung be terminated now."""
-        if self._attached is not None:
-            self._order(Release(self._attached.cycle))
 
     def pause(self, since_ns: int | None) -> None:
         """Suspend its hang detection, also in a process that replaces it. ``since_ns``: from when on (monotonic)."""

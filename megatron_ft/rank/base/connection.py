@@ -7,9 +7,8 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-from megatron_ft.core.control import WorkloadControlRequest
+from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
-from megatron_ft.core.messages.control import WorkloadControl
 from megatron_ft.core.messages.rank import TO_RANK, Hello, Refused
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -85,7 +84,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     Raises:
         RankMonitorClientError: the launcher isn't there or doesn't answer.
     """
-    message = WorkloadControl(request.action, request.description, rank)
+    message = WorkloadControl(action=request.action, description=request.description, rank=rank)
     try:
         answer = _exchange(path, message, _ANSWER_S)
     except (ChannelClosedError, OSError, ProtocolError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from megatron_ft.core.records import launcher, monitor
 from megatron_ft.core.records.all_kinds import RECORDS
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher_ranks import RankStarted
 
 
 def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
@@ -11,7 +13,7 @@ def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
     doubts: list[str] = []
     damaged = {"ev": "cycle_ended", "cycle": 3, "iteration": 1.5, "cause": cause, "else": [1]}
     found = RECORDS.salvage(damaged, doubts)
-    assert found == launcher.CycleEnded(cycle=3, cause=launcher.Cause(kind="hang"))
+    assert found == launcher.CycleEnded(cycle=3, cause=Cause(kind=CauseKind.HANG))
     assert doubts == ["cause has rank = a list", "cause has text = 5", "cycle_ended has iteration = 1.5"]
     doubts = []
     sections = {"a": 1.0, "b": "x", "c": None}
@@ -21,7 +23,7 @@ def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
     doubts = []
     ranks = [{"rank": 1}, {"rank": {}}, 7]
     started = RECORDS.salvage({"ev": "cycle_started", "cycle": 0, "ranks": ranks}, doubts)
-    assert started == launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=1),))
+    assert started == launcher.CycleStarted(cycle=0, ranks=(RankStarted(rank=1),))
     assert len(doubts) == 3
     doubts = []
     assert RECORDS.salvage({"ev": "cycle_ended", "cycle": "0"}, doubts) is None

@@ -12,13 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from megatron_ft.core.agent.conclusion import Ended
 from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.escalation import Grace
-from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher import CycleEnded
 from megatron_ft.core.status.job_facts import JobPhase, RankReading, RankState
 from megatron_ft.ipc import jobs
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
@@ -164,8 +163,8 @@ def test_one_cycle_after_another(fake: FakeLauncher, watch: JobWatch) -> None:
     assert states(watch) == [RankState.RUNNING, RankState.RUNNING, RankState.NOT_ATTACHED]
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
     assert fake.status.agent is not None
-    decision = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
-    fake.status.agent.ended = fake.status.agent.failed = Ended(0, Outcome.FAILED, decision, cause)
+    ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
+    fake.status.agent.ended = fake.status.agent.failed = ended
     again(watch)
     assert watch.facts is not None
     assert (watch.facts.phase, watch.facts.restarts_left) == (JobPhase.RESTARTING, 1)

@@ -7,11 +7,11 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.lives import Ending, Lives
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, Outcome
+from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.launcher.outcome import End, ResultFile
 
 

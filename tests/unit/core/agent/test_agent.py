@@ -10,21 +10,34 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import Exit, Way
 from megatron_ft.core.agent.turn import AgentPhase
-from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
+from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.records.launcher import Abandoned, NodeHealth
+from megatron_ft.core.records.launcher_ranks import RankStarted
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
-from tests.support.agents import Driven, held, verdict
+from tests.support.agents import Driven, attached, found_hung, held, observed, signalled, verdict
 
-HANG = HangVerdict(
-    rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=10**12
+HANG = RankHung(
+    cycle=0,
+    since_ns=0,
+    rank=0,
+    local_rank=0,
+    kind="section",
+    section="step",
+    elapsed_s=3.0,
+    timeout_s=3.0,
+    iteration=7,
+    at_ns=10**12,
 )
-EXCLUDE = ReceivedRequest(WorkloadAction.ExcludeThisNode, "bad memory", 0, 100)
-SHUTDOWN = ReceivedRequest(WorkloadAction.ShutdownWorkload, "enough", 0, 100)
+EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode, description="bad memory", rank=0, pid=100)
+SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload, description="enough", rank=0, pid=100)
 
 
 def running(ranks: int = 2, **options: object) -> Driven:
@@ -58,13 +71,17 @@ def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
 def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
     assert driven.hear(edge.Tick()) == [edge.CheckHealth()]
-    driven.hear(edge.HealthChecked(0, "exited with code 3", 3, "no disk", 0.1))
+    driven.hear(
+        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="no disk", seconds=0.1)
+    )
     assert driven.told == [m.Aside("exited with code 3")]
     assert driven.wait(1.9) == []
     assert driven.wait(0.2) == [edge.CheckHealth()]
-    driven.hear(edge.HealthChecked(0, "exited with code 3", 3, "no disk", 0.1))
+    driven.hear(
+        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="no disk", seconds=0.1)
+    )
     assert driven.wait(4.1) == [edge.CheckHealth()]
-    driven.hear(edge.HealthChecked(0, "", 0, "", 0.1))
+    driven.hear(NodeHealth(cycle=0, good=True, text="", exit_code=0, last_line="", seconds=0.1))
     assert driven.told[1:] == [m.Ready()]
     assert driven.said == [
         "node health check failed: exited with code 3 (no disk); retrying in 2 s",
@@ -75,7 +92,11 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
 
 def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
     driven = Driven(checks_health=True)
-    driven.hear(edge.Tick(), edge.HealthChecked(0, "exited with code 3", 3, "", 0.1), job.Leave(0))
+    driven.hear(
+        edge.Tick(),
+        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1),
+        job.Leave(0),
+    )
     assert driven.said[-1] == "the job ended without this node: its health check failed"
     assert over(driven) == (Exit.LEFT, 0)
 
@@ -290,7 +311,9 @@ def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_las
     driven.exits(1)
     driven.hear(job.Begin(held(1, nodes=2)))
     assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
-    driven.hear(edge.RanksEnded(), edge.RanksMet([0], 0, 1, 1), edge.RankStarted(0, 200, driven.now_ns))
+    driven.hear(
+        edge.RanksEnded(), edge.RanksMet([0], 0, 1, 1), RankStarted(rank=0, local_rank=0, pid=200, at_ns=driven.now_ns)
+    )
     driven.hear(edge.RanksStarted())
     driven.exits(0)
     assert reports(driven) == 2 * [(NodeState.SUCCEEDED, "", False)]
@@ -318,23 +341,23 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
 
 def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     driven = running()
-    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
+    driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
     assert isinstance(driven.told[0], m.Hang)
-    assert [each.local_rank for each in driven.all_of(edge.CollectEvidence)] == [1]
+    assert [each.local_rank for each in driven.orders(Collect)] == [1]
     for local_rank in (0, 1):
-        driven.hear(edge.EvidenceCollected(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
+        driven.hear(observed(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
     assert isinstance(driven.told[-1], m.Notes)
-    assert driven.all_of(edge.Release) == []
-    assert driven.ends() == [edge.Release()]
-    driven.hear(edge.Signalled(0, signal.SIGTERM))
+    assert driven.all_of(Release) == []
+    assert driven.ends() == [Release(0)]
+    driven.hear(signalled(0, signal.SIGTERM))
     assert driven.all_of(edge.TerminateRanks) == []
-    driven.hear(edge.Signalled(0, signal.SIGKILL))
+    driven.hear(signalled(0, signal.SIGKILL))
     assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 0.1)
 
 
 def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progress() -> None:
     driven = running()
-    driven.hear(edge.FoundHung(0, 0, replace(HANG, learned=True)))
+    driven.hear(found_hung(0, 0, replace(HANG, learned=True)))
     assert [said for said in driven.told if isinstance(said, m.Raised)] == [m.Raised(0, "step")]
     (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
     assert hang.reached is None
@@ -342,7 +365,7 @@ def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progr
 
 def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
     driven = running()
-    driven.hear(edge.Attached(0, 0, 1), edge.FoundHung(0, 0, HANG))
+    driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
     assert driven.wait(5.9) == []
     assert driven.wait(0.2) == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
@@ -350,9 +373,9 @@ def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
 
 def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     driven = running()
-    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), job.DiagnoseHang(0))
-    assert [each.passive for each in driven.all_of(edge.CollectEvidence)] == [False, False]
-    driven.hear(edge.EvidenceCollected(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
+    driven.hear(attached(0, 0, 1), attached(1, 0, 1), job.DiagnoseHang(0))
+    assert [each.order.passive for each in driven.orders(Collect)] == [False, False]
+    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
     driven.wait(2.0)
     (notes,) = driven.told
     assert isinstance(notes, m.Notes)
@@ -366,11 +389,11 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
     groups = {f"nccl/expert_parallel_group_{number}{letters}": number for number in range(count)}
     driven = running(ranks=32)
     for local_rank in range(32):
-        driven.hear(edge.Attached(local_rank, 0, 1))
+        driven.hear(attached(local_rank, 0, 1))
     driven.hear(job.DiagnoseHang(0))
     for local_rank in range(32):
         note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
-        driven.hear(edge.EvidenceCollected(local_rank, 0, note))
+        driven.hear(observed(local_rank, 0, note))
     told = [each for each in driven.told if isinstance(each, m.Notes)]
     assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
     assert [each.more for each in told] == [True] * (len(told) - 1) + [False]
@@ -380,16 +403,12 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
 
 def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
     driven = running(min_healthy=True)
-    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
-    assert [each.passive for each in driven.all_of(edge.CollectEvidence)] == [True]
-    driven.hear(edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
+    driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
+    assert [each.order.passive for each in driven.orders(Collect)] == [True]
+    driven.hear(observed(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
     assert driven.told == []
-    driven.hear(
-        edge.EvidenceCollected(
-            1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")
-        )
-    )
-    assert driven.all_of(edge.Release) == [edge.Release()]
+    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")))
+    assert driven.all_of(Release) == [Release(0)]
     assert "finding" in driven.written
     driven.exits(0, -9)
     ((state, text, _),) = reports(driven)
@@ -399,7 +418,7 @@ def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
 
 def test_a_verdict_that_is_only_observed() -> None:
     driven = running()
-    driven.hear(edge.FoundHung(0, 0, HANG, observed_only=True))
+    driven.hear(found_hung(0, 0, HANG, observed_only=True))
     assert driven.written == ["would_have_ended"]
     assert driven.told == []
 
@@ -446,7 +465,7 @@ def test_it_can_be_stopped(has_heard: bool) -> None:
 
 # -- a launcher whose parent is gone, or whose output nobody reads ------------------------------------------------
 
-GONE = edge.Abandoned("nobody reads its output")
+GONE = Abandoned(text="nobody reads its output")
 
 
 def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
@@ -525,7 +544,7 @@ def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
 
 def test_a_request_that_changes_nothing_is_told() -> None:
     driven = running()
-    driven.hear(ReceivedRequest(WorkloadAction.Continue, "", 0, 100))
+    driven.hear(WorkloadControl(action=WorkloadAction.Continue, description="", rank=0, pid=100))
     assert (driven.said, driven.written) == (["rank 0 asked for Continue"], ["workload_control"])
 
 
@@ -590,7 +609,9 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
 
 def test_two_requests_before_the_ranks_are_looked_at() -> None:
     driven = Driven()
-    driven.hear(edge.Tick(), job.Begin(held()), edge.RanksMet([0], 0, 1, 1), edge.RankStarted(0, 100, 0))
+    driven.hear(
+        edge.Tick(), job.Begin(held()), edge.RanksMet([0], 0, 1, 1), RankStarted(rank=0, local_rank=0, pid=100, at_ns=0)
+    )
     driven.stop()
     driven.stop(signal.SIGINT, again=True)
     driven.hear(edge.RanksStarted())
@@ -609,7 +630,7 @@ def test_a_hangup_kills_nobody() -> None:
 
 def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:
     driven = running()
-    driven.hear(edge.Attached(0, 0, 1), edge.FoundHung(0, 0, HANG))
+    driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
     assert driven.all_of(edge.TerminateRanks) == []
     assert driven.stop() == [edge.TerminateRanks(Way.TERMINATED, 0.1)]

@@ -10,9 +10,11 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.launcher_ranks import RankStarted
 from megatron_ft.core.records.shared import RankHung
-from tests.support.agents import Driven
+from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board
 
 
@@ -30,7 +32,7 @@ def late(driven: Driven) -> list[tuple[object, object, object]]:
 
 def test_late_start() -> None:
     driven = started(2, startup_timeout_s=30.0, hang_signal=signal.SIGTERM)
-    driven.hear(edge.Attached(0, 0, driven.now_ns))
+    driven.hear(attached(0, 0, driven.now_ns))
     driven.wait(29.9)
     assert late(driven) == []
     driven.wait(0.2)
@@ -47,7 +49,7 @@ def test_late_start() -> None:
 
 def test_messages_of_another_cycle_mean_nothing() -> None:
     driven = started(startup_timeout_s=30.0)
-    driven.hear(edge.Attached(0, 7, driven.now_ns))
+    driven.hear(attached(0, 7, driven.now_ns))
     driven.wait(31.0)
     assert late(driven) == [(0, "startup", 30.0)]
 
@@ -56,7 +58,9 @@ def test_one_that_has_begun_before_the_last_was_made_is_in_time() -> None:
     """A fork server's word may come after the rank's own."""
     driven = Driven(startup_timeout_s=30.0)
     driven.run(0)
-    driven.hear(edge.RanksMet([0], 0, 1, 1), edge.Attached(0, 0, driven.now_ns), edge.RankStarted(0, 100, 0))
+    driven.hear(
+        edge.RanksMet([0], 0, 1, 1), attached(0, 0, driven.now_ns), RankStarted(rank=0, local_rank=0, pid=100, at_ns=0)
+    )
     driven.hear(edge.RanksStarted())
     driven.wait(60.0)
     assert late(driven) == []
@@ -71,8 +75,8 @@ def test_nobody_need_start_any_more_when_the_launcher_stops() -> None:
 
 def test_late_exit_counts_from_the_first_goodbye() -> None:
     driven = started(exit_timeout_s=20.0)
-    goodbye = edge.Detached(0, 0, driven.now_ns)
-    driven.hear(edge.Attached(0, 0, driven.now_ns), goodbye)
+    goodbye = detached(0, 0, driven.now_ns)
+    driven.hear(attached(0, 0, driven.now_ns), goodbye)
     driven.wait(15.0)
     driven.hear(goodbye)  # by a monitor that has replaced the first
     driven.wait(5.0)
@@ -83,7 +87,7 @@ def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
     driven = started(2, exit_timeout_s=20.0)
     driven.boards[1] = board(closing=True)
     driven.exits(0)
-    driven.hear(edge.Detached(1, 0, driven.now_ns))
+    driven.hear(detached(1, 0, driven.now_ns))
     driven.wait(20.0)
     driven.exits(1, -9)
     assert driven.said[-1].endswith("because the other ranks of this node have finished")
@@ -93,7 +97,7 @@ def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
 @pytest.mark.parametrize("stopped", [None, 1])
 def test_of_several_that_do_not_start_only_a_stopped_one_is_accused(stopped: int | None) -> None:
     driven = started(3, startup_timeout_s=30.0)
-    driven.hear(edge.Attached(2, 0, driven.now_ns))
+    driven.hear(attached(2, 0, driven.now_ns))
     driven.stopped.update({} if stopped is None else {stopped: True})
     driven.now_ns += 1
     driven.wait(30.0)
@@ -105,18 +109,18 @@ def test_of_several_that_do_not_start_only_a_stopped_one_is_accused(stopped: int
 
 def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven = started(exit_timeout_s=20.0)
-    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Detached(0, 0, driven.now_ns))
+    driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(20.0)
-    assert driven.all_of(edge.CollectEvidence) == [edge.CollectEvidence(0, False, driven.now_ns + 2_000_000_000)]
+    assert driven.orders(Collect) == [edge.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
     assert driven.all_of(edge.SignalRanks) == []
-    driven.hear(edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
+    driven.hear(observed(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
     assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
 
 
 def test_one_that_cannot_be_looked_at_is_ended_all_the_same() -> None:
     driven = started(exit_timeout_s=20.0)
-    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Detached(0, 0, driven.now_ns))
+    driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(21.9)
     assert driven.all_of(edge.SignalRanks) == []
     driven.wait(0.2)
@@ -166,8 +170,8 @@ def test_a_stand_still_that_was_over_before_the_timer_counts_for_nobody_either()
 @pytest.mark.parametrize("is_heard_first", [True, False])
 def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(is_heard_first: bool) -> None:
     driven = started(exit_timeout_s=20.0)
-    driven.hear(edge.Attached(0, 0, driven.now_ns))
-    goodbye = edge.Detached(0, 0, driven.now_ns)
+    driven.hear(attached(0, 0, driven.now_ns))
+    goodbye = detached(0, 0, driven.now_ns)
     driven.wait(15.0)
     driven.hear(*([goodbye, edge.Continued()] if is_heard_first else [edge.Continued(), goodbye]))
     driven.wait(19.0)

@@ -9,11 +9,13 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.learning import ANSWER_NS, READ_NS
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.messages.monitor import Release
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts import budget_rule
 from megatron_ft.core.timeouts.exchange import (
+    Arm,
     Armed,
     Facts,
     Intervals,
@@ -27,10 +29,13 @@ from megatron_ft.core.timeouts.exchange import (
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.sketch import Sketch
-from tests.support.agents import Driven, verdict
+from tests.support.agents import Driven, found_hung, verdict
+from tests.support.agents import attached as rank_attached
 
 PATH = "/ckpt/ft_state.json"
-HANG = HangVerdict(
+HANG = RankHung(
+    cycle=0,
+    since_ns=0,
     rank=0,
     local_rank=0,
     kind="section",
@@ -67,7 +72,7 @@ def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: in
     driven = Driven(**options)
     driven.run(place=place, nodes=nodes)
     for local_rank in range(2):
-        driven.hear(edge.Attached(local_rank, 0, driven.now_ns, state_path=path, learns=learns))
+        driven.hear(rank_attached(local_rank, 0, driven.now_ns, state_path=path, learns=learns))
     return driven
 
 
@@ -82,12 +87,12 @@ def next_cycle(driven: Driven, cycle: int) -> None:
 
 def arms(driven: Driven) -> dict[int, dict[str, Armed]]:
     """By local rank, the timeouts that its monitor was armed with last."""
-    return {effect.local_rank: dict(effect.arm.timeouts) for effect in driven.all_of(edge.ArmMonitor)}
+    return {effect.local_rank: dict(effect.order.timeouts) for effect in driven.orders(Arm)}
 
 
 def factors(driven: Driven) -> dict[str, float]:
     """How much the last order raises timeouts that clients have calculated."""
-    return dict(driven.all_of(edge.ArmMonitor)[-1].arm.raised)
+    return dict(driven.orders(Arm)[-1].order.raised)
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
@@ -107,16 +112,16 @@ def test_rank_that_attaches_later_is_armed_at_once() -> None:
     driven = attached()
     driven.hear(edge.StateRead(PATH, state(step=12.0)))
     driven.done.clear()
-    driven.hear(edge.Attached(1, 0, None, state_path=PATH))  # its monitor was replaced
+    driven.hear(rank_attached(1, 0, None, state_path=PATH))  # its monitor was replaced
     assert arms(driven).keys() == {1}
 
 
 def test_first_of_several_paths_counts() -> None:
     driven = attached()
-    driven.hear(edge.Attached(1, 0, driven.now_ns, state_path="/other.json"))
+    driven.hear(rank_attached(1, 0, driven.now_ns, state_path="/other.json"))
     assert len(driven.all_of(edge.ReadState)) == 1
     assert driven.said[-1].startswith("rank 10 names /other.json")
-    driven.hear(edge.Attached(1, 0, driven.now_ns, state_path="/other.json"))
+    driven.hear(rank_attached(1, 0, driven.now_ns, state_path="/other.json"))
     assert sum("/other.json" in line for line in driven.said) == 1
 
 
@@ -171,9 +176,9 @@ def test_ranks_are_told_at_once_that_nothing_is_written_at_the_end() -> None:
 def test_milestones_are_passed_on_once_per_node() -> None:
     driven = attached()
     for local_rank, count in [(0, 10), (1, 10), (1, 32), (0, 32)]:
-        driven.hear(edge.MilestoneReached(local_rank, 0, Milestone(0, Moment.STEPS, count)))
+        driven.hear(edge.MonitorReport(local_rank, Milestone(0, Moment.STEPS, count)))
     for local_rank in range(2):
-        driven.hear(edge.MilestoneReached(local_rank, 0, Milestone(0, Moment.END)))
+        driven.hear(edge.MonitorReport(local_rank, Milestone(0, Moment.END)))
     told = [said for said in driven.told if isinstance(said, Milestone)]
     assert [(each.moment, each.count) for each in told] == [(Moment.STEPS, 10), (Moment.STEPS, 32), (Moment.END, 0)]
 
@@ -185,7 +190,7 @@ def ends(driven: Driven) -> list[Milestone]:
 
 def test_end_of_the_run_is_told_when_no_rank_is_in_it_any_more() -> None:
     driven = attached()
-    driven.hear(edge.MilestoneReached(1, 0, Milestone(0, Moment.END)))
+    driven.hear(edge.MonitorReport(1, Milestone(0, Moment.END)))
     assert ends(driven) == []
     driven.exits(0, 0)
     assert ends(driven) == [Milestone(0, Moment.END)]
@@ -194,14 +199,14 @@ def test_end_of_the_run_is_told_when_no_rank_is_in_it_any_more() -> None:
 def test_timeouts_learned_at_the_end_of_a_run_are_written_and_not_armed_in_it() -> None:
     driven = attached()
     driven.hear(edge.StateRead(PATH, state(step=5.0)))
-    armed = len(driven.all_of(edge.ArmMonitor))
+    armed = len(driven.orders(Arm))
     driven.hear(result(moment=Moment.END, timeouts={"out_of_section": timeout(5.0)}))
-    assert len(driven.all_of(edge.ArmMonitor)) == armed
+    assert len(driven.orders(Arm)) == armed
     assert "out_of_section" in driven.all_of(edge.WriteState)[-1].state.timeouts
-    driven.hear(edge.FoundHung(0, 0, HANG))
-    assert len(driven.all_of(edge.ArmMonitor)) == armed
+    driven.hear(found_hung(0, 0, HANG))
+    assert len(driven.orders(Arm)) == armed
     next_cycle(driven, 1)
-    driven.hear(edge.Attached(0, 1, driven.now_ns, state_path=PATH, learns=True))
+    driven.hear(rank_attached(0, 1, driven.now_ns, state_path=PATH, learns=True))
     assert arms(driven)[0]["out_of_section"].timeout_s == 5.0
 
 
@@ -235,10 +240,10 @@ def test_survey_is_answered_when_all_ranks_have_answered() -> None:
     driven = attached(configured=configured, safety_factor=3.0, learn="on")
     driven.hear(edge.StateRead(PATH, state(step=12.0)))
     driven.hear(Survey(0, 1))
-    assert driven.all_of(edge.SurveyRank) == [edge.SurveyRank(rank, Survey(0, 1)) for rank in range(2)]
-    driven.hear(edge.IntervalsReported(0, 0, intervals(2.0, learns=True)))
+    assert driven.orders(Survey) == [edge.OrderMonitor(rank, Survey(0, 1)) for rank in range(2)]
+    driven.hear(edge.MonitorReport(0, intervals(2.0, learns=True)))
     assert answers(driven) == []
-    driven.hear(edge.IntervalsReported(1, 0, intervals(3.0, saved=True)))
+    driven.hear(edge.MonitorReport(1, intervals(3.0, saved=True)))
     (answer,) = answers(driven)
     assert (answer.sketches["step"].longest_s, answer.facts) == (3.0, Facts(learns=True, saved=True))
     assert (answer.configured, answer.caps) == (("step", "io"), {"step": 20.0, "out_of_section": 60.0})
@@ -248,7 +253,7 @@ def test_survey_is_answered_when_all_ranks_have_answered() -> None:
 
 def test_survey_is_answered_after_a_second_without_ranks_that_have_not_answered() -> None:
     driven = attached(place=1, nodes=2)
-    driven.hear(Survey(0, 1), edge.IntervalsReported(0, 0, intervals(2.0)))
+    driven.hear(Survey(0, 1), edge.MonitorReport(0, intervals(2.0)))
     driven.wait(ANSWER_NS / 1e9 - 0.01)
     assert answers(driven) == []
     driven.wait(0.02)
@@ -260,9 +265,9 @@ def test_last_answer_of_a_rank_that_has_exited_still_counts() -> None:
     driven = attached()
     driven.hear(edge.StateRead(PATH, None), Survey(0, 1))
     for rank in range(2):
-        driven.hear(edge.IntervalsReported(rank, 0, intervals(2.0 + rank, setup_open=rank == 1)))
+        driven.hear(edge.MonitorReport(rank, intervals(2.0 + rank, setup_open=rank == 1)))
     driven.exits(1)
-    driven.hear(Survey(0, 2), edge.IntervalsReported(0, 0, intervals(2.0, number=2)))
+    driven.hear(Survey(0, 2), edge.MonitorReport(0, intervals(2.0, number=2)))
     answer = answers(driven)[-1]
     assert (answer.number, answer.sketches["step"].longest_s) == (2, 3.0)
     assert not answer.facts.setup_open
@@ -270,7 +275,7 @@ def test_last_answer_of_a_rank_that_has_exited_still_counts() -> None:
 
 def test_survey_does_not_wait_for_a_rank_that_exits() -> None:
     driven = attached(place=1, nodes=2)
-    driven.hear(Survey(0, 1), edge.IntervalsReported(0, 0, intervals(2.0)))
+    driven.hear(Survey(0, 1), edge.MonitorReport(0, intervals(2.0)))
     driven.exits(1)
     assert len(answers(driven)) == 1
 
@@ -285,7 +290,7 @@ def test_answer_of_a_launcher_that_has_not_read_the_file_yet_says_so() -> None:
 def test_survey_and_result_of_another_cycle_are_passed_over() -> None:
     driven = attached()
     driven.hear(edge.StateRead(PATH, None), Survey(1, 1), result(1, timeouts={"step": timeout(7.0)}), Raised(1, "step"))
-    assert driven.all_of(edge.SurveyRank) == driven.all_of(edge.WriteState) == driven.all_of(edge.ArmMonitor) == []
+    assert driven.orders(Survey) == driven.all_of(edge.WriteState) == driven.orders(Arm) == []
 
 
 # -- what was learned -------------------------------------------------------------------------------------------
@@ -345,13 +350,13 @@ def test_line_that_hangs_are_only_reported_is_said_once_where_it_is_true(
 ) -> None:
     driven = attached(learns=learns, **options)
     driven.hear(edge.StateRead(PATH, file))
-    driven.hear(edge.Attached(0, 0, None, state_path=PATH))
+    driven.hear(rank_attached(0, 0, None, state_path=PATH))
     assert sum(line.startswith("no timeouts configured: hangs are reported") for line in driven.said) == is_said
 
 
 def test_unopened_section_is_said_once_with_what_is_only_reported() -> None:
     driven = attached(learns=False, configured={"rank_section_timeouts": {"stpe": 3.0}})
-    driven.hear(edge.StateRead(PATH, None), edge.MilestoneReached(0, 0, Milestone(0, Moment.STEPS, 10)))
+    driven.hear(edge.StateRead(PATH, None), edge.MonitorReport(0, Milestone(0, Moment.STEPS, 10)))
     for _ in range(2):
         driven.hear(result(moment=Moment.STEPS, enforces=False, writes=False, unopened={"stpe": "step", "io": ""}))
     lines = [line for line in driven.said if line.startswith("section")]
@@ -368,7 +373,7 @@ def test_unopened_section_is_said_once_with_what_is_only_reported() -> None:
 def test_kill_doubles_the_timeout_at_once_and_writes_it_and_says_so_in_the_next_cycle() -> None:
     driven = attached()
     driven.hear(edge.StateRead(PATH, state(step=5.0)))
-    driven.hear(edge.FoundHung(0, 0, HANG), edge.FoundHung(1, 0, replace(HANG, local_rank=1, rank=10)))
+    driven.hear(found_hung(0, 0, HANG), found_hung(1, 0, replace(HANG, local_rank=1, rank=10)))
     assert [said for said in driven.told if isinstance(said, Raised)] == [Raised(0, "step")]
     assert arms(driven)[1]["step"].timeout_s == 10.0
     (write,) = driven.all_of(edge.WriteState)
@@ -406,7 +411,7 @@ def test_timeout_that_a_client_has_calculated_is_doubled_with_each_kill(name: st
     for cycle in range(2):
         driven.hear(Raised(cycle, name))
         next_cycle(driven, cycle + 1)
-        driven.hear(edge.Attached(0, cycle + 1, driven.now_ns))
+        driven.hear(rank_attached(0, cycle + 1, driven.now_ns))
         assert factors(driven) == {name: 2.0 ** (cycle + 1)}
     assert driven.all_of(edge.WriteState) == []
 
@@ -427,7 +432,7 @@ def test_kill_is_not_undone_by_a_result_that_was_computed_before_it() -> None:
 def test_hang_under_report_is_diagnosed_on_all_nodes_and_ends_nothing() -> None:
     driven = attached(learns=False)
     for local_rank in (0, 1, 0):
-        driven.hear(edge.FoundHung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
+        driven.hear(found_hung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
     (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
     assert hang.passive
     review = Reviewed(
@@ -449,14 +454,14 @@ def test_hang_under_report_is_diagnosed_on_all_nodes_and_ends_nothing() -> None:
     ]
     driven.wait(60.0)
     assert not driven.all_of(edge.SignalRanks)
-    assert not driven.all_of(edge.Release)
+    assert not driven.all_of(Release)
     assert not [said for said in driven.told if isinstance(said, m.Report | Raised)]
 
 
 def test_learned_timeout_exceeded_under_observe_only_is_told_once_with_the_rank_at_fault() -> None:
     driven = attached(learns=False, observe_only=True)
     for local_rank in (0, 1):
-        driven.hear(edge.FoundHung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
+        driven.hear(found_hung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
     (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
     assert hang.passive
     text = "rank 1 in 'step' for 6.1 s (learned timeout 5.0 s), in recv; rank 0 waits in all_reduce"
@@ -472,6 +477,6 @@ def test_learned_timeout_exceeded_under_observe_only_is_told_once_with_the_rank_
 
 def test_configured_timeout_exceeded_under_observe_only_is_told_of_its_rank() -> None:
     driven = attached(learns=False, observe_only=True)
-    driven.hear(edge.FoundHung(0, 0, replace(HANG, learned=False), observed_only=True))
+    driven.hear(found_hung(0, 0, replace(HANG, learned=False), observed_only=True))
     assert driven.said[-1].endswith("not killed (observe-only)")
     assert not [said for said in driven.told if isinstance(said, m.Hang)]

@@ -6,13 +6,14 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
-from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
-from tests.support.agents import Driven, verdict
+from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.records.shared import RankHung
+from tests.support.agents import Driven, attached, found_hung, observed, signalled, trains, verdict
 from tests.unit.core.board.test_monitor_state import board, section
 
 MS = 1_000_000
@@ -45,7 +46,7 @@ def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(e
         if local_rank in ends:
             driven.exits(local_rank)
         else:
-            driven.hear(edge.Trains(local_rank, 4, 0, driven.now_ns))
+            driven.hear(trains(local_rank, 4, 0, driven.now_ns))
     driven.hear(edge.Tick())
     (line,) = again(driven)
     assert line == (
@@ -70,17 +71,26 @@ def test_what_is_heard_late_of_the_cycle_that_failed_is_no_training_again() -> N
     driven.exits(0, -15, sent=(15,))
     driven.now_ns += 1
     driven.hear(edge.RanksEnded(), verdict(node=1, name="b"))
-    driven.hear(*(edge.Trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
     assert again(driven) == []
 
 
 def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_got_no_cpu() -> None:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
-    hang = HangVerdict(
-        rank=10, local_rank=1, kind="section", section="step", elapsed_s=2.0, timeout_s=1.0, iteration=3, at_ns=0
+    hang = RankHung(
+        cycle=0,
+        since_ns=0,
+        rank=10,
+        local_rank=1,
+        kind="section",
+        section="step",
+        elapsed_s=2.0,
+        timeout_s=1.0,
+        iteration=3,
+        at_ns=0,
     )
-    driven.hear(edge.FoundHung(1, 0, hang))
+    driven.hear(found_hung(1, 0, hang))
     assert isinstance(driven.told[1], m.Hang)
     driven.run_delays_ns[1] = {101: 4_000_000_000}
     driven.wait(23.9)
@@ -101,9 +111,9 @@ def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> No
         # the last rank counts, and of one that connects again only the first time
         at = start + local_rank * 1000
         group = has_group and local_rank == 1
-        driven.hear(edge.Attached(local_rank, 0, at + 100, at + 10 if forked else None, group))
-        driven.hear(edge.Attached(local_rank, 0, at + 10**9, None, group))
-        driven.hear(edge.Trains(local_rank, 0, at + 200, at + 300))
+        driven.hear(attached(local_rank, 0, at + 100, at + 10 if forked else None, group))
+        driven.hear(attached(local_rank, 0, at + 10**9, None, group))
+        driven.hear(trains(local_rank, 0, at + 200, at + 300))
     phases = driven.record.phases_ns() or {}
     user_code = {"user code": 1010} if forked else {}
     imports = "imports and process group" if has_group else "imports"
@@ -115,8 +125,8 @@ def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> No
 def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
     driven = Driven()
     driven.run(2)
-    driven.hear(edge.Attached(0, 0, driven.now_ns))
-    driven.hear(*(edge.Trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(attached(0, 0, driven.now_ns))
+    driven.hear(*(trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
     assert list(driven.record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]
 
 
@@ -157,14 +167,23 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     driven = Driven(max_nodes=2, startup_timeout_s=None if by_monitor else 1.0)
     driven.run(2, nodes=2)
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_s=7)
-    hang = HangVerdict(
-        rank=0, local_rank=0, kind="section", section="step", elapsed_s=2.0, timeout_s=1.0, iteration=3, at_ns=0
+    hang = RankHung(
+        cycle=0,
+        since_ns=0,
+        rank=0,
+        local_rank=0,
+        kind="section",
+        section="step",
+        elapsed_s=2.0,
+        timeout_s=1.0,
+        iteration=3,
+        at_ns=0,
     )
     if not by_monitor:
-        driven.hear(edge.Attached(0, 0, driven.now_ns))
+        driven.hear(attached(0, 0, driven.now_ns))
         driven.wait(2.0)
-    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.FoundHung(0, 0, hang))
-    driven.hear(edge.Signalled(0, 9), edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
+    driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hang))
+    driven.hear(signalled(0, 9), observed(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
     notes = [message for message in driven.told if isinstance(message, m.Notes)]
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
@@ -182,9 +201,11 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
     """On a machine that is busy enough its monitor can't wait until the launcher has seen the other ranks."""
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     found = {
-        local_rank: HangVerdict(
+        local_rank: RankHung(
+            cycle=0,
+            since_ns=0,
             rank=10 * local_rank,
             local_rank=local_rank,
             kind="section",
@@ -193,17 +214,17 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
             timeout_s=3.0,
             iteration=7,
             at_ns=driven.now_ns,
-            stopped=local_rank == 1,
+            state="T" if local_rank == 1 else None,
         )
         for local_rank in (0, 1)
     }
-    driven.hear(*(edge.FoundHung(local_rank, 0, found[local_rank]) for local_rank in (first, 1 - first)))
+    driven.hear(*(found_hung(local_rank, 0, found[local_rank]) for local_rank in (first, 1 - first)))
     driven.now_ns += 1000 * MS
     if ends:
         # what it has raised when it was let go on to its end is no reason
         driven.words[1] = CrashOutput(error="KeyboardInterrupt: ", where="train.py:3 step", raised_at_ns=driven.now_ns)
         driven.exits(1, -2, sent=(2,))
-    driven.hear(edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
+    driven.hear(observed(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
     driven.wait(2.0)
     (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
     (unseen,) = (note for note in notes.notes if note.rank == 10)
@@ -219,12 +240,21 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
 def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     driven.words[1] = CrashOutput(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
-    hang = HangVerdict(
-        rank=1, local_rank=1, kind="exit", section=None, elapsed_s=3.2, timeout_s=3.0, iteration=7, at_ns=driven.now_ns
+    hang = RankHung(
+        cycle=0,
+        since_ns=0,
+        rank=1,
+        local_rank=1,
+        kind="exit",
+        section=None,
+        elapsed_s=3.2,
+        timeout_s=3.0,
+        iteration=7,
+        at_ns=driven.now_ns,
     )
-    driven.hear(edge.FoundHung(1, 0, hang))
+    driven.hear(found_hung(1, 0, hang))
     driven.exits(1, -15, sent=(15,))
     driven.wait(2.0)
     (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
@@ -244,7 +274,7 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
 def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_on: bool, text: str) -> None:
     driven = Driven()
     driven.run(2)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     raised_ns = driven.now_ns
     moved_ns = raised_ns + 5 if has_gone_on else raised_ns - 5
     driven.boards[1] = board(iteration=7, last_transition_ns=moved_ns)
@@ -263,7 +293,7 @@ def test_rank_that_reports_progress_after_an_exception_is_no_cause_when_it_is_te
 ) -> None:
     driven = Driven()
     driven.run(2)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     raised_ns, moved_ns = driven.now_ns, driven.now_ns + (10_000 * MS if has_gone_on else -5)
     driven.boards[1] = {
         "section": board(last_transition_ns=moved_ns),
@@ -286,7 +316,7 @@ def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_
         driven.run(2, nodes=2)
         driven.boards.update(boards)
         if boards:
-            driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in boards))
+            driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in boards))
         driven.now_ns += round(after_s * 1e9)
         driven.words[1] = CrashOutput(**words)
         driven.exits(1, exitcode)
@@ -312,7 +342,7 @@ def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
     for number in (18, 9):
-        driven.hear(edge.Signalled(0, number))  # type: ignore[arg-type]
+        driven.hear(signalled(0, number))  # type: ignore[arg-type]
     driven.exits(0, -9)
     driven.exits(1, -9)
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == [10]
@@ -328,7 +358,7 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
 ) -> None:
     driven = Driven()
     driven.run(2)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     driven.words[1] = CrashOutput(error=error, raised_at_ns=driven.now_ns if error else 0)
     driven.wait(0.1)
     driven.exits(0, 1)  # it has lost its peer, and is quicker
@@ -339,10 +369,12 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
 def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -> None:
     driven = Driven()
     driven.run(3)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in range(3)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(3)))
     driven.stop()
     for local_rank in (0, 1):
-        hang = HangVerdict(
+        hang = RankHung(
+            cycle=0,
+            since_ns=0,
             rank=0,
             local_rank=local_rank,
             kind="section",
@@ -356,7 +388,7 @@ def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -
         note = RankSnapshot(
             rank=10 * local_rank, local_rank=local_rank, found_hung=True, state="S", has_stack=True, **more
         )  # type: ignore[arg-type]
-        driven.hear(edge.FoundHung(local_rank, 0, hang), edge.EvidenceCollected(local_rank, 0, note))
+        driven.hear(found_hung(local_rank, 0, hang), observed(local_rank, 0, note))
         driven.exits(local_rank, -9, sent=(9,))
     driven.exits(2, 3)
     assert driven.record.failures() == [

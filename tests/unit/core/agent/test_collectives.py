@@ -12,7 +12,8 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.reports import Reviewed
-from tests.support.agents import Driven
+from megatron_ft.core.messages.monitor import Collect
+from tests.support.agents import Driven, attached, observed
 
 TIMEOUT_S = 40.0
 BOARD = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(  # type: ignore[arg-type]
@@ -28,7 +29,7 @@ def watching(**options: object) -> Driven:
     driven = Driven(watches_collectives=True, collectives_timeout_s=TIMEOUT_S, **options)
     driven.run()
     for local_rank in range(2):
-        driven.hear(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True))
+        driven.hear(attached(local_rank, 0, driven.now_ns, watch_only=True))
         moves(driven, local_rank)
     return driven
 
@@ -102,7 +103,7 @@ def test_silence_of_ranks_with_hooks_is_asked_about_unless_timeouts_apply_to_all
 ) -> None:
     driven = watching()
     for local_rank, timeout_s in enumerate(timeouts):
-        driven.hear(edge.Attached(local_rank, 0, driven.now_ns))
+        driven.hear(attached(local_rank, 0, driven.now_ns))
         timeout_ns = None if timeout_s is None else timeout_s * 10**12
         driven.boards[local_rank] = BOARD._replace(
             sections=(SectionView("step", driven.now_ns, 9, timeout_ns),), start_ns=1, iterations_seen=9
@@ -117,7 +118,7 @@ def test_default_time_of_silence_is_half_of_the_process_groups_timeout(group_s: 
     driven.run()
     group_ns = None if group_s is None else round(group_s * 1e9)
     for local_rank in range(2):
-        driven.hear(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True))
+        driven.hear(attached(local_rank, 0, driven.now_ns, watch_only=True))
         driven.collectives[local_rank] = CollectiveCounts(driven.now_ns, driven.now_ns, 1, 1, group_ns)
     driven.wait(after_s - 0.1)
     assert asked(driven) == []
@@ -174,7 +175,7 @@ def test_note_on_a_rank_without_evidence_says_that_its_monitoring_has_ended() ->
 def test_off_is_off() -> None:
     driven = Driven()
     driven.run()
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True) for local_rank in range(2)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns, watch_only=True) for local_rank in range(2)))
     moves(driven, 0)
     driven.wait(10 * TIMEOUT_S)
     assert asked(driven) == []
@@ -215,9 +216,9 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
     driven = watching()
     driven.exits(0)
     driven.hear(job.DiagnoseHang(0, passive=True))
-    (collect,) = driven.all_of(edge.CollectEvidence)
-    assert (collect.local_rank, collect.passive) == (1, True)
-    driven.hear(edge.EvidenceCollected(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
+    (collect,) = driven.orders(Collect)
+    assert (collect.local_rank, collect.order.passive) == (1, True)
+    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
     notes = next(said for said in driven.told if isinstance(said, m.Notes))
     assert notes.passive
     assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
@@ -233,13 +234,9 @@ def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
 def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
     driven = watching()
     driven.hear(job.DiagnoseHang(0, passive=True))
-    driven.hear(
-        *(edge.EvidenceCollected(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2))
-    )
+    driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
     driven.hear(job.DiagnoseHang(0))
-    driven.hear(
-        *(edge.EvidenceCollected(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2))
-    )
+    driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
     first, second = (said for said in driven.told if isinstance(said, m.Notes))
     assert {note.frame for note in first.notes} == {"old"}
     assert {note.frame for note in second.notes} == {"new"}
@@ -261,7 +258,7 @@ def test_if_the_user_wants_the_cycle_is_ended_for_it_by_the_node_that_had_asked(
     assert (hang.verdict.rank, hang.verdict.kind) == (10, "collectives")
     assert driven.said[-1].endswith("(terminating the ranks)")
     # this time they may be signalled: they are about to be ended
-    assert {(each.local_rank, each.passive) for each in driven.all_of(edge.CollectEvidence)} == {(0, False), (1, False)}
+    assert {(each.local_rank, each.order.passive) for each in driven.orders(Collect)} == {(0, False), (1, False)}
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,26 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.reports import Reviewed
-from tests.support.agents import Driven
+from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
+from megatron_ft.core.records.shared import RankHung
+from tests.support.agents import Driven, attached, checked, suspected
 from tests.unit.core.job.test_lost_peer import left, stuck, waiting
 
-LATE = HangVerdict(
-    rank=0, local_rank=0, kind="section", section="step", elapsed_s=4.1, timeout_s=4.0, iteration=7, at_ns=10**12
+LATE = RankHung(
+    cycle=0,
+    since_ns=0,
+    rank=0,
+    local_rank=0,
+    kind="section",
+    section="step",
+    elapsed_s=4.1,
+    timeout_s=4.0,
+    iteration=7,
+    at_ns=10**12,
 )
 
 
@@ -24,7 +34,7 @@ def running(**options: object) -> Driven:
     """Two ranks of a node, 0 and 10."""
     driven = Driven(**{"min_healthy": True, "max_nodes": 3, "max_restarts": 3, **options})
     driven.run(2, nodes=3)
-    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     driven.done.clear()
     return driven
 
@@ -46,12 +56,17 @@ def reviewed(*hanging: int, rank: int | None = None) -> Reviewed:
 
 
 def orders(driven: Driven) -> list[edge.Effect]:
-    return [each for each in driven.done if isinstance(each, edge.ConfirmHang | edge.ExtendTimeout | edge.SignalRanks)]
+    return [
+        each
+        for each in driven.done
+        if isinstance(each, edge.SignalRanks)
+        or (isinstance(each, edge.OrderMonitor) and isinstance(each.order, ConfirmHang | ExtendTimeout))
+    ]
 
 
 def test_node_asks_for_a_review_and_terminates_nothing_before_the_answer() -> None:
     driven = running()
-    driven.hear(edge.Suspected(0, 0, LATE))
+    driven.hear(suspected(0, 0, LATE))
     (hang,) = (each for each in driven.told if isinstance(each, m.Hang))
     assert (hang.passive, hang.decides, hang.verdict) == (True, True, LATE)
     assert orders(driven) == []
@@ -60,35 +75,35 @@ def test_node_asks_for_a_review_and_terminates_nothing_before_the_answer() -> No
 @pytest.mark.parametrize(
     ("review", "expected"),
     [
-        (reviewed(20), [edge.ExtendTimeout(0, 8.1), edge.ExtendTimeout(1, 8.1)]),
-        (reviewed(0), [edge.ConfirmHang(0), edge.ExtendTimeout(1, 8.1)]),
-        (reviewed(10, 20), [edge.ExtendTimeout(0, 8.1), edge.ConfirmHang(1)]),
-        (reviewed(), [edge.ConfirmHang(0), edge.ConfirmHang(1)]),
+        (reviewed(20), [edge.OrderMonitor(0, ExtendTimeout(0, 8.1)), edge.OrderMonitor(1, ExtendTimeout(0, 8.1))]),
+        (reviewed(0), [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(1, ExtendTimeout(0, 8.1))]),
+        (reviewed(10, 20), [edge.OrderMonitor(0, ExtendTimeout(0, 8.1)), edge.OrderMonitor(1, ConfirmHang(0))]),
+        (reviewed(), [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(1, ConfirmHang(0))]),
     ],
 )
 def test_suspects_that_only_wait_go_on(review: Reviewed, expected: list[edge.Effect]) -> None:
     driven = running()
-    driven.hear(*(edge.Suspected(local_rank, 0, replace(LATE, local_rank=local_rank)) for local_rank in (0, 1)))
+    driven.hear(*(suspected(local_rank, 0, replace(LATE, local_rank=local_rank)) for local_rank in (0, 1)))
     driven.hear(review)
     assert orders(driven) == expected
 
 
 def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None:
     driven = running()
-    driven.hear(edge.Suspected(0, 0, LATE))
+    driven.hear(suspected(0, 0, LATE))
     driven.hear(reviewed(10))
-    assert orders(driven) == [edge.ExtendTimeout(0, 8.1), edge.SignalRanks((1,), 9)]
+    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 8.1)), edge.SignalRanks((1,), 9)]
     driven.exits(1, -9, sent=(9,))
     assert driven.record.cause().text.startswith("rank 10 hung in 'step' for 4.1 s")
 
 
 def test_learned_timeout_that_is_confirmed_is_reviewed_too() -> None:
     driven = running()
-    driven.hear(edge.Suspected(0, 0, replace(LATE, learned=True)))
-    driven.hear(*(edge.ProgressChecked(local_rank, 0, "") for local_rank in (0, 1)))
+    driven.hear(suspected(0, 0, replace(LATE, learned=True)))
+    driven.hear(*(checked(local_rank, 0, "") for local_rank in (0, 1)))
     assert orders(driven) == []
     driven.hear(reviewed(20))
-    assert orders(driven) == [edge.ExtendTimeout(0, 8.1)]
+    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 8.1))]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Speak
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.records.launcher import NodeHealth
 from tests.support.agents import Driven, held, verdict
 
 WHY = "cycle 0 ended: node 2 (c): a cable; restarting as cycle 1, 2 of 3 restarts left"
@@ -171,5 +172,9 @@ def test_where_all_print_to_one_place_a_reason_of_its_own_is_still_said() -> Non
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]
     ill = Driven(max_nodes=3, checks_health=True, shares_output=True)
-    ill.hear(edge.Tick(), edge.HealthChecked(0, "exited with code 3", 3, "", 0.1), job.Leave(94, "", True))
+    ill.hear(
+        edge.Tick(),
+        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1),
+        job.Leave(94, "", True),
+    )
     assert ill.said[-1] == "its health check failed"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
-from tests.support.agents import Driven
+from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
+from megatron_ft.core.records.shared import RankHung
+from tests.support.agents import Driven, attached, checked, suspected
 
-SLOW = HangVerdict(
+SLOW = RankHung(
+    cycle=0,
+    since_ns=0,
     rank=0,
     local_rank=0,
     kind="section",
@@ -28,32 +31,39 @@ def running(ranks: int = 2, *, nodes: int = 1, **options: object) -> Driven:
     driven = Driven(**{"max_restarts": 3, "max_nodes": nodes, **options})
     driven.run(ranks, nodes=nodes)
     for local_rank in range(ranks):
-        driven.hear(edge.Attached(local_rank, 0, driven.now_ns))
+        driven.hear(attached(local_rank, 0, driven.now_ns))
     driven.done.clear()
     return driven
 
 
 def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[edge.Effect]:
     verdict = replace(SLOW, local_rank=local_rank, rank=10 * local_rank, **more)  # type: ignore[arg-type]
-    return driven.hear(edge.Suspected(local_rank, 0, verdict))
+    return driven.hear(suspected(local_rank, 0, verdict))
+
+
+def kinds(effects: list[edge.Effect]) -> list[type]:
+    return [type(each.order if isinstance(each, edge.OrderMonitor) else each) for each in effects]
 
 
 def looked(driven: Driven, local_rank: int, progress: str = "") -> list[edge.Effect]:
-    return driven.hear(edge.ProgressChecked(local_rank, 0, progress))
+    return driven.hear(checked(local_rank, 0, progress))
 
 
 def test_all_ranks_of_the_node_are_looked_at_twice_and_no_other_question_is_asked() -> None:
     driven = running(3)
     effects = suspect(driven)
-    assert effects == [edge.CheckProgress(local_rank, driven.now_ns + 1_000_000_000) for local_rank in range(3)]
+    assert effects == [
+        edge.OrderMonitor(local_rank, CheckProgress(0, driven.now_ns + 1_000_000_000)) for local_rank in range(3)
+    ]
     assert suspect(driven, 1) == []  # that look counts for this one, too
 
 
 def test_short_timeouts_are_decided_sooner() -> None:
     driven = running(1)
     (look,) = suspect(driven, elapsed_s=0.5, timeout_s=0.5)
-    assert isinstance(look, edge.CheckProgress)
-    assert look.again_ns - driven.now_ns == 100_000_000
+    assert isinstance(look, edge.OrderMonitor)
+    assert isinstance(look.order, CheckProgress)
+    assert look.order.again_ns - driven.now_ns == 100_000_000
 
 
 def test_where_nobody_moves_all_suspects_are_convicted_at_once() -> None:
@@ -61,7 +71,7 @@ def test_where_nobody_moves_all_suspects_are_convicted_at_once() -> None:
     suspect(driven)
     suspect(driven, 2)
     assert looked(driven, 0) == looked(driven, 1) == []
-    assert looked(driven, 2) == [edge.ConfirmHang(0), edge.ConfirmHang(2)]
+    assert looked(driven, 2) == [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(2, ConfirmHang(0))]
     assert driven.said == []
 
 
@@ -71,7 +81,10 @@ def test_where_one_moves_all_suspects_get_more_time_in_one_line_and_a_record_eac
     suspect(driven, 2)
     looked(driven, 0)
     looked(driven, 1, "has read or written 12.0 MB")
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5), edge.ExtendTimeout(2, 12.5)]
+    assert driven.orders(ExtendTimeout) == [
+        edge.OrderMonitor(0, ExtendTimeout(0, 12.5)),
+        edge.OrderMonitor(2, ExtendTimeout(0, 12.5)),
+    ]
     (line,) = driven.said
     assert line == (
         "rank 0 (and 1 other rank of this node): in 'step' for 10.0 s after iteration 7, longer than its learned "
@@ -98,17 +111,17 @@ def test_four_timeouts_are_the_most_whoever_moves() -> None:
     driven = running(1)
     suspect(driven, elapsed_s=35.0)
     looked(driven, 0, "computes in train.py:9 step")
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 40.0)]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 40.0))]
     driven.done.clear()
-    assert [type(effect) for effect in suspect(driven, elapsed_s=40.01)] == [edge.Say, edge.ConfirmHang]
+    assert kinds(suspect(driven, elapsed_s=40.01)) == [edge.Say, ConfirmHang]
     assert "its timeout is extended to at most 40.0 s, terminating it although ranks make progress" in driven.said[0]
 
 
 def test_under_observe_only_nobody_is_said_to_be_ended() -> None:
     driven = running(1, observe_only=True)
-    assert suspect(driven, elapsed_s=40.01) == [edge.ConfirmHang(0)]
+    assert suspect(driven, elapsed_s=40.01) == [edge.OrderMonitor(0, ConfirmHang(0))]
     suspect(driven)
-    assert looked(driven, 0) == [edge.ConfirmHang(0)]
+    assert looked(driven, 0) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
 def test_a_monitor_that_says_nothing_is_waited_for_within_the_bound() -> None:
@@ -116,17 +129,17 @@ def test_a_monitor_that_says_nothing_is_waited_for_within_the_bound() -> None:
     suspect(driven)
     looked(driven, 0)
     assert driven.wait(BOUND_S - 0.01) == []
-    assert driven.wait(0.02) == [edge.ConfirmHang(0)]
+    assert driven.wait(0.02) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
 def test_ranks_that_have_ended_or_never_connected_are_not_looked_at() -> None:
     driven = Driven(max_restarts=3)
     driven.run(3)
-    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Attached(1, 0, driven.now_ns))
+    driven.hear(attached(0, 0, driven.now_ns), attached(1, 0, driven.now_ns))
     driven.exits(1)
     driven.done.clear()
     suspect(driven)
-    assert [look.local_rank for look in driven.all_of(edge.CheckProgress)] == [0]
+    assert [look.local_rank for look in driven.orders(CheckProgress)] == [0]
 
 
 def test_nothing_is_decided_once_the_cycle_ends() -> None:
@@ -137,9 +150,7 @@ def test_nothing_is_decided_once_the_cycle_ends() -> None:
     looked(driven, 0)
     looked(driven, 1)
     suspect(driven, 1)
-    assert (
-        driven.all_of(edge.ConfirmHang) == driven.all_of(edge.ExtendTimeout) == driven.all_of(edge.CheckProgress) == []
-    )
+    assert driven.orders(ConfirmHang) == driven.orders(ExtendTimeout) == driven.orders(CheckProgress) == []
 
 
 def test_the_other_nodes_are_asked_and_waited_for() -> None:
@@ -149,7 +160,7 @@ def test_the_other_nodes_are_asked_and_waited_for() -> None:
     assert looked(driven, 0) == []
     assert driven.wait(BOUND_S - 0.01) == []
     driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
     assert driven.wait(5) == []
 
 
@@ -157,7 +168,7 @@ def test_where_no_node_tells_of_progress_it_is_convicted_when_the_bound_is_over(
     driven = running(1, nodes=2)
     suspect(driven)
     looked(driven, 0)
-    assert driven.wait(BOUND_S + 0.01) == [edge.ConfirmHang(0)]
+    assert driven.wait(BOUND_S + 0.01) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
 def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
@@ -165,18 +176,19 @@ def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
     driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
     driven.wait(1.5)
     suspect(driven)
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
     driven.done.clear()
     driven.wait(3)
     suspect(driven, elapsed_s=12.5)
-    assert driven.all_of(edge.ExtendTimeout) == []
-    assert driven.all_of(edge.CheckProgress)
+    assert driven.orders(ExtendTimeout) == []
+    assert driven.orders(CheckProgress)
 
 
 def test_a_node_that_is_asked_tells_of_progress_and_of_nothing_else() -> None:
     driven = running(2, nodes=2)
     driven.hear(job.Relayed(m.Suspected(0, 0.5)))
-    assert [look.again_ns - driven.now_ns for look in driven.all_of(edge.CheckProgress)] == [500_000_000] * 2
+    orders = [each.order for each in driven.orders(CheckProgress) if isinstance(each.order, CheckProgress)]
+    assert [order.again_ns - driven.now_ns for order in orders] == [500_000_000] * 2
     looked(driven, 0)
     looked(driven, 1, "has completed 2 collectives")
     assert driven.told == [m.Moving(0, "rank 10 has completed 2 collectives")]
@@ -201,38 +213,38 @@ def test_the_limit_of_an_interval_bounds_its_extensions() -> None:
     driven = running(1)
     suspect(driven, elapsed_s=239.0, limit_s=240.0)
     looked(driven, 0, "waits for its file system (in rpc_wait_bit_killable)")
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 240.0)]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 240.0))]
     assert driven.said[0].endswith("extending the timeout, to at most 240.0 s in total")
     driven.done.clear()
-    assert [type(effect) for effect in suspect(driven, elapsed_s=240.01, limit_s=240.0)] == [edge.Say, edge.ConfirmHang]
+    assert kinds(suspect(driven, elapsed_s=240.01, limit_s=240.0)) == [edge.Say, ConfirmHang]
 
 
 def test_a_rank_that_stands_still_is_confirmed_long_before_its_limit() -> None:
     driven = running(1)
     suspect(driven, limit_s=240.0)
-    assert looked(driven, 0) == [edge.ConfirmHang(0)]
+    assert looked(driven, 0) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
 def test_a_rank_that_is_only_reported_is_checked_and_confirmed_without_a_line() -> None:
     driven = running(2)
-    assert [type(each) for each in suspect(driven, enforced=False)] == [edge.CheckProgress, edge.CheckProgress]
+    assert kinds(suspect(driven, enforced=False)) == [CheckProgress, CheckProgress]
     looked(driven, 0)
     looked(driven, 1, "has completed 2 collectives")
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
     assert (driven.said, driven.written) == ([], ["more_time"])
     driven.done.clear()
     suspect(driven, enforced=False, elapsed_s=12.5)
     looked(driven, 0)
-    assert looked(driven, 1) == [edge.ConfirmHang(0)]
+    assert looked(driven, 1) == [edge.OrderMonitor(0, ConfirmHang(0))]
     driven.done.clear()
-    assert suspect(driven, enforced=False, elapsed_s=40.01) == [edge.ConfirmHang(0)]
+    assert suspect(driven, enforced=False, elapsed_s=40.01) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
 def test_no_hang_is_confirmed_before_the_longest_explained_interval_if_other_nodes_cannot_be_asked() -> None:
     """And a quarter more; the limit is four times the longest."""
     driven = running(1, nodes=2, min_healthy=True)
     suspect(driven, limit_s=240.0)
-    assert looked(driven, 0) == [edge.ExtendTimeout(0, 75.0)]
+    assert looked(driven, 0) == [edge.OrderMonitor(0, ExtendTimeout(0, 75.0))]
     assert driven.said == []
     driven.done.clear()
     suspect(driven, elapsed_s=75.0, limit_s=240.0)
@@ -243,4 +255,4 @@ def test_progress_on_this_node_counts_if_other_nodes_cannot_be_asked() -> None:
     driven = running(1, nodes=2, min_healthy=True)
     suspect(driven, limit_s=240.0)
     looked(driven, 0, "has begun an iteration")
-    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Kind, Memory
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
+from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import answers, begun, decision, led, links, member
 from tests.support.machines import Job
 
@@ -343,8 +344,17 @@ def test_where_ranks_hang_because_a_host_is_lost_with_the_coordinator_that_host_
         hello = replace(hello_again(link), found_silent=Beside(0, "there"))
         return machine.handle(edge.Heard(link, hello), 0.0) + machine.settle(0.0)
 
-    verdict = HangVerdict(
-        rank=1, local_rank=0, kind="section", section="step", elapsed_s=5.0, timeout_s=5.0, iteration=7, at_ns=0
+    verdict = RankHung(
+        cycle=0,
+        since_ns=0,
+        rank=1,
+        local_rank=0,
+        kind="section",
+        section="step",
+        elapsed_s=5.0,
+        timeout_s=5.0,
+        iteration=7,
+        at_ns=0,
     )
     connect(1)
     assert links(machine.handle(edge.Heard(1, m.Hang(0, verdict)), 0.0), m.Collect) == [1]
@@ -439,8 +449,17 @@ def test_a_coordinator_says_which_node_is_beside_it() -> None:
 
 
 def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
-    verdict = HangVerdict(
-        rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
+    verdict = RankHung(
+        cycle=0,
+        since_ns=0,
+        rank=0,
+        local_rank=0,
+        kind="section",
+        section="step",
+        elapsed_s=3.0,
+        timeout_s=3.0,
+        iteration=7,
+        at_ns=9,
     )
     diagnosis = HangDiagnosis(verdict, None, 0, asked=[0, 1], now_s=0.0)
     diagnosis.told(0, [RankSnapshot(rank=0, state="T", has_stack=True)])

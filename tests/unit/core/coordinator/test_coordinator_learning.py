@@ -13,11 +13,11 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.learning import BETWEEN_S, SURVEY_S, CycleLearning, SurveyLog, find_unopened
-from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.core.timeouts.exchange import Facts, Intervals, Learned, Milestone, Moment, Raised, Survey
 from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, MOST_NAMES, Sketch, is_name
 from tests.support.job_machines import answers, begun, links

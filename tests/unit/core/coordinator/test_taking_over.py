@@ -11,11 +11,11 @@ import pytest
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import RULES, decision, led, links, member
 
 LAST = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2", "h3", "h4"))
@@ -118,8 +118,17 @@ def test_of_thousands_of_nodes_that_detect_the_same_hang_only_the_first_is_asked
         nodes.append(node)
     hang = m.Hang(
         0,
-        HangVerdict(
-            rank=1, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=2.0, iteration=7, at_ns=0
+        RankHung(
+            cycle=0,
+            since_ns=0,
+            rank=1,
+            local_rank=0,
+            kind="section",
+            section="step",
+            elapsed_s=3.0,
+            timeout_s=2.0,
+            iteration=7,
+            at_ns=0,
         ),
     )
     assert cycle.hang(1, hang, nodes, 0.0) == [10, 11]

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.diagnosis.cycle_cause import (
-    CauseKind,
-    HangVerdict,
-    RankView,
-    cause_on_this_node,
-    describe_hang,
-    find_cause,
-)
+from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause
 from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
+from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.records.shared import RankHung
 
 MS = 1_000_000
 
@@ -36,7 +31,7 @@ def ended(rank: int, code: int, at_ms: float = 0, sent: tuple[int, ...] = (), **
     )
 
 
-def hang(rank: int = 0, **more: Any) -> HangVerdict:
+def hang(rank: int = 0, **more: Any) -> RankHung:
     given: dict[str, Any] = {
         "kind": "section",
         "section": "step",
@@ -45,7 +40,7 @@ def hang(rank: int = 0, **more: Any) -> HangVerdict:
         "iteration": 40,
         "at_ns": 5000 * MS,
     }
-    return HangVerdict(rank=rank, local_rank=rank, **{**given, **more})
+    return RankHung(cycle=0, since_ns=0, rank=rank, local_rank=rank, **{**given, **more})
 
 
 def view(rank: int, **more: Any) -> RankView:
@@ -96,13 +91,13 @@ def test_long_error_is_cut() -> None:
     ("verdict", "words"),
     [
         (hang(), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"),
-        (hang(stopped=True), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)"),
+        (hang(state="T"), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)"),
         (hang(kind="out_of_section", section=None), "rank 0 hung out of section for 3.0 s (timeout 3.0 s)"),
         (hang(kind="heartbeat", section=None), "rank 0 sent no heartbeat for 3.0 s (timeout 3.0 s)"),
         (hang(kind="initial_heartbeat", section=None), "rank 0 sent no first heartbeat for 3.0 s (timeout 3.0 s)"),
     ],
 )
-def test_describe_hang(verdict: HangVerdict, words: str) -> None:
+def test_describe_hang(verdict: RankHung, words: str) -> None:
     assert describe_hang(verdict) == words
 
 
@@ -164,7 +159,7 @@ def test_verdict_wins_over_ends_and_the_first_one_over_others() -> None:
 
 def test_among_verdicts_of_the_same_moment_the_stopped_rank_is_the_cause_then_the_one_behind() -> None:
     """Found in a demo: the rank that waits was told of half a millisecond before the one that had been stopped."""
-    waits, stopped = hang(rank=1, at_ns=100 * MS), hang(rank=0, at_ns=101 * MS, stopped=True)
+    waits, stopped = hang(rank=1, at_ns=100 * MS), hang(rank=0, at_ns=101 * MS, state="T")
     cause = find_cause([], [waits, stopped])
     assert cause is not None
     assert cause.rank == 0
@@ -183,7 +178,7 @@ def test_culprit_is_the_stopped_rank() -> None:
     found = cause_on_this_node(hang(1), [view(0, stopped=True, since_ns=2100 * MS), view(1)])
     assert (found.rank, found.section, found.stopped) == (0, "step", True)
     assert found.elapsed_s == pytest.approx(2.9)
-    stopped_itself = hang(1, stopped=True)
+    stopped_itself = hang(1, state="T")
     assert cause_on_this_node(stopped_itself, [view(0, stopped=True)]) == stopped_itself
 
 
@@ -282,7 +277,7 @@ def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
     ("learned", "stopped", "certain"), [(False, False, True), (True, False, False), (True, True, True)]
 )
 def test_a_learned_timeout_alone_proves_nothing(learned: bool, stopped: bool, certain: bool) -> None:
-    found = hang(0, learned=learned, stopped=stopped)
+    found = hang(0, learned=learned, state="T" if stopped else None)
     assert found.is_certain is certain
 
 

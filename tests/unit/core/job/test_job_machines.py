@@ -16,7 +16,6 @@ from megatron_ft.core.coordinator.next_cycle import RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import choose
 from megatron_ft.core.coordinator.verdict import Seat, verdict_on
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
@@ -24,6 +23,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import RULES, decision, led, links, member
 
 
@@ -358,8 +359,17 @@ def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
     assert machine.is_led
 
 
-HANG = HangVerdict(
-    rank=3, local_rank=1, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
+HANG = RankHung(
+    cycle=0,
+    since_ns=0,
+    rank=3,
+    local_rank=1,
+    kind="section",
+    section="step",
+    elapsed_s=3.0,
+    timeout_s=3.0,
+    iteration=7,
+    at_ns=9,
 )
 
 

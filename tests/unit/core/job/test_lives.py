@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, Outcome, Reached, furthest
+from megatron_ft.core.records.cause import CauseKind
 
 COMMAND = ("python", "train.py")
 LIFE = Life(job="job-1", command=COMMAND, began="2026-01-01T00:00:00Z", nodes=2, cycles=1)

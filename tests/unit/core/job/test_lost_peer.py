@@ -6,22 +6,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER, Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
-from tests.support.agents import Driven
+from megatron_ft.core.messages.monitor import Collect
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.shared import RankHung
+from tests.support.agents import Driven, attached, observed
 from tests.support.job_machines import answers, links
 from tests.unit.core.coordinator.test_coordinator import hello_again
 
 TIMED_OUT = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"
-FIRST = HangVerdict(
+FIRST = RankHung(
+    cycle=0,
+    since_ns=0,
     rank=0,
     local_rank=0,
     kind=LOST_PEER,
@@ -138,7 +142,7 @@ def test_timeout_of_a_store_or_barrier_is_a_consequence(error: str) -> None:
 def of_two_ranks() -> Driven:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
-    driven.hear(*(agent.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     return driven
 
 
@@ -148,8 +152,8 @@ def test_node_asks_for_evidence_on_all_ranks_before_it_reports_a_lost_peer() -> 
     driven.exits(0, 1)
     kinds = [type(each) for each in driven.told if isinstance(each, m.Hang | m.Report)]
     assert kinds == [m.Hang, m.Report]
-    assert [each.local_rank for each in driven.all_of(agent.CollectEvidence)] == [1]
-    driven.hear(agent.EvidenceCollected(1, 0, stuck(10)))
+    assert [each.local_rank for each in driven.orders(Collect)] == [1]
+    driven.hear(observed(1, 0, stuck(10)))
     (notes,) = (each for each in driven.told if isinstance(each, m.Notes))
     assert [(note.rank, note.gone, note.exitcode) for note in notes.notes] == [(0, True, 1), (10, False, None)]
 

@@ -11,15 +11,24 @@ import pytest
 from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
 from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.records.shared import RankHung
 
-FIRST = HangVerdict(
-    rank=0, local_rank=0, kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9
+FIRST = RankHung(
+    cycle=0,
+    since_ns=0,
+    rank=0,
+    local_rank=0,
+    kind="collectives",
+    section=None,
+    elapsed_s=40.0,
+    timeout_s=40.0,
+    iteration=None,
+    at_ns=9,
 )
 
 
@@ -189,7 +198,9 @@ def test_what_is_sent_is_what_arrives(message: m.FromMember | m.ToMember) -> Non
     assert Vocabulary(kinds).parse(pack(message)) == message
 
 
-INTERVAL = HangVerdict(
+INTERVAL = RankHung(
+    cycle=0,
+    since_ns=0,
     rank=1,
     local_rank=0,
     kind="section",

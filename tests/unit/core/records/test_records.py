@@ -13,6 +13,8 @@ from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.records import launcher, monitor, shared
 from megatron_ft.core.records.all_kinds import RECORDS
+from megatron_ft.core.records.cause import Cause, CauseKind
+from megatron_ft.core.records.launcher_ranks import RankStarted
 from tests.support import event_log_page
 
 
@@ -23,8 +25,8 @@ def test_the_page_in_the_docs_is_that_of_the_classes() -> None:
 SAMPLES: tuple[Any, ...] = (
     shared.LogOpened(wall_ns=1, pid=2, role="monitor", local_rank=0),
     shared.RankHung(rank=1, cycle=2, kind="section", at_ns=9, since_ns=3, elapsed_s=1, timeout_s=0.5, section="step"),
-    launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=3, pid=7), launcher.StartedRank(rank=4))),
-    launcher.CycleEnded(cycle=3, cause=launcher.Cause(rank=1, kind="hang")),
+    launcher.CycleStarted(cycle=0, ranks=(RankStarted(rank=3, pid=7), RankStarted(rank=4))),
+    launcher.CycleEnded(cycle=3, cause=Cause(rank=1, kind=CauseKind.HANG)),
     launcher.Config(values={"nnodes": launcher.Setting(value=[1], source="default")}, command=("a", "b")),
     monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
     monitor.Progress(rank=0, cycle=0, names=("a",), from_ns=5, dt_us=[1], code=[257], iterations=[], lost=0),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, State, view
 
 S = 1_000_000_000
 BEGAN = records.CycleStarted(cycle=0, group_rank=0, world_size=16, max_restarts=3, restarts_left=3)
-CRASH = records.Cause(rank=3, kind="crash", text="rank 3 exited with code 7")
+CRASH = Cause(rank=3, kind=CauseKind.CRASH, text="rank 3 exited with code 7")
 FAILED = records.CycleEnded(cycle=0, outcome="failed", cause=CRASH, action="restart", iteration=40, restarts_left=2)
 FINISHED = records.CycleEnded(cycle=0, outcome="succeeded", action="finish", iteration=90, restarts_left=3)
 
@@ -58,7 +59,10 @@ def test_before_the_first_cycle_it_waits_for_nodes() -> None:
 
 def test_between_cycles_it_says_what_the_next_one_needs_and_why_the_last_one_ended() -> None:
     other = records.CycleEnded(
-        cycle=0, outcome="failed", cause=records.Cause(kind="membership", text="a node was lost"), action="restart"
+        cycle=0,
+        outcome="failed",
+        cause=Cause(kind=CauseKind.MEMBERSHIP, text="a node was lost"),
+        action="restart",
     )
     first, second = node("a", began(0), other), node("b", began(1))
     job = seen(first, second)

@@ -14,7 +14,7 @@ import pytest
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.cycle.control_socket import ControlSocket, ReceivedRequest
+from megatron_ft.launcher.cycle.control_socket import ControlSocket, WorkloadControl
 from megatron_ft.monitor.hello import parse as parse_hello
 from tests.support.asleep import asleep_s
 
@@ -26,7 +26,7 @@ class Served:
 
     def __init__(self, path: Path) -> None:
         self.said: list[str] = []
-        self.requests: list[ReceivedRequest] = []
+        self.requests: list[WorkloadControl] = []
         self.reactor = Reactor()
         self.control = ControlSocket(str(path), self.reactor, say=self.said.append)
         self.control.on_request = self.requests.append

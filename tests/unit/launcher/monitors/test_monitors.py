@@ -13,6 +13,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.launcher.monitors.monitors import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
 
@@ -28,9 +29,9 @@ def test_what_passes_can_be_worked_with() -> None:
             continue
         passed[message["type"]] += 1
         match event_of(0, report):
-            case edge.FoundHung(verdict=verdict):
+            case edge.MonitorReport(report=RankHung() as verdict):
                 assert find_cause([], [verdict]) is not None
-            case edge.EvidenceCollected(note=note):
+            case edge.MonitorReport(report=monitor.Observation(note=note)):
                 json.dumps(pack(note))
                 find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed
