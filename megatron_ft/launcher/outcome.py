@@ -59,8 +59,12 @@ def end_of(over: Over, line: CommandLine) -> End:
         case Exit.STOPPED:
             return _stopped(line, over.text, over.code)
         case Exit.FAILED:
-            is_stalled = verdict is not None and verdict.no_progress
-            cause = "" if verdict is None else "; ".join(filter(None, [verdict.cause(None).text, verdict.reason]))
+            is_stalled = verdict is not None and verdict.decision.no_progress
+            cause = (
+                ""
+                if verdict is None
+                else "; ".join(filter(None, [verdict.cause_for(None).text, verdict.decision.reason]))
+            )
             return End(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
         case Exit.ABANDONED if line.max_nodes == 1:
             return End(over.code, Ending.LOST, over.text)

@@ -91,7 +91,7 @@ class _StandIn:
                     self.do(self.member.store_opened(held, "127.0.0.1:1", now_s))
                 case edge.Begin(held):
                     self.cycle, self.place = held.decision.cycle, held.place
-                case edge.EndRanks():
+                case m.End():
                     self.was_ended = True
                     self.do(self.member.tell(m.Ready(), now_s))
                 case edge.Leave(code):

@@ -189,7 +189,7 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if judged.verdict.outcome is Outcome.FAILED and cycle is not None:
             wrong = _is_wrong(plan, job, trouble, cycle, judged)
             if wrong:
-                yield f"cycle {judged.verdict.cycle} failed, {wrong}: {judged.verdict.text}"
+                yield f"cycle {judged.verdict.cycle} failed, {wrong}: {judged.verdict.cause.text}"
 
 
 def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -> str:
@@ -199,14 +199,14 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
     if not may:
         return "and nothing had happened to its nodes"
     if verdict.node is None:
-        is_unknown = verdict.text == lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
+        is_unknown = verdict.cause.text == lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
         return "" if is_unknown else "and no node is named"
     launcher = members(job, cycle)[verdict.node]
     if launcher is None:
         return ""
-    if verdict.name not in ("", f"h{launcher.host.number}"):
-        return f"and {launcher.name} is called {verdict.name}"
-    if LOST_A_PEER in verdict.text:
+    if verdict.cause.host not in ("", f"h{launcher.host.number}"):
+        return f"and {launcher.name} is called {verdict.cause.host}"
+    if LOST_A_PEER in verdict.cause.text:
         is_right = _may_be_named(launcher, cycle, judged, may, struck)
         return "" if is_right else f"and {launcher.name} is named, which followed"
     if launcher not in may:
@@ -234,12 +234,12 @@ def _does_not_fit(plan: Plan, cycle: Made, judged: Judged, launcher: Launcher, m
     verdict, kinds = judged.verdict, {hurt.fault.kind for hurt in may[launcher]}
     if plan.rules.min_healthy and verdict.nodes > 1:
         return ""
-    if verdict.kind not in set().union(*(_SHOWS_AS.get(kind, {CauseKind.MEMBERSHIP}) for kind in kinds)):
-        return f"and {launcher.name} is named for {verdict.kind.value}, not {', '.join(sorted(kinds))}"
-    if verdict.kind is CauseKind.HANG:
+    if verdict.cause.kind not in set().union(*(_SHOWS_AS.get(kind, {CauseKind.MEMBERSHIP}) for kind in kinds)):
+        return f"and {launcher.name} is named for {verdict.cause.kind.value}, not {', '.join(sorted(kinds))}"
+    if verdict.cause.kind is CauseKind.HANG:
         return _is_wrong_about_hang(cycle, judged, may)
-    if kinds <= RANK_FAULTS and verdict.rank != verdict.node:
-        return f"and rank {verdict.rank} of {launcher.name} is named"
+    if kinds <= RANK_FAULTS and verdict.cause.rank != verdict.node:
+        return f"and rank {verdict.cause.rank} of {launcher.name} is named"
     return ""
 
 
@@ -248,7 +248,7 @@ def _is_wrong_about_hang(cycle: Made, judged: Judged, may: dict[Launcher, list[H
 
     A rank that has finished is a suspect, too, if others wait.
     """
-    job, rank = judged.by.job, judged.verdict.rank
+    job, rank = judged.by.job, judged.verdict.cause.rank
     ran = [each for each in job.trained if each.cycle == cycle.decision.cycle]
     ended = {each.launcher for each in ran if each.to_s is not None and each.to_s <= judged.at_s}
     if rank is None:

@@ -20,13 +20,14 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
 from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.records.launcher import Abandoned, NodeHealth
 from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
 from megatron_ft.core.records.shared import RankHung
-from megatron_ft.core.timeouts.exchange import Arm
+from megatron_ft.core.timeouts.exchange import Arm, Learned, Raised, Survey
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
@@ -54,6 +55,13 @@ HANG = RankHung(
     iteration=1,
     at_ns=0,
 )
+
+
+@dataclass(frozen=True)
+class Told:
+    """A message that the agent has for the coordinator."""
+
+    message: m.Said
 
 
 @dataclass
@@ -166,7 +174,7 @@ class Launcher(Process):
         self.ends_well = True
         """Its ranks end with 0 when they are asked to."""
         self.link: Link | None = None
-        self._effects: Mailbox[edge.MemberEffect | agent.Effect] = Mailbox(self._do, self.counts_effect)
+        self._effects: Mailbox[edge.MemberEffect | agent.Effect | Told] = Mailbox(self._do, self.counts_effect)
         self._begun: Held | None = None
         self._error = ""
         self._is_hung = False
@@ -216,7 +224,7 @@ class Launcher(Process):
         """Time has passed."""
         self.do(self.member.tick(self.host.clock_s()))
 
-    def do(self, effects: Iterable[edge.MemberEffect | agent.Effect]) -> None:
+    def do(self, effects: Iterable[edge.MemberEffect | agent.Effect | Told]) -> None:
         """Bring about what the machines ask for, one after the other; this process may die in between."""
         if self._effects.post(effects) and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
@@ -224,7 +232,8 @@ class Launcher(Process):
     def hear(self, event: agent.Event) -> None:
         """Tell the agent's machine."""
         if self.is_alive:
-            self.do(self.agent.handle(event, round(self.clock() * 1e9), self._seen()))
+            effects = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
+            self.do([Told(effect) if isinstance(effect, m.Said) else effect for effect in effects])
 
     def _due_s(self) -> float:
         alarm_ns = self.agent.alarm_ns
@@ -242,7 +251,7 @@ class Launcher(Process):
         if is_early and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
 
-    def _do(self, effect: edge.MemberEffect | agent.Effect) -> None:
+    def _do(self, effect: edge.MemberEffect | agent.Effect | Told) -> None:
         match effect:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
                 self._send(effect)
@@ -253,20 +262,20 @@ class Launcher(Process):
             case edge.Begin(held):
                 self._begun = held
                 self.hear(effect)
-            case edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
+            case m.End() | m.Verdict() | m.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
-            case edge.Relayed() | edge.Reviewed() | m.Survey() | m.Learned() | m.Raised():
+            case m.Suspected() | m.Moving() | Reviewed() | Survey() | Learned() | Raised():
                 self.hear(effect)
             case edge.StandBy() | m.Speak():
                 self.hear(effect)
             case edge.LeftOut():
                 self.stays_since_s = self.world.now_s
                 self.hear(effect)
-            case agent.Tell(message, within_s):
-                if isinstance(message, m.Raised):
+            case Told(message):
+                if isinstance(message, Raised):
                     self.job.learning.kills.append(Kill(self.world.now_s, self, message))
-                self.do(self.member.tell(message, self.clock(), within_s))
-            case agent.Say(text):
+                self.do(self.member.tell(message, self.clock()))
+            case edge.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
                 self.job.said.append(text)
             case agent.Over(how, code, text):
@@ -363,7 +372,7 @@ class Launcher(Process):
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
             case agent.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
-            case agent.OrderMonitor(_, m.Survey() as survey) if self._toy is not None and chance.random() < 0.95:
+            case agent.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
                 self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
             case agent.ReadState(path):
                 state = self.job.learning.state
@@ -371,7 +380,7 @@ class Launcher(Process):
             case agent.WriteState(_, state, moment):
                 self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(state, moment))
 
-    def _report_intervals(self, survey: m.Survey) -> None:
+    def _report_intervals(self, survey: Survey) -> None:
         if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
             self.hear(agent.MonitorReport(0, self._toy.intervals(survey, self.world.now_s)))
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.job import edge
-from megatron_ft.core.job import messages as m
 from megatron_ft.core.timeouts.exchange import Facts, Intervals, Learned, Milestone, Moment, Raised, Survey
 from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, Sketch
@@ -99,14 +98,14 @@ class Learning:
 
     def sent(self, message: Any, links: int = 1) -> None:
         """A message was sent, on so many connections."""
-        if isinstance(message, m.Milestone | m.Intervals | m.Raised | m.Survey | m.Learned):
+        if isinstance(message, Milestone | Intervals | Raised | Survey | Learned):
             self.counts[type(message)] += links
             self.bytes[type(message)] += links * len(encode(message))
 
     def coordinator_sends(self, name: str, now_s: float, send: edge.Send) -> None:
         """A coordinator has sent something."""
         self.sent(send.message, len(send.links))
-        if isinstance(send.message, m.Learned):
+        if isinstance(send.message, Learned):
             self.learned.append((now_s, name, send.message))
 
 

@@ -53,7 +53,7 @@ def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             continue
         match judged.verdict.outcome:
             case Outcome.MEMBERSHIP if not _may_change(plan, job, trouble, cycle, judged):
-                yield f"cycle {judged.verdict.cycle} ended for other nodes: {judged.verdict.text}"
+                yield f"cycle {judged.verdict.cycle} ended for other nodes: {judged.verdict.cause.text}"
             case Outcome.STOPPED if not _asked(job, judged.at_s):
                 yield f"cycle {judged.verdict.cycle} was stopped, and no rank had asked for that"
             case Outcome.SUCCEEDED if still := _still_running(plan, job, cycle, judged):
@@ -131,5 +131,5 @@ def _is_known_to_stall(job: Job, cycle: Made) -> bool:
     """Return True if it failed at a rank: its node has said how far it had got."""
     told = [judged.verdict for judged in job.verdicts if judged.verdict.cycle == cycle.decision.cycle]
     return bool(told) and all(
-        verdict.outcome is Outcome.FAILED and verdict.kind is CauseKind.SIGNAL for verdict in told
+        verdict.outcome is Outcome.FAILED and verdict.cause.kind is CauseKind.SIGNAL for verdict in told
     )

@@ -19,9 +19,11 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Held, Kind
-from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung
@@ -37,11 +39,24 @@ def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -
 
 
 def verdict(
-    cycle: int = 0, outcome: Outcome = Outcome.FAILED, action: Action = Action.RESTART, text: str = "", **more: object
-) -> job.Conclude:
+    cycle: int = 0,
+    outcome: Outcome = Outcome.FAILED,
+    action: Action = Action.RESTART,
+    text: str = "",
+    *,
+    kind: CauseKind = CauseKind.MEMBERSHIP,
+    name: str = "",
+    rank: int | None = None,
+    iteration: int | None = None,
+    restarts_left: int = 2,
+    reason: str = "",
+    no_progress: bool = False,
+    **more: Any,
+) -> m.Verdict:
     """Why that cycle has ended."""
-    fields = {"cycle": cycle, "outcome": outcome, "text": text, "action": action, "restarts_left": 2, **more}
-    return job.Conclude(m.Verdict(**fields))  # type: ignore[arg-type]
+    cause = Cause(kind=kind, text=text, rank=rank, iteration=iteration, host=name)
+    decision = RestartDecision(action=action, restarts_left=restarts_left, reason=reason, no_progress=no_progress)
+    return m.Verdict(cycle=cycle, outcome=outcome, cause=cause, decision=decision, **more)
 
 
 def attached(
@@ -169,7 +184,7 @@ class Driven:
         self, outcome: Outcome = Outcome.FAILED, *, restarts: bool = True, lost: bool = False, text: str = ""
     ) -> list[edge.Effect]:
         """The coordinator ends the cycle."""
-        return self.hear(job.EndRanks(m.End(self.agent.cycle.record.cycle, outcome, restarts, lost, text)))
+        return self.hear(m.End(self.agent.cycle.record.cycle, outcome, restarts, lost, text))
 
     def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[edge.Effect]:
         """The launcher is asked to stop."""
@@ -186,12 +201,12 @@ class Driven:
     @property
     def said(self) -> list[str]:
         """Its lines."""
-        return [effect.text for effect in self.all_of(edge.Say)]
+        return [effect.text for effect in self.all_of(Say)]
 
     @property
     def told(self) -> list[m.Said]:
         """What the coordinator has heard."""
-        return [effect.message for effect in self.all_of(edge.Tell)]
+        return [effect for effect in self.done if isinstance(effect, m.Said)]
 
     @property
     def written(self) -> list[str]:

@@ -13,8 +13,8 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.job.restart_policy import NodeState, Reached
+from megatron_ft.core.records.cause import Cause, CauseKind
 
 __all__ = ["Job", "Launcher"]
 
@@ -67,22 +67,22 @@ class Launcher:
                     self.do(self.member.store_opened(held, f"{self.name}:store", self.job.now_s))
                 case edge.Begin(held):
                     self.begun = held
-                case edge.EndRanks(end):
-                    self.ends.append(end)
+                case m.End():
+                    self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case edge.Conclude() | edge.Relayed() | edge.Say() | m.Tell() | m.Speak():
+                case m.Verdict() | m.Suspected() | m.Moving() | edge.Say() | m.Tell() | m.Speak():
                     self._hears(effect)
                 case edge.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: edge.Conclude | edge.Relayed | edge.Say | m.Tell | m.Speak) -> None:
+    def _hears(self, effect: m.Verdict | m.Suspected | m.Moving | edge.Say | m.Tell | m.Speak) -> None:
         match effect:
-            case edge.Conclude(verdict):
-                self.verdicts.append(verdict)
-            case edge.Relayed(message):
-                self.relayed.append(message)
+            case m.Verdict():
+                self.verdicts.append(effect)
+            case m.Suspected() | m.Moving():
+                self.relayed.append(effect)
             case edge.Say(text):
                 self.lines.append(text)
                 self.printed.append(text)
@@ -100,10 +100,10 @@ class Launcher:
         """Its health check fails."""
         self.do(self.member.tell(m.Aside("ill"), self.job.now_s))
 
-    def report(self, state: NodeState, text: str = "", **more: Any) -> None:
+    def report(self, state: NodeState, text: str = "", reached: Reached | None = None, **more: Any) -> None:
         """Of its ranks in the cycle that runs."""
         assert self.cycle is not None
-        self.do(self.member.tell(m.Report(self.cycle, state, text, **more), self.job.now_s))
+        self.do(self.member.tell(m.Report(self.cycle, state, Cause(text=text, **more), reached), self.job.now_s))
 
     def fails(self, text: str = "rank 0 exited with code 7", **more: Any) -> None:
         """One of its ranks does."""
@@ -115,7 +115,7 @@ class Launcher:
 
     def leaves(self, text: str, **more: Any) -> None:
         """It says farewell."""
-        self.do(self.member.tell(m.Goodbye(text, **more), self.job.now_s, 2.0))
+        self.do(self.member.tell(m.Goodbye(text, **more), self.job.now_s))
 
     def shuts_down(self, text: str) -> None:
         """One of its ranks asks for the end of the job."""

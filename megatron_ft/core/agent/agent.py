@@ -12,7 +12,7 @@ from signal import Signals
 from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.conclusion import Known, Leaving, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
-from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell, Write
+from megatron_ft.core.agent.edge import Effect, Exit, Over, Write
 from megatron_ft.core.agent.hang import write_finding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
@@ -22,7 +22,18 @@ from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Goodbye, Ready, Shutdown, Verdict
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.messages import (
+    DiagnoseHang,
+    End,
+    Goodbye,
+    Moving,
+    Ready,
+    Reviewed,
+    Shutdown,
+    Suspected,
+    Verdict,
+)
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.records.cause import Cause, CauseKind
@@ -111,7 +122,7 @@ class Agent:
                     self._get_ready()
             case WorkloadControl():
                 self._requested(event)
-            case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
+            case job.Begin() | job.StandBy() | End() | Verdict() | job.LeftOut() | job.Leave():
                 self._orders.hear(event)
             case _:
                 self._hear_of_cycle(event)
@@ -120,19 +131,19 @@ class Agent:
         match event:
             case Survey() | Learned() | Raised() | edge.StateRead() | edge.StateWritten():
                 self._learning.hear(event, self._turn)
-            case job.Reviewed(timed=timed) if timed:
+            case Reviewed(timed=timed) if timed:
                 self._would_be_hang(event)
-            case job.DiagnoseHang() | job.Reviewed():
+            case DiagnoseHang() | Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
-            case job.Relayed(message):
-                self.cycle.told(message, self._turn)
+            case Suspected() | Moving():
+                self.cycle.told(event, self._turn)
             case _:
                 self._hear_of_ranks(event)
 
     def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:
         return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)
 
-    def _would_be_hang(self, review: job.Reviewed) -> None:
+    def _would_be_hang(self, review: Reviewed) -> None:
         """Say once in the job what an interval waits for that exceeds a timeout which is only reported."""
         interval = review.timed, review.iteration
         if interval not in self._would_hang:
@@ -177,7 +188,7 @@ class Agent:
             return
         self.cycle.record.requested(request)
         if request.action is WorkloadAction.ShutdownWorkload:
-            self._do(Tell(Shutdown(request.text, request.rank)))
+            self._do(Shutdown(request.text, request.rank))
 
     def _do(self, *effects: Effect) -> None:
         self._turn.do(*effects)
@@ -230,7 +241,7 @@ class Agent:
     def _get_ready(self) -> None:
         self.phase, self._health = AgentPhase.READY, HealthGate()
         if not self._orders.has_begun:
-            self._do(Tell(Ready()))
+            self._do(Ready())
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 
@@ -278,7 +289,7 @@ class Agent:
         if self._orders.may_be_news(state):
             now = report(self.cycle.record, state, cause, self._turn.seen)
             if self._orders.report(now):
-                self._do(Tell(now), *([] if self._orders.is_over else self._printer.failed(now)))
+                self._do(now, *([] if self._orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:
         """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
@@ -383,7 +394,7 @@ class Agent:
     def _finish_part(self) -> None:
         self.phase = AgentPhase.DONE
         if self._orders.left is None:
-            self._do(Tell(Ready()))
+            self._do(Ready())
 
     def _wait_for_the_end(self) -> None:
         """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""
@@ -401,7 +412,7 @@ class Agent:
         if cause is not None:
             self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))
             return
-        text = "" if known.verdict is None else known.verdict.text
+        text = "" if known.verdict is None else known.verdict.cause.text
         self._over(Over(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
 
     def _stop(self, *, well: bool = False) -> None:
@@ -417,7 +428,7 @@ class Agent:
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self.phase = AgentPhase.LEAVING
         if self._orders.left is None:
-            self._do(Tell(goodbye, within_s=self._leaving.within_s))
+            self._do(goodbye)
 
     def _leave_excluded(self, left: job.Leave | None) -> None:
         """The others go on without this node, if they are enough; its launcher stays, if there are others."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, Tell, Write
+from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
@@ -21,8 +21,7 @@ from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
-from megatron_ft.core.job.messages import Hang
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.messages import Hang, Reviewed
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.records.launcher_ranks import NoCollective
@@ -203,7 +202,7 @@ class NodeCollectiveWatch:
             return
         self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
         verdict = self._verdict(local_rank, silent_ns / 1e9, turn.now_ns)
-        turn.do(Tell(Hang(self._record.cycle, verdict, passive=True)))
+        turn.do(Hang(self._record.cycle, verdict, passive=True))
 
     def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> RankHung:
         return RankHung(

@@ -20,11 +20,6 @@ from megatron_ft.core.job.messages import Goodbye, Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.records.cause import Cause, CauseKind
 
-_GOODBYE_S = 1.0
-"""How long to wait, in seconds, until the others have received why this node leaves."""
-_EXCLUDED_S = 30.0
-"""The same if the launcher stays anyway: it waits for a coordinator that takes over, and sends it the message."""
-
 
 class Leaving:
     """Why this launcher leaves the job before its end, what it tells the others then, and how it ends."""
@@ -61,11 +56,6 @@ class Leaving:
     def is_excluded(self) -> bool:
         """Whether it has told the others that its node is left out."""
         return self.goodbye is not None and self.goodbye.excluded
-
-    @property
-    def within_s(self) -> float:
-        """So long an answer to its goodbye is waited for."""
-        return _EXCLUDED_S if self.is_excluded else _GOODBYE_S
 
     def take_leave(self, *, well: bool) -> Goodbye:
         """Leave; returns what to tell the others. ``well``: no rank of this node has ended otherwise than with 0."""
@@ -136,7 +126,7 @@ class Known:
     def judged_again(self) -> Verdict | None:
         """The verdict that another coordinator, which didn't know of this one, has reached since: the job goes on."""
         verdict = self.orders.verdict
-        is_new = verdict is not None and verdict != self.verdict and verdict.action is Action.RESTART
+        is_new = verdict is not None and verdict != self.verdict and verdict.decision.action is Action.RESTART
         return verdict if is_new else None
 
 
@@ -146,13 +136,7 @@ def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Rea
         return Report(record.cycle, state)
     why = cause or record.own_failure(seen) or record.cause()
     return Report(
-        record.cycle,
-        state,
-        why.line,
-        kind=why.kind,
-        rank=why.rank,
-        follows=why.follows,
-        reached=record.reached(seen, why),
+        record.cycle, state, replace(why, text=why.line, iteration=None, detail=""), record.reached(seen, why)
     )
 
 
@@ -178,7 +162,7 @@ def conclude(known: Known, outcome: Outcome) -> tuple[RestartDecision, Cause]:
         return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
     if outcome is Outcome.STOPPED and record.shutdown_request is not None:
         return stops, record.request_cause()
-    decision = verdict.decision()
+    decision = verdict.decision
     if decision.action is Action.RESTART and known.leaving.is_due:
         decision = replace(decision, action=Action.GIVE_UP, reason="not restarting")
     return decision, _cause(known, verdict)
@@ -201,7 +185,7 @@ def _has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
         return False
     if is_min_healthy:
         return told is not None and told.state is NodeState.UNHEALTHY
-    return verdict.rank in known.record.ranks or verdict.node == known.orders.place
+    return verdict.cause.rank in known.record.ranks or verdict.node == known.orders.place
 
 
 def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
@@ -216,9 +200,9 @@ def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> 
 def _cause(known: Known, verdict: Verdict) -> Cause:
     """The verdict's cause; in this node's own words, which say more, if it was this node that reported it."""
     record, told = known.record, known.orders.told
-    if verdict.node == known.orders.place and told is not None and verdict.text == told.text:
+    if verdict.node == known.orders.place and told is not None and verdict.cause.text == told.cause.text:
         if record.failed or record.found is not None:
-            return replace(record.cause(), host=verdict.name)
+            return replace(record.cause(), host=verdict.cause.host)
         if record.exclude_request is not None:
-            return replace(record.request_cause(), host=verdict.name)
-    return verdict.cause(known.orders.place)
+            return replace(record.request_cause(), host=verdict.cause.host)
+    return verdict.cause_for(known.orders.place)

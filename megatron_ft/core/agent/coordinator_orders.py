@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.core.job.decisions import Held
-from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave, LeftOut, StandBy
+from megatron_ft.core.job.edge import Begin, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
@@ -29,7 +29,7 @@ class CoordinatorOrders:
         self._end: End | None = None
         self._verdict: Verdict | None = None
 
-    def hear(self, event: Begin | StandBy | EndRanks | Conclude | LeftOut | Leave) -> None:
+    def hear(self, event: Begin | StandBy | End | Verdict | LeftOut | Leave) -> None:
         """The coordinator has decided something."""
         match event:
             case Begin(held):
@@ -39,11 +39,11 @@ class CoordinatorOrders:
                 self.stands_by = True
             case LeftOut():
                 self.is_left_out = True
-            case EndRanks(end, is_cut_off):
-                self._end, self.is_cut_off = end, is_cut_off
-            case Conclude(verdict):
-                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
-                    self._verdict = verdict
+            case End():
+                self._end, self.is_cut_off = event, event.is_cut_off
+            case Verdict():
+                if self.begun is not None and event.cycle == self.begun.decision.cycle:
+                    self._verdict = event
             case Leave():
                 self.left = self.left or event
 
@@ -60,12 +60,12 @@ class CoordinatorOrders:
         """
         if self.has_begun:
             return False
-        return self.told is None or self.told.state is not state or self.told.follows
+        return self.told is None or self.told.state is not state or self.told.cause.follows
 
     def report(self, report: Report) -> bool:
         """Take note of a report that is about to be sent; returns False if it is no news."""
         told = self.told
-        if told is not None and (told.state, told.follows) == (report.state, report.follows):
+        if told is not None and (told.state, told.cause.follows) == (report.state, report.cause.follows):
             return False
         self.told = report
         return True

@@ -13,12 +13,13 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, Say, SignalRanks, Write
+from megatron_ft.core.agent.edge import OrderMonitor, SignalRanks, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.escalation import Escalation
+from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.records.shared import RankHung

@@ -1,8 +1,8 @@
 """The events that the launcher's machine takes, and the effects that it asks for.
 
-What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``DiagnoseHang`` and
-``Leave`` of `core.job.edge`) are events here, and so is a rank's ``WorkloadControl``. Times are nanoseconds of
-CLOCK_MONOTONIC unless a name says otherwise.
+What the launcher's member of the control plane decides (`Begin` and `Leave` of `core.job.edge`), and messages of the
+coordinator that it passes on (`End`, `Verdict`, `DiagnoseHang`), are events here; so is a rank's `WorkloadControl`.
+Times are nanoseconds of CLOCK_MONOTONIC unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Said, Speak, Verdict
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.messages import (
+    DiagnoseHang,
+    End,
+    Moving,
+    OfLearning,
+    Reviewed,
+    Said,
+    Speak,
+    Suspected,
+    Verdict,
+)
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.all_kinds import Record
@@ -135,16 +146,7 @@ class MonitorReport:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
-FromCoordinator = (
-    job.Begin
-    | job.StandBy
-    | job.EndRanks
-    | job.Conclude
-    | job.DiagnoseHang
-    | job.Relayed
-    | job.Reviewed
-    | job.OfLearning
-)
+FromCoordinator = job.Begin | job.StandBy | End | Verdict | DiagnoseHang | Suspected | Moving | Reviewed | OfLearning
 Event = FromLauncher | FromRanks | MonitorReport | FromCoordinator | Speak | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
@@ -282,25 +284,10 @@ class KeepEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the coordinator. ``within_s``: with a `Goodbye`, when ``Leave`` is to come at the latest."""
-
-    message: Said
-    within_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class TellStop:
     """Say once that the launcher was asked to stop, and to how many ranks the signal goes."""
 
     ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A line for the user."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +310,7 @@ Effect = (
     | WriteState
     | TellStateWritten
     | KeepEvidence
-    | Tell
+    | Said
     | TellStop
     | Say
     | Write

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
-from megatron_ft.core.agent.edge import OrderMonitor, Tell, Write
+from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
@@ -142,7 +142,7 @@ class NodeHangDiagnosis:
         if not self._decides and self._verdict is not None:
             # a job isn't given up for timeouts of our own making
             reached = self._record.reached(turn.seen) if self._verdict.is_certain else None
-            turn.do(Tell(Hang(self._record.cycle, self._verdict, reached)))
+            turn.do(Hang(self._record.cycle, self._verdict, reached))
         self._asked = self._record.observed
         for local_rank in sorted(self._asked - known):
             order = Collect(self._record.cycle, self._bound_ns, passive=self._options.min_healthy)
@@ -209,4 +209,4 @@ def tell_notes(turn: Turn, cycle: int, notes: Iterable[RankSnapshot], *, passive
             parts.append(())
             room = _PART_CHARS - size
         parts[-1] += (note,)
-    turn.do(*(Tell(Notes(cycle, part, passive, more=part is not parts[-1])) for part in parts))
+    turn.do(*(Notes(cycle, part, passive, more=part is not parts[-1]) for part in parts))

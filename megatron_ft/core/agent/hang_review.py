@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, Say, Tell
+from megatron_ft.core.agent.edge import OrderMonitor
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Turn
-from megatron_ft.core.job.messages import Hang
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.messages import Hang, Reviewed
 from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
 from megatron_ft.core.records.shared import RankHung
 
@@ -31,7 +31,7 @@ class HangReview:
         """A timeout of a rank of this node is over: have all ranks of the job examined."""
         verdict = dataclasses.replace(verdict, rank=self._record.ranks[verdict.local_rank])
         self._suspects[verdict.local_rank] = verdict
-        turn.do(Tell(Hang(self._record.cycle, verdict, passive=True, decides=True)))
+        turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
 
     def reviewed(self, review: Reviewed, turn: Turn) -> RankHung | None:
         """Confirm the suspects that hang, and let the others wait on.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Say, Tell, Write
+from megatron_ft.core.agent.edge import Write
 from megatron_ft.core.agent.turn import Turn
+from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Aside
 from megatron_ft.core.records.launcher import NodeHealth
 
@@ -39,7 +40,7 @@ class HealthGate:
             return True
         self._failures += 1
         if self._failures == 1:
-            turn.do(Tell(Aside(event.text)))
+            turn.do(Aside(event.text))
         delay_s = retry_delay_s(self._failures)
         if is_told(self._failures, is_new=event.text != self._last):
             turn.do(Say(lines.unfit(event.text, event.last_line, retry_s=delay_s)))

@@ -10,8 +10,8 @@ has had no place yet prints these lines, too: nothing is known of the others the
 from __future__ import annotations
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Event, Exit, Over, Say
-from megatron_ft.core.job.edge import Begin, EndRanks, Leave, LeftOut, StandBy
+from megatron_ft.core.agent.edge import Event, Exit, Over
+from megatron_ft.core.job.edge import Begin, Leave, LeftOut, Say, StandBy
 from megatron_ft.core.job.messages import End, Report, Speak
 from megatron_ft.core.job.restart_policy import NodeState
 
@@ -44,8 +44,8 @@ class JobLinePrinter:
 
     def failed(self, report: Report) -> list[Say]:
         """Ranks of this node have failed: printed here if another launcher prints why the cycle ended."""
-        is_news = report.state is NodeState.UNHEALTHY and not report.follows
-        return [Say(lines.failed_here(report.cycle, report.text))] if is_news and not self.speaks else []
+        is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
+        return [Say(lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
     def over(self, over: Over, left: Leave | None, said: str) -> list[Say]:
         """How this launcher's part in the job has ended: ``said``, or the reason of the others, as in ``left``."""
@@ -71,7 +71,7 @@ class JobLinePrinter:
             case StandBy():
                 self._speaks = self._is_the_one = False
                 self._unsaid = ""
-            case LeftOut() | EndRanks(End(lost=True)):
+            case LeftOut() | End(lost=True):
                 self._is_the_one = False  # another one is asked to
             case Speak():
                 self._speaks = self._is_the_one = True

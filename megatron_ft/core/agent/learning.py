@@ -13,19 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatron_ft.core.agent import edge, lines
-from megatron_ft.core.agent.edge import (
-    MonitorReport,
-    OrderMonitor,
-    ReadState,
-    Say,
-    Tell,
-    TellStateWritten,
-    Write,
-    WriteState,
-)
+from megatron_ft.core.agent.edge import MonitorReport, OrderMonitor, ReadState, TellStateWritten, Write, WriteState
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import RankReport
 from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.rank import StateLoaded, TimeoutOrigin, TimeoutsLearned
@@ -184,7 +176,7 @@ class NodeLearning:
         """Double a learned timeout that has ended a rank of this node, and tell the others."""
         cycle = self._cycle
         if cycle is not None and name not in cycle.raised:
-            turn.do(Tell(Raised(cycle.record.cycle, name)))
+            turn.do(Raised(cycle.record.cycle, name))
             self._raise(name, cycle, turn)
 
     def reported(self, name: str, turn: Turn) -> None:
@@ -215,7 +207,7 @@ class NodeLearning:
             cycle.ended.add(local_rank)
         elif milestone.count > cycle.told.get(milestone.moment, -1):
             cycle.told[milestone.moment] = milestone.count
-            turn.do(Tell(replace(milestone, cycle=cycle.record.cycle)))
+            turn.do(replace(milestone, cycle=cycle.record.cycle))
 
     def _tell_end(self, cycle: _OfCycle, turn: Turn) -> None:
         """Tell the end of the run, once, when no rank with hooks is in it any more."""
@@ -226,7 +218,7 @@ class NodeLearning:
         closed = {each for each in record.hooked if (board := boards[each]) is not None and board.closing}
         if not (record.running & record.hooked) - cycle.ended - closed:
             cycle.told[end.moment] = end.count
-            turn.do(Tell(end))
+            turn.do(end)
 
     # -- surveys ------------------------------------------------------------------------------------------------
 
@@ -253,7 +245,7 @@ class NodeLearning:
         answer = Intervals(cycle.record.cycle, survey.number, sketches, facts)
         if cycle.place == 0:
             answer = replace(answer, **self._place_0())
-        turn.do(Tell(answer))
+        turn.do(answer)
 
     def _place_0(self) -> dict[str, Any]:
         options = self._options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.diagnosis.cycle_cause import describe_overdue
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.records.cause import Cause
 from megatron_ft.core.records.shared import RankHung

@@ -8,7 +8,7 @@ import itertools
 from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
-from megatron_ft.core.agent.edge import KeepEvidence, Tell, Write
+from megatron_ft.core.agent.edge import KeepEvidence, Write
 from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.learning import NodeLearning
@@ -18,8 +18,7 @@ from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Hang, Moving, Suspected
+from megatron_ft.core.job.messages import DiagnoseHang, Hang, Moving, Reviewed, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
@@ -69,22 +68,22 @@ class NodeCycle:
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
-    def hear_of_others(self, event: job.DiagnoseHang | job.Reviewed, turn: Turn) -> None:
+    def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Turn) -> None:
         """The coordinator asks for evidence on the ranks of all nodes, or reports what came of it."""
-        if isinstance(event, job.DiagnoseHang) and not event.passive:
+        if isinstance(event, DiagnoseHang) and not event.passive:
             self.diagnosis.diagnose(turn)
         elif self._collectives is None or self.met is None:
             return
-        elif isinstance(event, job.Reviewed) and event.decides:
+        elif isinstance(event, Reviewed) and event.decides:
             verdict = None if self.review is None else self.review.reviewed(event, turn)
             if verdict is not None:
                 self._end_missing(verdict, event, turn)
-        elif isinstance(event, job.DiagnoseHang):
+        elif isinstance(event, DiagnoseHang):
             self._collectives.collect(turn)
         else:
             self._reviewed(event, self._collectives, self.met.group_rank, turn)
 
-    def _reviewed(self, review: job.Reviewed, collectives: NodeCollectiveWatch, place: int, turn: Turn) -> None:
+    def _reviewed(self, review: Reviewed, collectives: NodeCollectiveWatch, place: int, turn: Turn) -> None:
         verdict = collectives.reviewed(review, place, turn)
         if verdict is None:
             return
@@ -93,7 +92,7 @@ class NodeCycle:
         else:
             self._end_missing(verdict, review, turn)
 
-    def _end_missing(self, verdict: RankHung, review: job.Reviewed, turn: Turn) -> None:
+    def _end_missing(self, verdict: RankHung, review: Reviewed, turn: Turn) -> None:
         """Terminate the rank of this node that keeps the others waiting; these go on."""
         if self._deadlines is not None:
             self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
@@ -106,7 +105,7 @@ class NodeCycle:
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
             self._reported.add((verdict.timed, verdict.iteration))
             turn.do(
-                Tell(Hang(self.record.cycle, verdict, passive=True)),
+                Hang(self.record.cycle, verdict, passive=True),
                 Write(would_have_ended(verdict)),
             )
 

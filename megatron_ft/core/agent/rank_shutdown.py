@@ -6,9 +6,10 @@ import signal
 from collections.abc import Sequence, Set
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Say, SignalRanks, TerminateRanks, Way
+from megatron_ft.core.agent.edge import SignalRanks, TerminateRanks, Way
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Outcome
 
 _MONITOR_ENDS_S = 6.0

@@ -12,10 +12,11 @@ that was ever extended, and a quarter more, is over.
 from __future__ import annotations
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, Say, Tell, Write
+from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
 from megatron_ft.core.records.launcher_ranks import MoreTime
@@ -83,7 +84,7 @@ class Suspicion:
             return
         between_s = min(max(_SHARE * verdict.timeout_s, _LEAST_S), _LONGEST_S)
         if self._asks_others:
-            turn.do(Tell(Suspected(self._record.cycle, between_s)))
+            turn.do(Suspected(self._record.cycle, between_s))
         self.check_progress(between_s, turn)
 
     def check_progress(self, between_s: float, turn: Turn) -> None:
@@ -110,7 +111,7 @@ class Suspicion:
             text = f"rank {self._record.ranks[local_rank]} {progress}"
             self._bound_ns, self._awaited = None, set()
             if self._asks_others:
-                turn.do(Tell(Moving(self._record.cycle, text)))
+                turn.do(Moving(self._record.cycle, text))
             self._extend_timeout(text, turn)
         else:
             self.go_on(turn)

@@ -38,8 +38,8 @@ class BadNodeTracker:
         if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
             return ""
         seat = cycle.seats[verdict.node]
-        others = [each for each in cycle.seats if each.name == verdict.name]
-        return (seat if seat.name == verdict.name or not others else others[0]).instance
+        others = [each for each in cycle.seats if each.name == verdict.cause.host]
+        return (seat if seat.name == verdict.cause.host or not others else others[0]).instance
 
     def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
         """Names of nodes that were lost or bad before and are ready again; each is returned once."""

@@ -23,6 +23,7 @@ from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.search import LONGEST_SKIP_S
+from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
 
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
@@ -191,19 +192,19 @@ class Coordinator:
             cycle.changed(place, message)
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
-            self._out += [Send(asked, m.Collect(message.cycle, message.passive))] if asked else []
+            self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
-        elif isinstance(message, m.Milestone):
+        elif isinstance(message, Milestone):
             self._learning.reached(place, message)
-        elif isinstance(message, m.Intervals):
+        elif isinstance(message, Intervals):
             self._learning.answered(place, message)
-        elif isinstance(message, m.Raised):
+        elif isinstance(message, Raised):
             self._raised(node, message)
 
-    def _raised(self, by: Node, raised: m.Raised) -> None:
+    def _raised(self, by: Node, raised: Raised) -> None:
         """Tell all other nodes that a learned timeout has ended a rank."""
         cycle = self._cycle
         if cycle is not None and self._learning.raised(raised):
@@ -245,9 +246,9 @@ class Coordinator:
         self._next_cycle.restore_place(node)
         cycle.restored(node.place, standing, self._clock.now_s)
         for name in standing.raised:
-            self._raised(node, m.Raised(standing.cycle, name))
+            self._raised(node, Raised(standing.cycle, name))
         if node.link is not None and cycle.wants_notes_of(node.place):
-            self._out.append(Send([node.link], m.Collect(cycle.decision.cycle)))
+            self._out.append(Send([node.link], m.DiagnoseHang(cycle.decision.cycle)))
 
     def _decided(self, proposal: Proposal | None) -> None:
         """There is a new last decision: by this coordinator's own proposal, or one that a launcher has reported."""
@@ -413,7 +414,7 @@ class Coordinator:
         if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
             self._out.append(Send([link], cycle.verdict))
         if cycle.diagnosis is not None and cycle.outcome is None:
-            self._out.append(Send([link], m.Collect(decision.cycle)))
+            self._out.append(Send([link], m.DiagnoseHang(decision.cycle)))
 
     def _conclude(self) -> None:
         """Find out whether the cycle is over, and why, and send it."""

@@ -15,7 +15,7 @@ from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
-from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.times import earliest
 
 _FAREWELL_S = 3.0
@@ -104,7 +104,7 @@ class JobCycle:
                 self._losses.append((place, report))
             # a verdict of an earlier coordinator may come before the report that says how far the node had got
             is_wanted = self.verdict is None or (self.verdict.node == place and report.reached is not None)
-            if is_wanted and not report.follows and report.state is not NodeState.SUCCEEDED:
+            if is_wanted and not report.cause.follows and report.state is not NodeState.SUCCEEDED:
                 seat.change(report)  # its report took longer than those of the nodes that failed because of it
             return
         before = seat.state
@@ -128,7 +128,7 @@ class JobCycle:
         self._missing.discard(place)
         for diagnosis in filter(None, (self.diagnosis, self.review)):
             diagnosis.lost(place)
-        self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
+        self.changed(place, Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
 
     def lose_missing(self, after_s: float, now_s: float, voters: Iterable[Node]) -> None:
         """Count nodes as lost that have been missing for ``after_s`` seconds; to be called before ``conclude``.
@@ -156,8 +156,8 @@ class JobCycle:
             self.seats[place].leave(goodbye.text)
             self._farewell_s = now_s + _FAREWELL_S
             return
-        kind = None if goodbye.failed else CauseKind.REQUEST
-        self.changed(place, Report(self.decision.cycle, state, goodbye.text, kind=kind))
+        kind = CauseKind.MEMBERSHIP if goodbye.failed else CauseKind.REQUEST
+        self.changed(place, Report(self.decision.cycle, state, Cause(kind=kind, text=goodbye.text)))
 
     def hang(self, place: int, hang: Hang, nodes: Iterable[Node], now_s: float) -> list[int]:
         """A rank of that node hangs. Returns the connections of those that are to collect evidence on their ranks now.
@@ -245,7 +245,7 @@ class JobCycle:
     def why_lost(self, node: Node) -> str:
         """Why that launcher has no place in this cycle any more, or none in it at all."""
         place = self.place_of(node)
-        return lines.without(self.decision.cycle) if place is None else self.seats[place].report.text
+        return lines.without(self.decision.cycle) if place is None else self.seats[place].report.cause.text
 
     def is_missing(self, place: int) -> bool:
         """Whether that place may yet be claimed by the launcher that had it."""
@@ -300,13 +300,13 @@ class JobCycle:
 
     def give_up_round(self, place: int | None, text: str) -> None:
         """A node has left after the cycle's end, and the others, which meet for the next one, are too few."""
-        if self.verdict is not None and self.verdict.action is Action.RESTART:
+        if self.verdict is not None and self.verdict.decision.action is Action.RESTART:
             self.asked_to_end(place, text)
 
     def end(self, *, nodes_left: int) -> End:
         """For the launchers: it is over, and whether another one is to follow, as far as is known now."""
         assert self.outcome is not None
-        restarts = self._judge(nodes_left).action is Action.RESTART
+        restarts = self._judge(nodes_left).decision.action is Action.RESTART
         text = finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text)
 
@@ -321,7 +321,7 @@ class JobCycle:
             if self._missing:
                 return None  # it ended before this coordinator came, and a missing node may know why
             self.decided_by = first_failure(self.seats, None)
-        if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.follows:
+        if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.cause.follows:
             place = first_failure(self.seats, self.decided_by)
             is_known = place not in (None, self.decided_by) and self.seats[place].state is not NodeState.EXCLUDED
             if not is_known and (self._missing or has_absent or now_s < self._ended_s + _CAUSE_S):
@@ -390,7 +390,9 @@ class JobCycle:
             self.decided_by, self.diagnosis = lost, None
             return
         cycle, first = self.decision.cycle, diagnosis.first
-        hung = Report(cycle, NodeState.UNHEALTHY, describe_hang(first), CauseKind.HANG, first.rank)
+        hung = Report(
+            cycle, NodeState.UNHEALTHY, Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank)
+        )
         self.seats[diagnosis.asker].change(hung)
 
     @property
@@ -400,7 +402,9 @@ class JobCycle:
 
     @property
     def _own_failures(self) -> list[int]:
-        return [place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.follows]
+        return [
+            place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.cause.follows
+        ]
 
     @property
     def _explained(self) -> tuple[Outcome, int]:
@@ -421,7 +425,9 @@ class JobCycle:
             self._farewell_s = None
             for place, seat in enumerate(self.seats):
                 if text := seat.take_leaving():
-                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, text, kind=CauseKind.REQUEST))
+                    self.changed(
+                        place, Report(self.decision.cycle, NodeState.LOST, Cause(kind=CauseKind.REQUEST, text=text))
+                    )
             if self._judged is not None:
                 self.outcome, self.decided_by = self._judged
 

@@ -149,10 +149,10 @@ class NextCycle:
         ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
         awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
         if cycle is not None and (
-            cycle.shutdown or cycle.verdict is None or cycle.verdict.action is not Action.RESTART
+            cycle.shutdown or cycle.verdict is None or cycle.verdict.decision.action is not Action.RESTART
         ):
             if cycle.verdict is not None and not awaited:
-                ending = (cycle.verdict.code, cycle.verdict.cause(None).text)
+                ending = (cycle.verdict.code, cycle.verdict.cause_for(None).text)
                 self._end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
             return
         enough = usable(ready, rules.segment) if rules.segment else len(ready)

@@ -78,7 +78,11 @@ class Notices:
                 *self._standby(cycle, now_s),
             ]
         if cycle is not None:
-            if cycle.verdict is None or cycle.shutdown is not None or cycle.verdict.action is not Action.RESTART:
+            if (
+                cycle.verdict is None
+                or cycle.shutdown is not None
+                or cycle.verdict.decision.action is not Action.RESTART
+            ):
                 return told
             told += self._losses(rules, cycle)
         return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if proposal is None else ())]
@@ -95,7 +99,7 @@ class Notices:
                 bad.append(place)
         if not bad or not rules.min_healthy or len(cycle.seats) == 1:
             return  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
-        told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.text) for p in bad)
+        told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.cause.text) for p in bad)
         text = lines.node_changed(
             cycle=cycle.decision.cycle,
             told=lines.joined(told),
@@ -149,9 +153,9 @@ class Notices:
         unfit = (NodePhase.ASIDE, NodePhase.EXCLUDED)
         fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
         told = (
-            lines.leaves(place, cycle.seats[place].name, report.text)
+            lines.leaves(place, cycle.seats[place].name, report.cause.text)
             if report.state is NodeState.EXCLUDED
-            else lines.bad(place, cycle.seats[place].name, report.state.value, report.text)
+            else lines.bad(place, cycle.seats[place].name, report.state.value, report.cause.text)
             for place, report in gone
         )
         text = lines.lost_between(told=lines.joined(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
@@ -62,7 +62,9 @@ class Seat:
 
     def change(self, report: Report) -> bool:
         """Take a report; False if it says nothing new."""
-        if self.state in _FINAL or (report.state is self.state and not (self.report.follows and not report.follows)):
+        if self.state in _FINAL or (
+            report.state is self.state and not (self.report.cause.follows and not report.cause.follows)
+        ):
             return False
         self.report = report
         return True
@@ -97,19 +99,11 @@ def verdict_on(
     return Verdict(
         cycle=cycle,
         outcome=outcome,
-        text=cause.text,
-        kind=cause.kind,
+        cause=replace(cause, host=_host(seats, node, found)),
+        decision=decision,
         node=node,
-        name=_host(seats, node, found),
         nodes=len(seats),
         names_nodes=names_nodes,
-        rank=cause.rank,
-        iteration=cause.iteration,
-        detail=cause.detail,
-        action=decision.action,
-        restarts_left=decision.restarts_left,
-        reason=decision.reason,
-        no_progress=decision.no_progress,
         code=code,
         stopped=any(seat.leaving for seat in seats),
     )
@@ -140,7 +134,7 @@ def _cause(
         return found, decided_by, True
     if outcome is Outcome.MEMBERSHIP:
         left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        told = lines.joined(lines.leaves(place, seat.name, seat.report.text) for place, seat in left)
+        told = lines.joined(lines.leaves(place, seat.name, seat.report.cause.text) for place, seat in left)
         text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     good = sum(seat.state in GOOD for seat in seats)
@@ -150,15 +144,14 @@ def _cause(
     place = first_failure(seats, decided_by)
     if place is None:
         return Cause(kind=CauseKind.MEMBERSHIP, text=lines.UNKNOWN_FAILURE), None, True
-    report = seats[place].report
-    return Cause(kind=report.kind or CauseKind.MEMBERSHIP, text=report.text, rank=report.rank), place, False
+    return seats[place].report.cause, place, False
 
 
 def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
     """The node that ended the cycle, or one whose end its own followed from, as far as the reports say."""
-    if decided_by is not None and not seats[decided_by].report.follows:
+    if decided_by is not None and not seats[decided_by].report.cause.follows:
         return decided_by
-    causes = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.report.follows]
+    causes = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.report.cause.follows]
     causes.sort(key=lambda place: _LIKELY.index(seats[place].state))
     follow = [place for place, seat in enumerate(seats) if seat.state not in GOOD]
     return next(iter(causes), next(iter(follow), None) if decided_by is None else decided_by)
@@ -174,7 +167,7 @@ def finished(seats: Sequence[Seat]) -> str:
 
 def _bad(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:
     return lines.joined(
-        lines.bad(place, seat.name, seat.state.value, seat.report.text)
+        lines.bad(place, seat.name, seat.state.value, seat.report.cause.text)
         for place, seat in enumerate(seats)
         if seat.state not in good and not seat.leaving
     )

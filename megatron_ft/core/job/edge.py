@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.messages import (
+    DiagnoseHang,
     End,
     FromMember,
     Moved,
     Moving,
     OfLearning,
+    Reviewed,
     Speak,
     Suspected,
     Tell,
     ToMember,
     Verdict,
 )
-from megatron_ft.core.job.reports import Reviewed
 
 # -- the coordinator ------------------------------------------------------------------------------------------
 
@@ -147,39 +148,6 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class EndRanks:
-    """End this node's ranks, and say ``Member.ready`` when a new cycle may begin.
-
-    ``is_cut_off``: that isn't known from a coordinator, because none can be reached.
-    """
-
-    end: End
-    is_cut_off: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Conclude:
-    """Why the last cycle ended, for the user and the log."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnoseHang:
-    """Say with ``Member.tell`` what the ranks do. ``passive``: they go on living."""
-
-    cycle: int
-    passive: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """Another node suspects a rank, or sees one that makes progress."""
-
-    message: Suspected | Moving
-
-
-@dataclass(frozen=True, slots=True)
 class Say:
     """A line for the user."""
 
@@ -205,10 +173,11 @@ MemberEffect = (
     | Begin
     | StandBy
     | LeftOut
-    | EndRanks
-    | Conclude
+    | End
+    | Verdict
     | DiagnoseHang
-    | Relayed
+    | Suspected
+    | Moving
     | Reviewed
     | OfLearning
     | Say
@@ -216,33 +185,3 @@ MemberEffect = (
     | Speak
     | Leave
 )
-
-__all__ = [
-    "Announce",
-    "Begin",
-    "Conclude",
-    "Connect",
-    "CoordinatorEffect",
-    "CoordinatorEvent",
-    "Decided",
-    "Disconnect",
-    "Drop",
-    "EndRanks",
-    "FollowElsewhere",
-    "Heard",
-    "Broken",
-    "Judged",
-    "Leave",
-    "LeftOut",
-    "OfLearning",
-    "DiagnoseHang",
-    "MemberEffect",
-    "OpenStore",
-    "Quit",
-    "Relayed",
-    "Reviewed",
-    "Say",
-    "Send",
-    "StandBy",
-    "Transmit",
-]

@@ -47,15 +47,15 @@ class Fault:
 
 def fault_of(verdict: Verdict) -> Fault | None:
     """The fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
-    if verdict.node is None or not verdict.name:
+    if verdict.node is None or not verdict.cause.host:
         return None
     if verdict.outcome is Outcome.MEMBERSHIP:
         kind = FaultKind.LEFT
-    elif verdict.outcome is not Outcome.FAILED or verdict.kind is CauseKind.REQUEST:
+    elif verdict.outcome is not Outcome.FAILED or verdict.cause.kind is CauseKind.REQUEST:
         return None
     else:
-        kind = FaultKind.LOST if verdict.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
-    return Fault(node=verdict.name, cycle=verdict.cycle, kind=kind, text=verdict.text[:_LONGEST_TEXT])
+        kind = FaultKind.LOST if verdict.cause.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
+    return Fault(node=verdict.cause.host, cycle=verdict.cycle, kind=kind, text=verdict.cause.text[:_LONGEST_TEXT])
 
 
 def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:

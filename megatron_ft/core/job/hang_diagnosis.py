@@ -20,7 +20,7 @@ from megatron_ft.core.diagnosis.cycle_cause import (
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import Finding, find
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.records.shared import RankHung

@@ -17,6 +17,8 @@ from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
+from megatron_ft.core.records.cause import Cause
+from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
@@ -198,11 +200,13 @@ class Member:
             self._is_cut_off = True
             if self.standing.phase is m.NodePhase.RUNNING:
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or too few nodes left)"
-                report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, text, follows=True)
+                report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
                 self.standing = replace(self.standing, phase=m.NodePhase.BUSY, report=report)
                 self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
-                end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
-                self._out.append(edge.EndRanks(end, is_cut_off=True))
+                end = m.End(
+                    self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True
+                )
+                self._out.append(end)
         if not self._has_said_unreached and unled_s >= patience.report_unreached_s(self.identity) and self._is_new:
             self._has_said_unreached = True
             self._out.append(edge.Say(patience.unreached(self.identity, self._search.problems)))
@@ -278,25 +282,23 @@ class Member:
             case m.Verdict():
                 if message.cycle == self.standing.cycle:
                     self.standing = replace(self.standing, verdict=message)
-                self._out.append(edge.Conclude(message))
-            case m.Collect(cycle, passive) if self._is_running(cycle):
-                self._out.append(edge.DiagnoseHang(cycle, passive))
-            case m.Reviewed(cycle) if self._is_running(cycle):
                 self._out.append(message)
-            case m.Survey(cycle) if self._is_running(cycle):
+            case m.DiagnoseHang(cycle) | m.Reviewed(cycle) if self._is_running(cycle):
                 self._out.append(message)
-            case m.Learned() | m.Raised() if message.cycle == self.standing.cycle:
+            case Survey(cycle) if self._is_running(cycle):
+                self._out.append(message)
+            case Learned() | Raised() if message.cycle == self.standing.cycle:
                 # also right after its end: that a timeout is doubled counts for the next cycle
                 self._note_raised(message)
                 self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.NodePhase.RUNNING:
-                self._out.append(edge.Relayed(message))
+                self._out.append(message)
             case m.Tell() | m.Speak():
                 self._out.append(message)
 
-    def _note_raised(self, message: m.Learned | m.Raised) -> None:
+    def _note_raised(self, message: Learned | Raised) -> None:
         """Keep it for a coordinator that takes over: the launcher that said it may be gone by then."""
-        if isinstance(message, m.Raised) and message.name not in self.standing.raised:
+        if isinstance(message, Raised) and message.name not in self.standing.raised:
             self.standing = replace(self.standing, raised=(*self.standing.raised, message.name))
 
     def _is_running(self, cycle: int) -> bool:
@@ -371,12 +373,12 @@ class Member:
         was_running = self.standing.phase is m.NodePhase.RUNNING
         self.standing = self.standing.after_end(None if end.lost else end.outcome, end.text)
         if was_running or end.lost:
-            self._out.append(edge.EndRanks(end))
+            self._out.append(end)
 
     # -- reports of this node ---------------------------------------------------------------------------------
 
-    def tell(self, message: m.Said, now_s: float, within_s: float = 0.0) -> list[edge.MemberEffect]:
-        """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within ``within_s``.
+    def tell(self, message: m.Said, now_s: float) -> list[edge.MemberEffect]:
+        """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within its ``within_s``.
 
         A later coordinator is told the state of the node again, but not the events of its ranks.
         """
@@ -390,10 +392,10 @@ class Member:
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
-            case m.Raised(cycle) if cycle == self.standing.cycle:
+            case Raised(cycle) if cycle == self.standing.cycle:
                 self._note_raised(message)
             case m.Goodbye():
-                self._leaving, self._leave_s = message, self._clock.now_s + within_s
+                self._leaving, self._leave_s = message, self._clock.now_s + message.within_s
         if self._is_open:  # else the next hello says it
             self._out.append(edge.Transmit(message))
         return self._take()

@@ -1,63 +1,201 @@
 """Every message between a launcher and the coordinator, defined once; `docs/control-plane.md` has the conversation.
 
-Those that report what a node's ranks do, and the verdict, are in `core.job.reports`.
+Those by which timeouts are learned are in `core.timeouts.exchange`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import enum
+from dataclasses import dataclass, field, replace
 
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
+from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Memory, Term
-from megatron_ft.core.job.reports import Hang, Moving, NodePhase, Notes, Report, Reviewed, Standing, Suspected, Verdict
-from megatron_ft.core.job.restart_policy import Advance, AnyFailed, MinHealthy, Outcome, RestartPolicy
+from megatron_ft.core.job.restart_policy import (
+    Advance,
+    AnyFailed,
+    MinHealthy,
+    NodeState,
+    Outcome,
+    Reached,
+    RestartDecision,
+    RestartPolicy,
+)
+from megatron_ft.core.records.cause import Cause
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
-__all__ = [
-    "Accept",
-    "Aside",
-    "Away",
-    "Beat",
-    "Collect",
-    "Commit",
-    "Dismiss",
-    "Elsewhere",
-    "End",
-    "Follow",
-    "FromMember",
-    "Goodbye",
-    "Hang",
-    "Hello",
-    "Identity",
-    "Intervals",
-    "Lead",
-    "Learned",
-    "Milestone",
-    "Moved",
-    "Moving",
-    "Newer",
-    "NodePhase",
-    "Notes",
-    "Propose",
-    "Raised",
-    "REFUSED",
-    "Ready",
-    "Report",
-    "Rival",
-    "Reviewed",
-    "Rules",
-    "Said",
-    "Shutdown",
-    "Speak",
-    "Standing",
-    "Stay",
-    "Survey",
-    "Suspected",
-    "Tell",
-    "ToMember",
-    "Verdict",
-    "Wait",
-]
+_GOODBYE_S = 1.0
+"""How long to wait, in seconds, until the others have received why this node leaves."""
+_EXCLUDED_S = 30.0
+
+# -- what nodes report of a cycle, and of ranks that hang, or may; the verdict -----------------------------------
+
+
+class NodePhase(enum.Enum):
+    """What a node is about."""
+
+    BUSY = "busy"
+    """It has no part in a running cycle, and isn't ready for the next one: its ranks end, or it is being checked."""
+    RUNNING = "running"
+    READY = "ready"
+    ASIDE = "aside"
+    """Its health check has failed: the others don't wait for it."""
+    EXCLUDED = "excluded"
+    """It is left out for good; its launcher stays until the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A node's state in a cycle.
+
+    Args:
+        cause: why, in one line (``cause.text``); it ``follows`` if a rank failed only because it had lost one of
+            another node.
+        reached: how far the node's ranks had got; None where that isn't known.
+    """
+
+    cycle: int
+    state: NodeState
+    cause: Cause = Cause()  # noqa: RUF009 - frozen
+    reached: Reached | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a cycle ended, and what follows.
+
+    Args:
+        cause: without the node; ``cause.host`` is that node's name.
+        node: the place of the node that caused it, None if none did.
+        nodes: so many took part.
+        names_nodes: the text of the cause says itself which nodes it is about.
+        code: the launchers' exit code, if there is no other cycle.
+        stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
+    """
+
+    cycle: int
+    outcome: Outcome
+    cause: Cause
+    decision: RestartDecision
+    node: int | None = None
+    nodes: int = 1
+    names_nodes: bool = False
+    code: int = 0
+    stopped: bool = False
+
+    def cause_for(self, place: int | None) -> Cause:
+        """Why, in the words for the node that has that place (None: for one that has none)."""
+        if self.node is None or self.node == place or self.nodes == 1 or self.names_nodes:
+            return self.cause
+        tell = lines.on if self.outcome is Outcome.STOPPED else lines.at
+        return replace(self.cause, text=tell(self.node, self.cause.host, self.cause.text))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a node stands, for a coordinator that has just taken over.
+
+    Args:
+        cycle: the one that ``report`` and ``ended`` are of; -1 before the first.
+        ended: the coordinator has ended that cycle for all nodes, in this way.
+        verdict: why, if that was sent, too.
+    """
+
+    phase: NodePhase = NodePhase.BUSY
+    cycle: int = -1
+    report: Report | None = None
+    ended: Outcome | None = None
+    verdict: Verdict | None = None
+    shutdown: str = ""
+    """A rank of this node has asked for the end of the job, in these words."""
+    raised: tuple[str, ...] = ()
+    """Names of the learned timeouts that have ended ranks of any node in that cycle, as far as this node knows."""
+
+    def after_end(self, outcome: Outcome | None, text: str) -> Standing:
+        """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
+        phase = NodePhase.BUSY if self.phase is NodePhase.RUNNING else self.phase
+        if outcome is not None:
+            return replace(self, phase=phase, ended=outcome)
+        # another coordinator mustn't take this node for one that trains
+        return replace(
+            self, phase=phase, report=Report(self.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on.
+
+    ``decides``: the result decides which ranks are terminated; their nodes do that.
+    """
+
+    cycle: int
+    verdict: RankHung
+    reached: Reached | None = None
+    passive: bool = False
+    decides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a node has seen of its ranks. ``passive``: as in `DiagnoseHang`; ``more``: the rest follows."""
+
+    cycle: int
+    notes: tuple[RankSnapshot, ...]
+    passive: bool = False
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A learned timeout is over on this node: all others, to which the coordinator sends it, are to check progress."""
+
+    cycle: int
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
+
+    cycle: int
+    progress: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
+
+    Args:
+        asker: the place of the node that had asked for it.
+        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
+        rank: that rank; None if it isn't known.
+        is_waited: some rank waits in a collective.
+        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
+        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
+        decides: the nodes are to terminate the ranks that hang, and no other.
+        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
+            ``section``, what is overdue on ``rank``.
+    """
+
+    cycle: int
+    asker: int
+    elapsed_s: float
+    timeout_s: float
+    text: str
+    rank: int | None = None
+    is_waited: bool = False
+    timed: str = ""
+    iteration: int | None = None
+    decides: bool = False
+    hanging: tuple[int, ...] = ()
+    kind: str = ""
+    section: str | None = None
+
+
+# -- the rules --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +388,11 @@ class Goodbye:
     failed: bool = False
 
     @property
+    def within_s(self) -> float:
+        """Longest wait for the answer; a launcher that stays anyway waits for a coordinator that takes over."""
+        return _EXCLUDED_S if self.excluded else _GOODBYE_S
+
+    @property
     def code(self) -> int:
         """The launcher's exit code, if the job goes on without it."""
         return 0 if self.excluded or self.well else 1
@@ -342,11 +485,13 @@ class End:
     restarts: bool
     lost: bool = False
     text: str = ""
+    is_cut_off: bool = False
+    """This launcher says so itself, because no coordinator can be reached."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
-    """A rank hangs: collect evidence on yours, and send it. ``passive``: they run on."""
+class DiagnoseHang:
+    """A rank hangs: collect snapshots of yours, and send them (`Notes`). ``passive``: they run on."""
 
     cycle: int
     passive: bool = False
@@ -401,4 +546,4 @@ Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | 
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
-ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | OfLearning | Tell | Speak
+ToMember = FromJob | End | Verdict | DiagnoseHang | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

@@ -42,8 +42,8 @@ def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is Kind.END:
         return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
-    if verdict is not None and verdict.action is not Action.RESTART:
-        return edge.Leave(verdict.code, verdict.text)
+    if verdict is not None and verdict.decision.action is not Action.RESTART:
+        return edge.Leave(verdict.code, verdict.cause.text)
     if standing.phase is m.NodePhase.EXCLUDED:
         # the other nodes may still train, and a scheduler may end their job at any other code
         return edge.Leave(0, "no coordinator is reachable any more")

@@ -15,19 +15,13 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Held
 from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.messages import OfLearning, Reviewed
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
 OfCycle = (
-    edge.Begin
-    | edge.StandBy
-    | edge.EndRanks
-    | edge.Conclude
-    | edge.DiagnoseHang
-    | edge.Relayed
-    | edge.Reviewed
-    | edge.OfLearning
+    edge.Begin | edge.StandBy | m.End | m.Verdict | m.DiagnoseHang | m.Suspected | m.Moving | Reviewed | OfLearning
 )
 
 
@@ -100,9 +94,9 @@ class Coordination:
 
     # -- what the agent says ----------------------------------------------------------------------------------
 
-    def tell(self, message: m.Said, within_s: float = 0.0) -> None:
-        """Tell the coordinator; after a `Goodbye` ``left`` is set within that time."""
-        self._do(self.member.tell(message, time.monotonic(), within_s))
+    def tell(self, message: m.Said) -> None:
+        """Tell the coordinator; after a `Goodbye` ``left`` is set within its ``within_s``."""
+        self._do(self.member.tell(message, time.monotonic()))
 
     # -- what the connection says -----------------------------------------------------------------------------
 
@@ -157,9 +151,9 @@ class Coordination:
                 self.begun = held
                 self.on_begin(held)
                 self.on_decision(effect)
-            case edge.Conclude(verdict):
-                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
-                    self.on_verdict(verdict)
+            case m.Verdict():
+                if self.begun is not None and effect.cycle == self.begun.decision.cycle:
+                    self.on_verdict(effect)
                 self.on_decision(effect)
             case edge.LeftOut() | edge.StandBy():
                 self.on_left_out()

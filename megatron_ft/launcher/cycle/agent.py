@@ -19,7 +19,8 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.messages import Goodbye
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.messages import Goodbye, Said
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.records.launcher import Abandoned, NodeHealth
@@ -43,9 +44,6 @@ from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
-
-_GOODBYE_S = 1.0
-"""How long to wait, in seconds, until the coordinator has received that this launcher fails."""
 
 
 class JobOverError(FaultToleranceError):
@@ -131,10 +129,9 @@ class FaultTolerantAgent(TorchAgent):
             # whatever it is: tell the other nodes at once, and why
             self._coordination.on_decision = lambda _decision: None
             if self._coordination.left is None:
-                self._coordination.tell(
-                    Goodbye(f"its launcher failed: {lines.in_one_line(error)}", failed=True), _GOODBYE_S
-                )
-                over_s = time.monotonic() + _GOODBYE_S
+                goodbye = Goodbye(f"its launcher failed: {lines.in_one_line(error)}", failed=True)
+                self._coordination.tell(goodbye)
+                over_s = time.monotonic() + goodbye.within_s
                 self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
             raise
         finally:
@@ -221,11 +218,9 @@ class FaultTolerantAgent(TorchAgent):
 
     def _act(self, effect: edge.Effect) -> None:
         match effect:
-            case edge.Tell(message, within_s):
-                self._coordination.tell(message, within_s)
             case edge.TellStop(ranks):
                 self._launcher.stop.report(ranks=ranks)
-            case edge.Say(text):
+            case Say(text):
                 self._launcher.say(text)
             case edge.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
@@ -238,6 +233,8 @@ class FaultTolerantAgent(TorchAgent):
                 self._over = effect
             case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks():
                 self._work = effect
+            case _ if isinstance(effect, Said):
+                self._coordination.tell(effect)
             case _:
                 self._ranks.act(effect)
 

@@ -20,7 +20,7 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.messages import NodePhase, Verdict
+from megatron_ft.core.job.messages import End, NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
 from megatron_ft.core.records.cause import CauseKind
 from tests.simulation import simulate as simulate_module
@@ -204,7 +204,8 @@ def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
-        return replace(verdict_on(*arguments, **more), node=None, text=lines.UNKNOWN_FAILURE)
+        verdict = verdict_on(*arguments, **more)
+        return replace(verdict, node=None, cause=replace(verdict.cause, text=lines.UNKNOWN_FAILURE))
 
     monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
@@ -216,7 +217,8 @@ def _waits_for_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _calls_all_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
-        return replace(verdict_on(*arguments, **more), kind=CauseKind.MEMBERSHIP)
+        verdict = verdict_on(*arguments, **more)
+        return replace(verdict, cause=replace(verdict.cause, kind=CauseKind.MEMBERSHIP))
 
     monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
@@ -262,7 +264,7 @@ def _is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(self: Member, end: Any, ended: Callable[..., None] = Member._ended) -> None:
         ended(self, end)
-        self._out[:] = [effect for effect in self._out if not isinstance(effect, edge.EndRanks)]
+        self._out[:] = [effect for effect in self._out if not isinstance(effect, End)]
 
     monkeypatch.setattr(Member, "_ended", ended)
 
@@ -304,7 +306,9 @@ def _tells_all_but_one_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def _gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
         verdict = verdict_on(*arguments, **more)
-        return replace(verdict, action=Action.GIVE_UP) if verdict.action is Action.RESTART else verdict
+        if verdict.decision.action is not Action.RESTART:
+            return verdict
+        return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
 
     monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 

@@ -9,10 +9,9 @@ import pytest
 
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.lives import Ending, Lives
-from megatron_ft.core.job.messages import Verdict
-from megatron_ft.core.job.restart_policy import Action, Advance, Outcome
-from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.launcher.outcome import End, ResultFile
+from tests.support.agents import verdict
 
 
 @pytest.mark.parametrize(
@@ -37,17 +36,7 @@ def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
     assert life.trained is trained
 
 
-VERDICT = Verdict(
-    cycle=0,
-    outcome=Outcome.FAILED,
-    text="its launcher exited",
-    action=Action.RESTART,
-    restarts_left=1,
-    kind=CauseKind.MEMBERSHIP,
-    node=1,
-    name="node1",
-    nodes=2,
-)
+VERDICT = verdict(text="its launcher exited", restarts_left=1, node=1, name="node1", nodes=2)
 
 
 def a_result(directory: Path, *, place: int = 0) -> ResultFile:

@@ -21,6 +21,7 @@ from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.core.records.launcher import Abandoned, NodeHealth
 from megatron_ft.core.records.launcher_ranks import RankStarted
 from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.timeouts.exchange import Raised
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.support.agents import Driven, attached, found_hung, held, observed, signalled, verdict
 
@@ -49,7 +50,7 @@ def running(ranks: int = 2, **options: object) -> Driven:
 
 
 def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
-    return [(each.state, each.text, each.follows) for each in driven.told if isinstance(each, m.Report)]
+    return [(each.state, each.cause.text, each.cause.follows) for each in driven.told if isinstance(each, m.Report)]
 
 
 def over(driven: Driven) -> tuple[Exit, int]:
@@ -62,7 +63,7 @@ def over(driven: Driven) -> tuple[Exit, int]:
 
 def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
     driven = Driven()
-    assert driven.hear(edge.Tick()) == [edge.Tell(m.Ready())]
+    assert driven.hear(edge.Tick()) == [m.Ready()]
     assert driven.hear(edge.Tick()) == []
     assert driven.hear(job.Begin(held(restarts=1))) == [edge.StartRanks(0)]
     assert driven.agent.wants_ranks
@@ -122,7 +123,7 @@ def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: si
     driven = Driven()
     driven.hear(edge.Tick())
     goodbye = m.Goodbye(f"its launcher received {number.name}")
-    assert driven.stop(number) == [edge.TellStop(0), edge.Tell(goodbye, within_s=1.0)]
+    assert driven.stop(number) == [edge.TellStop(0), goodbye]
     driven.hear(job.Leave(1))
     assert over(driven) == (Exit.STOPPED, code)
 
@@ -157,8 +158,8 @@ def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
 # -- ranks start ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("why", [job.EndRanks(m.End(0, Outcome.FAILED, True)), job.Leave(94), job.Begin(held(1))])
-def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: job.EndRanks | job.Leave | job.Begin) -> None:
+@pytest.mark.parametrize("why", [m.End(0, Outcome.FAILED, True), job.Leave(94), job.Begin(held(1))])
+def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | job.Leave | job.Begin) -> None:
     driven = Driven()
     driven.hear(edge.Tick(), job.Begin(held()), why)
     assert not driven.agent.wants_ranks
@@ -208,7 +209,7 @@ def test_a_failed_cycle_and_the_next() -> None:
     assert driven.hear(edge.RanksEnded()) == []  # until it is known why
     driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
     assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
-    assert driven.done[-2:] == [edge.MetAgain(), edge.Tell(m.Ready())]
+    assert driven.done[-2:] == [edge.MetAgain(), m.Ready()]
     assert driven.agent.ended is not None
     driven.run(2, 1, nodes=2, restarts=1)
     assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
@@ -288,13 +289,13 @@ def test_a_node_that_the_others_have_lost_stands_by() -> None:
     assert driven.said == [
         "cycle 0 ended: the other nodes declared this one lost (silent for 6 s) and continue without it; on standby"
     ]
-    assert driven.done[-1] == edge.Tell(m.Ready())
+    assert driven.done[-1] == m.Ready()
 
 
 def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
     driven = running()
     end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
-    driven.hear(job.EndRanks(end, is_cut_off=True), edge.RanksEnded())
+    driven.hear(replace(end, is_cut_off=True), edge.RanksEnded())
     assert driven.said == ["cycle 0 ended: no coordinator; reconnecting to the job"]
 
 
@@ -358,7 +359,7 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
 def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progress() -> None:
     driven = running()
     driven.hear(found_hung(0, 0, replace(HANG, learned=True)))
-    assert [said for said in driven.told if isinstance(said, m.Raised)] == [m.Raised(0, "step")]
+    assert [said for said in driven.told if isinstance(said, Raised)] == [Raised(0, "step")]
     (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
     assert hang.reached is None
 
@@ -373,7 +374,7 @@ def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
 
 def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     driven = running()
-    driven.hear(attached(0, 0, 1), attached(1, 0, 1), job.DiagnoseHang(0))
+    driven.hear(attached(0, 0, 1), attached(1, 0, 1), m.DiagnoseHang(0))
     assert [each.order.passive for each in driven.orders(Collect)] == [False, False]
     driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
     driven.wait(2.0)
@@ -390,7 +391,7 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
     driven = running(ranks=32)
     for local_rank in range(32):
         driven.hear(attached(local_rank, 0, 1))
-    driven.hear(job.DiagnoseHang(0))
+    driven.hear(m.DiagnoseHang(0))
     for local_rank in range(32):
         note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
         driven.hear(observed(local_rank, 0, note))
@@ -458,7 +459,7 @@ def test_it_can_be_stopped(has_heard: bool) -> None:
     driven.hear(EXCLUDE)
     driven.exits(0, 1)
     driven.hear(edge.RanksEnded(), *([job.LeftOut()] if has_heard else []))
-    assert driven.stop()[-1] == edge.Tell(m.Goodbye("its launcher received SIGTERM", well=True), within_s=1.0)
+    assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
     driven.hear(job.Leave(0))
     assert over(driven) == (Exit.STOPPED, 0)
 

@@ -43,8 +43,8 @@ def test_late_start() -> None:
     driven.exits(1, -9)
     (report,) = driven.told[1:]
     assert isinstance(report, m.Report)
-    assert (report.state, report.rank) == (NodeState.UNHEALTHY, 10)
-    assert report.text == "rank 10 did not start monitoring within 30 s (--ft-startup-timeout)"
+    assert (report.state, report.cause.rank) == (NodeState.UNHEALTHY, 10)
+    assert report.cause.text == "rank 10 did not start monitoring within 30 s (--ft-startup-timeout)"
 
 
 def test_messages_of_another_cycle_mean_nothing() -> None:

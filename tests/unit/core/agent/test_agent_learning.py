@@ -10,7 +10,7 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.learning import ANSWER_NS, READ_NS
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts import budget_rule

@@ -97,7 +97,7 @@ def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_go
     assert [message for message in driven.told if isinstance(message, m.Report)] == []
     driven.wait(0.2)
     (report,) = [message for message in driven.told if isinstance(message, m.Report)]
-    assert (report.state, report.rank) == (NodeState.UNHEALTHY, 10)
+    assert (report.state, report.cause.rank) == (NodeState.UNHEALTHY, 10)
 
 
 @pytest.mark.parametrize("has_group", [False, True])
@@ -148,7 +148,7 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     driven.boards.update({local_rank: board(last_transition_ns=moved_ns) for local_rank in (0, 1)})
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_ns=raised_ns)
     driven.ends()
-    reports = [message.text for message in driven.told if isinstance(message, m.Report)]
+    reports = [message.cause.text for message in driven.told if isinstance(message, m.Report)]
     assert reports == ([] if told is None else [told])
 
 

@@ -9,9 +9,8 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import Collect
 from tests.support.agents import Driven, attached, observed
 
@@ -166,7 +165,7 @@ def test_silence_before_the_end_of_the_monitoring_does_not_count_after_it() -> N
 def test_note_on_a_rank_without_evidence_says_that_its_monitoring_has_ended() -> None:
     driven = watching()
     driven.boards[1] = BOARD._replace(closing=True)
-    driven.hear(job.DiagnoseHang(0, passive=True))
+    driven.hear(m.DiagnoseHang(0, passive=True))
     driven.wait(2.0)
     (notes,) = (said for said in driven.told if isinstance(said, m.Notes))
     assert [note.closing for note in notes.notes] == [False, True]
@@ -215,7 +214,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_again_but_seldom() -> None:
 def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> None:
     driven = watching()
     driven.exits(0)
-    driven.hear(job.DiagnoseHang(0, passive=True))
+    driven.hear(m.DiagnoseHang(0, passive=True))
     (collect,) = driven.orders(Collect)
     assert (collect.local_rank, collect.order.passive) == (1, True)
     driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
@@ -226,16 +225,16 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
 
 def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
     driven = watching()
-    driven.hear(job.DiagnoseHang(0, passive=True))
+    driven.hear(m.DiagnoseHang(0, passive=True))
     driven.wait(2.0)
     assert [said.passive for said in driven.told if isinstance(said, m.Notes)] == [True]
 
 
 def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
     driven = watching()
-    driven.hear(job.DiagnoseHang(0, passive=True))
+    driven.hear(m.DiagnoseHang(0, passive=True))
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
-    driven.hear(job.DiagnoseHang(0))
+    driven.hear(m.DiagnoseHang(0))
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
     first, second = (said for said in driven.told if isinstance(said, m.Notes))
     assert {note.frame for note in first.notes} == {"old"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
 from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven, attached, checked, suspected
@@ -113,7 +113,7 @@ def test_four_timeouts_are_the_most_whoever_moves() -> None:
     looked(driven, 0, "computes in train.py:9 step")
     assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 40.0))]
     driven.done.clear()
-    assert kinds(suspect(driven, elapsed_s=40.01)) == [edge.Say, ConfirmHang]
+    assert kinds(suspect(driven, elapsed_s=40.01)) == [Say, ConfirmHang]
     assert "its timeout is extended to at most 40.0 s, terminating it although ranks make progress" in driven.said[0]
 
 
@@ -159,7 +159,7 @@ def test_the_other_nodes_are_asked_and_waited_for() -> None:
     assert driven.told == [m.Suspected(0, 1.0)]
     assert looked(driven, 0) == []
     assert driven.wait(BOUND_S - 0.01) == []
-    driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
+    driven.hear(m.Moving(0, "rank 9 has begun an iteration"))
     assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
     assert driven.wait(5) == []
 
@@ -173,7 +173,7 @@ def test_where_no_node_tells_of_progress_it_is_convicted_when_the_bound_is_over(
 
 def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
     driven = running(1, nodes=2)
-    driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
+    driven.hear(m.Moving(0, "rank 9 has begun an iteration"))
     driven.wait(1.5)
     suspect(driven)
     assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
@@ -186,14 +186,14 @@ def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
 
 def test_a_node_that_is_asked_tells_of_progress_and_of_nothing_else() -> None:
     driven = running(2, nodes=2)
-    driven.hear(job.Relayed(m.Suspected(0, 0.5)))
+    driven.hear(m.Suspected(0, 0.5))
     orders = [each.order for each in driven.orders(CheckProgress) if isinstance(each.order, CheckProgress)]
     assert [order.again_ns - driven.now_ns for order in orders] == [500_000_000] * 2
     looked(driven, 0)
     looked(driven, 1, "has completed 2 collectives")
     assert driven.told == [m.Moving(0, "rank 10 has completed 2 collectives")]
     driven.done.clear()
-    driven.hear(job.Relayed(m.Suspected(0, 0.5)))
+    driven.hear(m.Suspected(0, 0.5))
     looked(driven, 0)
     looked(driven, 1)
     assert driven.wait(3) == []
@@ -205,8 +205,7 @@ def test_nodes_that_decide_for_themselves_ask_nobody() -> None:
     suspect(driven)
     assert driven.told == []
     (asked,) = looked(driven, 0)
-    assert isinstance(asked, edge.Tell)  # for a review of all ranks
-    assert isinstance(asked.message, m.Hang)
+    assert isinstance(asked, m.Hang)  # for a review of all ranks
 
 
 def test_the_limit_of_an_interval_bounds_its_extensions() -> None:
@@ -216,7 +215,7 @@ def test_the_limit_of_an_interval_bounds_its_extensions() -> None:
     assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 240.0))]
     assert driven.said[0].endswith("extending the timeout, to at most 240.0 s in total")
     driven.done.clear()
-    assert kinds(suspect(driven, elapsed_s=240.01, limit_s=240.0)) == [edge.Say, ConfirmHang]
+    assert kinds(suspect(driven, elapsed_s=240.01, limit_s=240.0)) == [Say, ConfirmHang]
 
 
 def test_a_rank_that_stands_still_is_confirmed_long_before_its_limit() -> None:
@@ -248,7 +247,7 @@ def test_no_hang_is_confirmed_before_the_longest_explained_interval_if_other_nod
     assert driven.said == []
     driven.done.clear()
     suspect(driven, elapsed_s=75.0, limit_s=240.0)
-    assert [type(each) for each in looked(driven, 0)] == [edge.Tell]  # a review, before any hang is confirmed
+    assert [type(each) for each in looked(driven, 0)] == [m.Hang]  # a review, before any hang is confirmed
 
 
 def test_progress_on_this_node_counts_if_other_nodes_cannot_be_asked() -> None:

@@ -34,7 +34,7 @@ def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_onc
         effects = machine.settle(0.0)
         assert (edge.Drop(0) in effects) is not breaks_first
         (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-        assert (verdict.node, "its launcher exited" in verdict.text) == (0, True)
+        assert (verdict.node, "its launcher exited" in verdict.cause.text) == (0, True)
 
 
 def test_a_node_whose_answer_came_too_late_has_the_place_that_it_has_accepted() -> None:
@@ -82,7 +82,7 @@ def test_a_node_whose_answer_came_too_late_has_the_place_that_it_has_accepted() 
         for effect in answers(machine, machine.handle(edge.Broken(2), 1.0) + machine.settle(1.4))
         if isinstance(effect, edge.Send) and isinstance(effect.message, m.Verdict)
     ]
-    assert (lost.node, "its launcher exited" in lost.text) == (launchers[2].place, True)
+    assert (lost.node, "its launcher exited" in lost.cause.text) == (launchers[2].place, True)
 
 
 def is_judged(machine: Coordinator, now_s: float) -> bool:
@@ -326,7 +326,9 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
             machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
         judged += [
-            (tenth / 10, each.verdict.name, each.verdict.text) for each in effects if isinstance(each, edge.Judged)
+            (tenth / 10, each.verdict.cause.host, each.verdict.cause.text)
+            for each in effects
+            if isinstance(each, edge.Judged)
         ]
         effects = []
     assert judged == [(lost_s, "", lines.silent(9.5)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
@@ -357,21 +359,21 @@ def test_where_ranks_hang_because_a_host_is_lost_with_the_coordinator_that_host_
         at_ns=0,
     )
     connect(1)
-    assert links(machine.handle(edge.Heard(1, m.Hang(0, verdict)), 0.0), m.Collect) == [1]
+    assert links(machine.handle(edge.Heard(1, m.Hang(0, verdict)), 0.0), m.DiagnoseHang) == [1]
     machine.handle(edge.Heard(1, note(1)), 0.0)
     effects = connect(2) + connect(3)
-    assert links(effects, m.Collect) == [2, 3]
+    assert links(effects, m.DiagnoseHang) == [2, 3]
     effects = answers(machine, effects)
     for link in (2, 3):
         machine.handle(edge.Heard(link, note(link)), 0.1)
     assert not any(isinstance(each, edge.Judged) for each in effects + machine.settle(0.1))
-    assert links(connect(4), m.Collect) == [4]
+    assert links(connect(4), m.DiagnoseHang) == [4]
     machine.handle(edge.Heard(4, note(4)), 0.3)
     (judged,) = [each.verdict for each in machine.settle(0.3) if isinstance(each, edge.Judged)]
     if waits:
-        assert (judged.node, judged.name, judged.text) == (0, "there", lines.HOST_SILENT)
+        assert (judged.node, judged.cause.host, judged.cause.text) == (0, "there", lines.HOST_SILENT)
     else:
-        assert (judged.rank, judged.kind) == (3, CauseKind.HANG)
+        assert (judged.cause.rank, judged.cause.kind) == (3, CauseKind.HANG)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +393,7 @@ def test_who_had_waited_for_a_new_coordinator_and_given_up_has_not_exited(
         for link in range(4):
             machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
-        judged += [(tenth / 10, each.verdict.text) for each in effects if isinstance(each, edge.Judged)]
+        judged += [(tenth / 10, each.verdict.cause.text) for each in effects if isinstance(each, edge.Judged)]
         effects = []
     assert judged == [(pytest.approx(lost_s, abs=0.11), text)]
 
@@ -413,7 +415,7 @@ def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_me
             machine.handle(edge.Heard(place, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
     (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-    assert (verdict.node, verdict.name, verdict.text) == (2, "c", lines.silent(9.5))
+    assert (verdict.node, verdict.cause.host, verdict.cause.text) == (2, "c", lines.silent(9.5))
 
 
 @pytest.mark.parametrize(("nodes", "told"), [(100, 100), (101, 0)])

@@ -17,7 +17,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.records.cause import CauseKind
+from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.timeouts.exchange import Facts, Intervals, Learned, Milestone, Moment, Raised, Survey
 from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, MOST_NAMES, Sketch, is_name
 from tests.support.job_machines import answers, begun, links
@@ -327,20 +327,20 @@ def say(machine: Coordinator, link: int, message: m.FromMember) -> list[edge.Coo
 
 def test_kill_is_relayed_to_all_other_nodes_also_after_the_end_of_the_cycle() -> None:
     machine = running("abc")
-    assert links(say(machine, 1, m.Raised(0, "step")), m.Raised) == [0, 2]
-    assert links(say(machine, 2, m.Raised(0, "step")), m.Raised) == []
-    say(machine, 1, m.Report(0, NodeState.UNHEALTHY, "rank 1 hung", CauseKind.HANG, 1))
+    assert links(say(machine, 1, Raised(0, "step")), Raised) == [0, 2]
+    assert links(say(machine, 2, Raised(0, "step")), Raised) == []
+    say(machine, 1, m.Report(0, NodeState.UNHEALTHY, Cause(text="rank 1 hung", kind=CauseKind.HANG, rank=1)))
     assert links(machine.settle(0.0), m.End) == [0, 1, 2]
-    assert links(say(machine, 1, m.Raised(0, "setup")), m.Raised) == [0, 2]
+    assert links(say(machine, 1, Raised(0, "setup")), Raised) == [0, 2]
 
 
 def test_survey_runs_through_the_coordinator() -> None:
     machine = running("ab")
-    say(machine, 1, m.Milestone(0, Moment.SAVE, 1))
-    assert links(machine.settle(0.0), m.Survey) == [0, 1]
+    say(machine, 1, Milestone(0, Moment.SAVE, 1))
+    assert links(machine.settle(0.0), Survey) == [0, 1]
     for link in (0, 1):
         say(machine, link, Intervals(0, 1, known={}))
-    assert links(machine.settle(0.0), m.Learned) == [0, 1]
+    assert links(machine.settle(0.0), Learned) == [0, 1]
 
 
 def test_kill_that_no_coordinator_could_be_told_of_reaches_the_others_through_the_next_one() -> None:
@@ -349,7 +349,7 @@ def test_kill_that_no_coordinator_could_be_told_of_reaches_the_others_through_th
     job.run(0.5)
     job.break_off(b)
     b.do(b.member.broken(job.now_s))
-    b.do(b.member.tell(m.Raised(0, "step"), job.now_s))
+    b.do(b.member.tell(Raised(0, "step"), job.now_s))
     job.coordinator = Coordinator("d", founds=False, now_s=job.now_s)
     for launcher in (c, *job.launchers[:2]):
         if launcher.link is not None:
@@ -382,10 +382,10 @@ def _answer(place: int, names: Sequence[str] = ("setup", "step", "checkpointing"
 
 def test_new_coordinator_that_takes_a_job_over_answers_the_next_milestone() -> None:
     machine = running("ab")
-    say(machine, 1, m.Milestone(0, Moment.SAVE, 1))
+    say(machine, 1, Milestone(0, Moment.SAVE, 1))
     machine.settle(0.0)
     other = running("ab")
     say(other, 0, Intervals(0, 1, known={}))  # for the one before
-    assert links(other.settle(0.0), m.Learned) == []
-    say(other, 1, m.Milestone(0, Moment.SAVE, 2))
-    assert links(answers(other, other.settle(0.0)), m.Survey) == [0, 1]
+    assert links(other.settle(0.0), Learned) == []
+    say(other, 1, Milestone(0, Moment.SAVE, 2))
+    assert links(answers(other, other.settle(0.0)), Survey) == [0, 1]

@@ -176,4 +176,4 @@ def test_a_hang_is_the_fault_of_the_host_of_the_rank_that_is_to_blame() -> None:
     (verdict,) = nodes[1].verdicts
     fault = fault_of(verdict)
     assert fault is not None
-    assert (verdict.rank, verdict.name, fault.node, verdict.cause(1).host) == (2, "c", "c", "c")
+    assert (verdict.cause.rank, verdict.cause.host, fault.node, verdict.cause_for(1).host) == (2, "c", "c", "c")

@@ -28,7 +28,7 @@ def world(launcher: Launcher) -> int:
 def follows(launcher: Launcher) -> tuple[Outcome, Action, int, str]:
     """What its last cycle's end leads to."""
     verdict = launcher.verdicts[-1]
-    return verdict.outcome, verdict.action, verdict.restarts_left, verdict.reason
+    return verdict.outcome, verdict.decision.action, verdict.decision.restarts_left, verdict.decision.reason
 
 
 def test_the_node_that_hosts_the_coordinator_is_the_first_whoever_came_before() -> None:
@@ -184,7 +184,7 @@ def test_a_launcher_whose_ranks_did_not_end_well_when_it_was_stopped_ends_with_1
     job.run(2.0)
     assert c.left == (1, "")
     assert cycles(a, b) == [1, 1]
-    assert a.verdicts[0].cause(0).text == "node 2 (c): stopped by SIGTERM"
+    assert a.verdicts[0].cause_for(0).text == "node 2 (c): stopped by SIGTERM"
     assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
 
 
@@ -243,7 +243,7 @@ def test_a_node_that_is_excluded_costs_no_restart() -> None:
     b.leaves("rank 1 asked for it", excluded=True)
     job.run(2.0)
     assert (b.left, b.stays) == (None, True)
-    assert a.verdicts[0].text == "node 1 (b) leaves the job: rank 1 asked for it"
+    assert a.verdicts[0].cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
     assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
     assert (cycles(a, c), world(a)) == ([1, 1], 2)
 
@@ -455,7 +455,7 @@ def test_a_newcomer_that_is_used_at_once_costs_no_restart() -> None:
     job.run(1.0)
     assert (cycles(a, *others), world(a)) == ([1, 1, 1], 3)
     assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
-    assert a.verdicts[0].text == "1 node waiting to join"
+    assert a.verdicts[0].cause.text == "1 node waiting to join"
     (spare,) = job.start("d")  # for which there is no room
     job.run(2.0)
     assert (cycles(a, spare), spare.lines[0][:10]) == ([1, None], "on standby")
@@ -490,7 +490,7 @@ def test_a_job_that_gets_no_further_ends_with_its_own_code_on_all_nodes() -> Non
     assert (outcome, action, left) == (Outcome.FAILED, Action.GIVE_UP, 94)
     compared = "none began an iteration after 9, resumed after 0 or completed a save"
     assert reason == f"no progress in 2 cycles, giving up ({compared})"
-    assert a.verdicts[-1].decision().no_progress
+    assert a.verdicts[-1].decision.no_progress
     assert [(node.left or (0,))[0] for node in (a, b)] == [17, 17]
 
 

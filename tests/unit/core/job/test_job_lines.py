@@ -135,7 +135,7 @@ def test_nodes_hear_of_one_that_is_no_good_any_more_where_the_others_go_on() -> 
     job.run(1.0)
     # that ended the cycle, and is told as its end
     assert [node.lines for node in nodes[:2]] == [[told]] * 2
-    assert nodes[0].verdicts[0].text.startswith("1 healthy node, at least 2 required: node 1 (b) is unhealthy")
+    assert nodes[0].verdicts[0].cause.text.startswith("1 healthy node, at least 2 required: node 1 (b) is unhealthy")
 
 
 def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
@@ -160,7 +160,7 @@ def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() ->
     a.fails("lost a peer", follows=True)
     c.leaves("stopped by SIGTERM")
     job.run(2.5)
-    assert [verdict.cause(0).text for verdict in a.verdicts] == ["node 2 (c): stopped by SIGTERM"]
+    assert [verdict.cause_for(0).text for verdict in a.verdicts] == ["node 2 (c): stopped by SIGTERM"]
     assert a.lines == []
     job = Job(min_nodes=2, min_healthy=True)
     a, b, c = job.start("abc")
@@ -168,7 +168,7 @@ def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() ->
         node.fails("lost a peer", follows=True)
     c.leaves("stopped by SIGTERM")
     job.run(0.5)
-    assert "node 2 (c) is lost: stopped by SIGTERM" in a.verdicts[0].text
+    assert "node 2 (c) is lost: stopped by SIGTERM" in a.verdicts[0].cause.text
     assert [line for line in a.lines if "without it" in line] == []
 
 
@@ -179,7 +179,7 @@ def test_a_loss_that_ended_the_cycle_is_told_once() -> None:
     job.run(2.5)
     assert a.cycle == b.cycle == 1
     assert a.lines == b.lines == []
-    assert a.verdicts[0].cause(0).text == "node 2 (c): its launcher exited"
+    assert a.verdicts[0].cause_for(0).text == "node 2 (c): its launcher exited"
 
 
 @pytest.mark.parametrize("min_healthy", [True, False])

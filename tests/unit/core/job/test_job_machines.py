@@ -32,7 +32,7 @@ def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator
     machine = member()
     machine.owns("first:1")
     led(machine)
-    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0, 5.0)
+    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0)
     machine.heard(m.Stay(), 1.0)
     machine.tick(1.0)
     (hello,) = [effect.message for effect in machine.opened(1.0) if isinstance(effect, edge.Transmit)]
@@ -163,7 +163,10 @@ def test_too_few_nodes_are_waited_for_in_bounded_time() -> None:
 
 def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
     return [
-        Seat(m.Report(0, state, f"text {place}", CauseKind.CRASH, place, follows=place == follows), f"host{place}")
+        Seat(
+            m.Report(0, state, Cause(text=f"text {place}", kind=CauseKind.CRASH, rank=place, follows=place == follows)),
+            f"host{place}",
+        )
         for place, state in enumerate(states)
     ]
 
@@ -181,29 +184,29 @@ H, U, L, X, S = NodeState.HEALTHY, NodeState.UNHEALTHY, NodeState.LOST, NodeStat
 def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -> None:
     assert judged(Outcome.FAILED, H, U, H, decided_by=1).node == 1
     verdict = judged(Outcome.FAILED, U, H, U, decided_by=0, follows=0)
-    assert (verdict.node, verdict.rank, verdict.action) == (2, 2, Action.RESTART)
+    assert (verdict.node, verdict.cause.rank, verdict.decision.action) == (2, 2, Action.RESTART)
     assert judged(Outcome.FAILED, U, H, H, decided_by=0, follows=0).node == 0  # nobody tells more
     assert judged(Outcome.FAILED, U, L, H, decided_by=0, follows=0).node == 1
     assert judged(Outcome.FAILED, X, U, L, decided_by=1, follows=1).node == 2  # it costs a restart, and X doesn't
     assert judged(Outcome.FAILED, X, U, H, decided_by=1, follows=1).node == 0
-    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H).text
-    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H, rules=HEALTHY_TWO).text
+    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H).cause.text
+    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H, rules=HEALTHY_TWO).cause.text
 
 
 def test_what_follows() -> None:
     used_up = judged(Outcome.FAILED, U, H, decided_by=0, restarts=3)
-    assert (used_up.action, used_up.code) == (Action.GIVE_UP, 1)
+    assert (used_up.decision.action, used_up.code) == (Action.GIVE_UP, 1)
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=3)
     stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(stalled=3))
-    assert (stalled.action, stalled.code) == (Action.GIVE_UP, 93)
+    assert (stalled.decision.action, stalled.code) == (Action.GIVE_UP, 93)
     assert judged(Outcome.SUCCEEDED, S, S).code == 0
-    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).action is Action.GIVE_UP
-    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=2).action is Action.RESTART
-    assert judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")).decision().reason == "not restarting"
+    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).decision.action is Action.GIVE_UP
+    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=2).decision.action is Action.RESTART
+    assert judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")).decision.reason == "not restarting"
 
 
 def told_to(verdict: m.Verdict, place: int | None) -> str:
-    cause, decision = verdict.cause(place), verdict.decision()
+    cause, decision = verdict.cause_for(place), verdict.decision
     return cycle_ended(
         cycle=verdict.cycle, cause=cause, decision=decision, outcome=verdict.outcome, max_restarts=RULES.max_restarts
     )
@@ -264,7 +267,7 @@ def test_where_there_is_one_node_it_has_no_name() -> None:
 
 def test_no_progress_is_told_as_such() -> None:
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
-    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(0, 9, stalled=2)).decision()
+    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(0, 9, stalled=2)).decision
     assert decision == RestartDecision(
         action=Action.GIVE_UP,
         restarts_left=8,
@@ -325,7 +328,7 @@ def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_
         effects = machine.tick(tenth / 10)
         if any(isinstance(effect, edge.Connect) for effect in effects):
             effects += machine.failed(tenth / 10)
-        if any(isinstance(effect, edge.EndRanks) for effect in effects):
+        if any(isinstance(effect, m.End) for effect in effects):
             ended_s = tenth / 10
             break
     assert ended_s is not None
@@ -337,9 +340,9 @@ def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> 
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
     machine.heard(m.Commit(decision()), 0.0)
     (effect,) = machine.heard(m.End(0, Outcome.MEMBERSHIP, True, lost=True, text="silent"), 1.0)
-    assert isinstance(effect, edge.EndRanks)
+    assert isinstance(effect, m.End)
     machine.tell(m.Ready(), 1.0)
-    assert machine.standing.report == m.Report(0, NodeState.UNHEALTHY, "silent", follows=True)
+    assert machine.standing.report == m.Report(0, NodeState.UNHEALTHY, Cause(text="silent", follows=True))
 
 
 def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:
@@ -384,14 +387,14 @@ def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
 def test_who_is_left_out_is_named_only_if_no_missing_node_may_have_ended_the_cycle() -> None:
     cycle = JobCycle(RULES, decision(size=3))
     cycle.missing(0, 0.0)
-    cycle.changed(2, m.Report(0, U, "lost a peer", follows=True))
-    cycle.changed(1, m.Report(0, X, "asked for it"))
+    cycle.changed(2, m.Report(0, U, Cause(text="lost a peer", follows=True)))
+    cycle.changed(1, m.Report(0, X, Cause(text="asked for it")))
     assert cycle.conclude(1.0, joining=0)
     assert cycle.judge(1.0, nodes_left=3) is None
     cycle.lose(0, "no packet from its host")
     verdict = cycle.judge(1.0, nodes_left=3)
     assert verdict is not None
-    assert (verdict.node, verdict.text) == (0, "no packet from its host")
+    assert (verdict.node, verdict.cause.text) == (0, "no packet from its host")
 
 
 def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:
@@ -410,7 +413,11 @@ MESSAGES = [
         name="n",
         rank=0,
         memory=Memory((3, "c"), Held(decision(), 1, True), Accepted((3, "c", 2), Held(decision(1), 0, True, "s"))),
-        standing=m.Standing(m.NodePhase.RUNNING, 4, m.Report(4, U, "x", CauseKind.HANG, 3, True, Reached(1, 2))),
+        standing=m.Standing(
+            m.NodePhase.RUNNING,
+            4,
+            m.Report(4, U, Cause(text="x", kind=CauseKind.HANG, rank=3, follows=True), Reached(1, 2)),
+        ),
     ),
     m.Hang(2, HANG, Reached(0, 3)),
     m.Suspected(2, 0.5),

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import Verdict
-from megatron_ft.core.job.restart_policy import Action, Advance, Outcome, Reached, furthest
+from megatron_ft.core.job.restart_policy import Advance, Outcome, Reached, furthest
 from megatron_ft.core.records.cause import CauseKind
+from tests.support.agents import verdict
 
 COMMAND = ("python", "train.py")
 LIFE = Life(job="job-1", command=COMMAND, began="2026-01-01T00:00:00Z", nodes=2, cycles=1)
 
 
-def a_verdict(**changes: object) -> Verdict:
-    base = Verdict(
-        cycle=3,
-        outcome=Outcome.FAILED,
-        text="rank 5 exited with code 7",
-        action=Action.RESTART,
-        restarts_left=2,
-        kind=CauseKind.CRASH,
-        node=1,
-        name="b",
-        nodes=2,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
+def a_verdict(**changes: Any) -> Verdict:
+    base: dict[str, Any] = {
+        "text": "rank 5 exited with code 7",
+        "kind": CauseKind.CRASH,
+        "node": 1,
+        "name": "b",
+        "nodes": 2,
+    }
+    return verdict(3, **{**base, **changes})
 
 
 def a_fault(node: str, cycle: int, kind: FaultKind = FaultKind.RANK, **more: bool) -> Fault:

@@ -174,7 +174,7 @@ def test_node_with_a_failure_of_its_own_asks_for_no_evidence(own: str) -> None:
 
 
 def reports(text: str, *, follows: bool) -> m.Report:
-    return m.Report(0, NodeState.UNHEALTHY, text, kind=CauseKind.CRASH, rank=1, follows=follows)
+    return m.Report(0, NodeState.UNHEALTHY, Cause(text=text, kind=CauseKind.CRASH, rank=1, follows=follows))
 
 
 def failing() -> Coordinator:
@@ -183,7 +183,7 @@ def failing() -> Coordinator:
     for link in range(5):
         answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
     effects = machine.handle(edge.Heard(1, m.Hang(0, FIRST)), 0.0)
-    assert links(effects, m.Collect) == [0, 1, 2, 3, 4]
+    assert links(effects, m.DiagnoseHang) == [0, 1, 2, 3, 4]
     machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.0)
     assert verdicts(machine, 0.0) == []
     return machine
@@ -199,14 +199,14 @@ def test_cycle_ends_for_the_missing_rank_once_all_nodes_have_reported() -> None:
         note = stuck(link) if link == 3 else failed(link)
         machine.handle(edge.Heard(link, m.Notes(0, (note,))), 0.1)
     (judged,) = verdicts(machine, 0.1)
-    assert (judged.rank, judged.text) == (3, "rank 3 (host-3) keeps the others waiting in 'step' for 5.1 s")
+    assert (judged.cause.rank, judged.cause.text) == (3, "rank 3 (host-3) keeps the others waiting in 'step' for 5.1 s")
 
 
 def test_failure_of_another_node_explains_lost_peers_at_once() -> None:
     machine = failing()
     machine.handle(edge.Heard(2, reports("rank 2 killed by SIGKILL", follows=False)), 0.1)
     (judged,) = verdicts(machine, 0.1)
-    assert (judged.node, judged.text) == (2, "rank 2 killed by SIGKILL")
+    assert (judged.node, judged.cause.text) == (2, "rank 2 killed by SIGKILL")
 
 
 def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
@@ -214,4 +214,4 @@ def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
     for link in range(5):
         machine.handle(edge.Heard(link, m.Notes(0, (failed(link),))), 0.1)
     judged = verdicts(machine, 0.1) + verdicts(machine, 0.5)
-    assert [each.text for each in judged] == ["rank 1 timed out"]
+    assert [each.cause.text for each in judged] == ["rank 1 timed out"]

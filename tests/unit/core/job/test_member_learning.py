@@ -10,10 +10,10 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.timeouts.exchange import Moment
+from megatron_ft.core.timeouts.exchange import Learned, Moment, Raised, Survey
 from tests.support.job_machines import led, member
 
-SURVEY, LEARNED, RAISED = m.Survey(4, 1), m.Learned(4, 1, Moment.SAVE), m.Raised(4, "step")
+SURVEY, LEARNED, RAISED = Survey(4, 1), Learned(4, 1, Moment.SAVE), Raised(4, "step")
 
 
 def running() -> Member:
@@ -52,5 +52,5 @@ def test_kills_are_kept_for_the_next_coordinator(is_own: bool) -> None:
 
 def test_kills_of_another_cycle_are_not_kept() -> None:
     machine = running()
-    machine.tell(m.Raised(3, "step"), 0.0)
+    machine.tell(Raised(3, "step"), 0.0)
     assert machine.standing.raised == ()

@@ -29,7 +29,7 @@ def _given_up(machine: Member, now_s: float) -> tuple[float, Any]:
 
 def test_the_launcher_of_an_excluded_node_gives_up_when_those_of_the_job_have() -> None:
     machine = led(member())
-    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0, 5.0)
+    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0)
     machine.heard(m.Stay(), 1.0)
     at_s, left = _given_up(machine, 1.0)
     assert 1.0 + GIVE_UP_S <= at_s < 1.0 + GIVE_UP_S + 1.0

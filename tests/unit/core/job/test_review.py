@@ -15,7 +15,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
-from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.records.shared import RankHung
 
 FIRST = RankHung(
@@ -141,7 +141,7 @@ ASKS = m.Hang(0, FIRST, passive=True)
 def test_all_nodes_are_asked_and_all_are_told_and_the_cycle_goes_on() -> None:
     machine = running()
     (asked,) = tell(machine, edge.Heard(1, ASKS), edge.Heard(0, ASKS))
-    assert (list(asked.links), asked.message) == ([0, 1], m.Collect(0, passive=True))
+    assert (list(asked.links), asked.message) == ([0, 1], m.DiagnoseHang(0, passive=True))
     assert tell(machine, edge.Heard(0, m.Notes(0, (waits(0),), passive=True))) == []
     (told,) = tell(machine, edge.Heard(1, m.Notes(0, (works(1), waits(2)), passive=True)))
     assert list(told.links) == [0, 1]
@@ -186,15 +186,15 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
     machine = running()
     tell(machine, edge.Heard(0, ASKS))
     (asked,) = tell(machine, edge.Heard(1, m.Hang(0, FIRST)))
-    assert asked.message == m.Collect(0)
+    assert asked.message == m.DiagnoseHang(0)
     tell(machine, *(edge.Heard(link, m.Notes(0, (waits(link),), passive=True)) for link in (0, 1)))
     ended = tell(machine, *(edge.Heard(link, m.Notes(0, (waits(link),))) for link in (0, 1)))
     assert any(isinstance(sent.message, m.End) for sent in ended)
 
 
-@pytest.mark.parametrize("message", [ASKS, m.Collect(0, True), m.Notes(0, (), True), said([waits(0), works(1)])])
+@pytest.mark.parametrize("message", [ASKS, m.DiagnoseHang(0, True), m.Notes(0, (), True), said([waits(0), works(1)])])
 def test_what_is_sent_is_what_arrives(message: m.FromMember | m.ToMember) -> None:
-    kinds = m.ToMember if isinstance(message, m.Collect | Reviewed) else m.FromMember
+    kinds = m.ToMember if isinstance(message, m.DiagnoseHang | Reviewed) else m.FromMember
     assert Vocabulary(kinds).parse(pack(message)) == message
 
 

@@ -532,7 +532,7 @@ class Node:
                     self.do(self.member.store_opened(held, "here:1", time.monotonic()))
                 case edge.Begin(held):
                     self.begun.append(held.decision.cycle)
-                case edge.EndRanks():
+                case m.End():
                     self.do(self.member.tell(m.Ready(), time.monotonic()))
                 case edge.Leave(code):
                     self.code = code
