@@ -15,7 +15,7 @@ from megatron_ft.core.wording import counted
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
-    from megatron_ft.cli.analysis.replay import Replayed, Rule
+    from megatron_ft.cli.analysis.replay import Replayed, ReplayedRule
     from megatron_ft.cli.analysis.timeline import Timeline
 
 _NOTHING_FOUND = 1
@@ -137,7 +137,7 @@ def _fixed(text: str) -> dict[str, float | None]:
 
 def _rules(
     timelines: Sequence[Timeline], name: str, factor: float, fixed: Mapping[str, float | None] | None
-) -> dict[str, Rule]:
+) -> dict[str, ReplayedRule]:
     from megatron_ft.cli.analysis import replay
 
     sections = replay.sections_of(timelines)
@@ -145,7 +145,7 @@ def _rules(
         unknown = [each for each in fixed if each not in sections]
         if unknown:
             raise ConfigError(f"--timeouts: {unknown} aren't in these logs, which have {sections}")
-        return {each: replay.Rule(fixed[each]) for each in sections if each in fixed}
+        return {each: replay.ReplayedRule(fixed[each]) for each in sections if each in fixed}
     return {each: replay.LearnedRule(name, factor) for each in sections}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.messages.control import ANSWERS, Ok, Pause, Resume, Status
+from megatron_ft.core.messages.control import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat
@@ -60,7 +60,7 @@ def connect_to(job: RunningJob, timeout_s: float) -> Channel:
         raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
 
 
-def order(job: RunningJob, what: Pause | Resume) -> bool:
+def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
     """Send an order to a launcher; whether it has changed anything.
 
     Raises:

@@ -28,8 +28,8 @@ from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent, JobOverError, LauncherServices
-from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.outcome import End, ResultFile, end_of, launcher_failed, read_lives, utc
+from megatron_ft.launcher.node import LauncherNode
+from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
@@ -72,7 +72,7 @@ def run(
     process_setup.raise_file_limit()
     try:
         ranks = config.nproc_per_node
-        node = Node(line, ranks=ranks, log=log, log_dir=log_dir, say=say, announce=announce, server=server)
+        node = LauncherNode(line, ranks=ranks, log=log, log_dir=log_dir, say=say, announce=announce, server=server)
         try:
             result = ResultFile(
                 log,
@@ -82,7 +82,7 @@ def run(
                 is_first=place.kind is Kind.ALONE or place.is_founder,
                 before=past.advance,
             )
-            life = _Life(
+            life = _JobLife(
                 node.for_agent,
                 log_dir,
                 place,
@@ -143,7 +143,7 @@ def _is_everywhere(line: CommandLine) -> bool:
     return any(name and name != os.devnull for name in given)
 
 
-class _Life:
+class _JobLife:
     """This launcher's part in one life of the job, from joining it to its end."""
 
     def __init__(
@@ -225,18 +225,18 @@ class _Life:
     def _ended(self, over: Over) -> None:
         self._over = over
 
-    def _write_end(self, end: End, coordination: Coordination | None) -> None:
+    def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.memory.decided
         decided = None if held is None else held.decision
         self._result.ended(end, decided=decided, iteration=self._launcher.status.last_iteration())
 
-    def _end(self, otherwise: Over | None = None) -> End:
+    def _end(self, otherwise: Over | None = None) -> LauncherEnd:
         """From how the agent ended; ``otherwise`` if it never got that far."""
         over = self._over or otherwise
         assert over is not None
         return end_of(over, self._line)
 
-    def _end_by(self, error: Exception) -> End:
+    def _end_by(self, error: Exception) -> LauncherEnd:
         """Say why, where that isn't said yet."""
         match error:
             case ChildFailedError():
@@ -248,7 +248,7 @@ class _Life:
                 return self._end()
             case joining.AlreadyFinishedError():
                 self._launcher.say(str(error))
-                return End(0)
+                return LauncherEnd(0)
             case SignalException():
                 return self._end(stopped(error.sigval, well=False))
             case FaultToleranceError():

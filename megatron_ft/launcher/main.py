@@ -100,7 +100,7 @@ def _tell_kubernetes(why: str, code: int) -> None:
         from megatron_ft.launcher import outcome
 
         ending = Ending.MISTAKE if code == MISTAKE_CODE else Ending.FAILED
-        outcome.tell_kubernetes(outcome.End(code, ending, why))
+        outcome.tell_kubernetes(outcome.LauncherEnd(code, ending, why))
 
 
 def _leave(code: int) -> NoReturn:

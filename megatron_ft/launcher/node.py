@@ -27,7 +27,7 @@ from megatron_ft.launcher.early_command_line import shares_output
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
-from megatron_ft.launcher.processes.device_memory import DeviceMemory
+from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import HealthCheck, command_of
 from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
@@ -37,7 +37,7 @@ from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import inherited_streams
 
 
-class Node:
+class LauncherNode:
     """Puts the parts of this node's launcher together: each user is handed what it needs, and none is handed this."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Node:
             starter=starter,
             running=self._running,
             termination=termination,
-            device_memory=DeviceMemory(reactor, log=log, say=say),
+            device_memory=DeviceMemoryWait(reactor, log=log, say=say),
             crash_evidence=CrashEvidence(log, self._log_dir, say),
             cycle_info=self._cycle_info,
             checkpoint_file=line.options.checkpoint_iteration_file,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.agent.edge import Exit, Over
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.decisions import Decision, Held, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import REFUSED, Verdict
@@ -40,7 +40,7 @@ _MOST_BYTES = 4000
 
 
 @dataclass(frozen=True)
-class End:
+class LauncherEnd:
     """How the job has ended for this launcher. ``ending`` is None where it isn't this launcher's to say."""
 
     code: int
@@ -50,7 +50,7 @@ class End:
     """All ranks of the last cycle did, on all nodes."""
 
 
-def end_of(over: Over, line: CommandLine) -> End:
+def end_of(over: Over, line: CommandLine) -> LauncherEnd:
     """The launcher's exit code, and what it may say of the job, by how its part in the job is over."""
     verdict = over.verdict
     match over.how:
@@ -65,34 +65,34 @@ def end_of(over: Over, line: CommandLine) -> End:
                 if verdict is None
                 else "; ".join(filter(None, [verdict.cause_for(None).text, verdict.decision.reason]))
             )
-            return End(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
+            return LauncherEnd(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
         case Exit.ABANDONED if line.max_nodes == 1:
-            return End(over.code, Ending.LOST, over.text)
+            return LauncherEnd(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
-            return End(over.code, Ending.FAILED, over.text or "a node was excluded, and too few nodes are left")
+            return LauncherEnd(over.code, Ending.FAILED, over.text or "a node was excluded, and too few nodes are left")
         case Exit.LEFT if over.code not in (0, REFUSED):
-            return End(over.code, Ending.LOST if over.code == TRY_AGAIN_CODE else Ending.FAILED, over.text)
-    return End(over.code)
+            return LauncherEnd(over.code, Ending.LOST if over.code == TRY_AGAIN_CODE else Ending.FAILED, over.text)
+    return LauncherEnd(over.code)
 
 
-def _succeeded(verdict: Verdict | None, line: CommandLine) -> End:
+def _succeeded(verdict: Verdict | None, line: CommandLine) -> LauncherEnd:
     """All ranks have ended with 0. Whether that is the end of the training, a flag file says, if there is to be one."""
     flag = os.environ.get(_FINISHED_FLAG, "")
     if flag and not bounded_file_calls.call(lambda: os.path.exists(flag), True):
         return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
     if not flag and verdict is not None and verdict.stopped:
         return _stopped(line, "a launcher received a signal to stop, all ranks exited with 0")
-    return End(0, Ending.FINISHED)
+    return LauncherEnd(0, Ending.FINISHED)
 
 
-def launcher_failed(line: CommandLine, text: str) -> End:
+def launcher_failed(line: CommandLine, text: str) -> LauncherEnd:
     """The launcher itself has failed, not its ranks. Other nodes go on without it."""
-    return End(1, Ending.FAILED if line.max_nodes == 1 else None, text)
+    return LauncherEnd(1, Ending.FAILED if line.max_nodes == 1 else None, text)
 
 
-def _stopped(line: CommandLine, text: str, code: int = 0) -> End:
+def _stopped(line: CommandLine, text: str, code: int = 0) -> LauncherEnd:
     chosen = line.stopped_code
-    return End(code if chosen is None else chosen, Ending.STOPPED, text)
+    return LauncherEnd(code if chosen is None else chosen, Ending.STOPPED, text)
 
 
 def read_lives(log_dir: str | None) -> Lives:
@@ -160,10 +160,10 @@ class ResultFile:
         """The job goes on without this node: others tell how it ends."""
         self._place = None
 
-    def ended(self, end: End, *, decided: Decision | None, iteration: int | None) -> None:
+    def ended(self, end: LauncherEnd, *, decided: Decision | None, iteration: int | None) -> None:
         """The job has ended. ``decided`` is the last decision that this launcher knows, ``iteration`` its ranks'."""
         place, ending = self._place, end.ending
-        self.ending, self.is_decided = ending, decided is not None and decided.kind is Kind.END
+        self.ending, self.is_decided = ending, decided is not None and decided.kind is DecisionKind.END
         if ending is None or place is None:
             return
         if self._has_only_left:
@@ -252,7 +252,7 @@ def utc(at_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
 
 
-def tell_kubernetes(end: End, *, path: str = _TERMINATION_LOG) -> None:
+def tell_kubernetes(end: LauncherEnd, *, path: str = _TERMINATION_LOG) -> None:
     """Write why this container ended, in a sentence, to the file that Kubernetes has made for that, if it has."""
     if end.ending is None:
         return

@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank import FROM_RANK, Hello
+from megatron_ft.core.messages.rank import FROM_RANK, RankHello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, Message, check_peer
@@ -61,7 +61,7 @@ class Callers(dict[int, Caller]):
             self.dismiss(caller)
 
 
-def parse(message: Message) -> Hello:
+def parse(message: Message) -> RankHello:
     """Check a hello.
 
     Raises:
@@ -73,7 +73,7 @@ def parse(message: Message) -> Hello:
     return hello
 
 
-def refusal(hello: Hello, attached: AttachedRank, *, closing: bool, is_stranger: bool) -> str | None:
+def refusal(hello: RankHello, attached: AttachedRank, *, closing: bool, is_stranger: bool) -> str | None:
     """Why a hello is refused while another rank is attached, which may be ``closing``; None if it isn't.
 
     A higher cycle wins: its predecessor is on its way out. In the same cycle the first one wins as long as it

@@ -14,7 +14,7 @@ from megatron_ft.core.diagnosis.evidence import HangEvidence
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Suspect
-from megatron_ft.core.messages.rank import Hello
+from megatron_ft.core.messages.rank import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
@@ -97,7 +97,7 @@ class Reports:
             "sections are timed again from the rank's next section event",
         )
 
-    def attached(self, attached: AttachedRank, greeting: Hello) -> None:
+    def attached(self, attached: AttachedRank, greeting: RankHello) -> None:
         """Report that a rank is watched; the launcher gets the descriptors that a replacement monitor would need."""
         report = records.Attached(
             rank=attached.rank,

@@ -10,7 +10,7 @@ import socket
 import time
 from dataclasses import replace
 
-from megatron_ft.core.board.hang_detector import Action, Overdue
+from megatron_ft.core.board.hang_detector import CheckAction, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
@@ -27,7 +27,7 @@ from megatron_ft.core.messages.monitor import (
     Resume,
     Stop,
 )
-from megatron_ft.core.messages.rank import Hello, Refused, ToRank, Welcome
+from megatron_ft.core.messages.rank import RankHello, RankRefused, RankWelcome, ToRank
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Survey
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import MonitorSettings
@@ -201,12 +201,12 @@ class MonitorService:
             return
         reason = self._refusal(greeting, caller)
         if reason is not None:
-            self._answer(caller, Refused(reason))
+            self._answer(caller, RankRefused(reason))
             self._callers.dismiss(caller)
             return
         self._welcome(caller, greeting)
 
-    def _refusal(self, greeting: Hello, caller: Caller) -> str | None:
+    def _refusal(self, greeting: RankHello, caller: Caller) -> str | None:
         if self._watched is None:
             return None
         attached = self._watched.attached
@@ -230,7 +230,7 @@ class MonitorService:
             )
         return reason
 
-    def _welcome(self, caller: Caller, greeting: Hello) -> None:
+    def _welcome(self, caller: Caller, greeting: RankHello) -> None:
         pidfd = -1
         try:
             pidfd = os.dup(caller.pidfd)
@@ -248,7 +248,7 @@ class MonitorService:
                 os.close(pidfd)
             reason = f"no memory for the progress board ({error.strerror})"
             self._reports.complain("no memory", reason)
-            self._answer(caller, Refused(reason))
+            self._answer(caller, RankRefused(reason))
             self._callers.dismiss(caller)
             return
         self._leave_rank()
@@ -256,7 +256,7 @@ class MonitorService:
         # the launcher first: a rank that is welcomed can be taken over from then on
         self._reports.attached(watched.attached, greeting)
         attached, settings = watched.attached, self._settings
-        welcome = Welcome(config=settings.config.to_dict(), log_dir=settings.log_dir, run_id=settings.run_id)
+        welcome = RankWelcome(config=settings.config.to_dict(), log_dir=settings.log_dir, run_id=settings.run_id)
         fds = (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd)
         was_sent = self._answer(caller, welcome, fds)
         watched.hand_over()
@@ -264,7 +264,7 @@ class MonitorService:
         if not was_sent and not is_gone(attached.pidfd):
             self._leave_rank()  # it has given up waiting, because this process was stopped, and is about to try again
 
-    def _rank_of(self, caller: Caller, greeting: Hello) -> int:
+    def _rank_of(self, caller: Caller, greeting: RankHello) -> int:
         is_started = self._started is not None and is_in(caller.pid, self._started)
         return self._rank if is_started and self._rank is not None else greeting.rank
 
@@ -302,15 +302,15 @@ class MonitorService:
             return
         if reading.damage is not None:
             self._reports.board_damaged(watched.attached, reading.damage)
-        if reading.outcome.action is Action.END_RANK and watched.note_new_program():
+        if reading.outcome.action is CheckAction.END_RANK and watched.note_new_program():
             self._look(watched)
             return
         self._reports.news(watched, reading.snapshot)
-        self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
+        self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is CheckAction.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
         if watched.take_end(reading.snapshot):
             self._reports.detached(watched.attached, time.monotonic_ns())
-        if reading.outcome.action is Action.END_RANK:
+        if reading.outcome.action is CheckAction.END_RANK:
             assert reading.outcome.verdict is not None
             if not self._suspicion.ask_launcher_first(watched, reading.outcome.verdict):
                 self._end_hung(watched, reading.outcome.verdict)

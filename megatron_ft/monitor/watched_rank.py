@@ -12,8 +12,8 @@ from typing import NamedTuple
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.consistency import contradiction
 from megatron_ft.core.board.hang_detector import (
-    Action,
     Check,
+    CheckAction,
     Gap,
     MonitorState,
     Overdue,
@@ -164,7 +164,7 @@ class WatchedRank:
         self._before_ns = now
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
-        resting = outcome.action in (Action.REST, Action.END_RANK)
+        resting = outcome.action in (CheckAction.REST, CheckAction.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         self._feed(snapshot, now, self.state.gaps)
         return Reading(snapshot, outcome, damage)

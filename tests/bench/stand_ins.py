@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import beat_s
 from megatron_ft.core.messages.secret import HANDSHAKE
 from megatron_ft.ipc.net import tcp
@@ -197,7 +197,7 @@ class StandIns:
                 return encode(m.Follow(term)), -1
             case m.Propose(ballot):
                 return encode(m.Accept(ballot, "10.0.0.1:1")), -1  # only that of place 0 is looked at
-            case m.Commit(decision) if decision.kind is Kind.CYCLE:
+            case m.Commit(decision) if decision.kind is DecisionKind.CYCLE:
                 return b"", decision.cycle
             case m.End():
                 return _READY, -1

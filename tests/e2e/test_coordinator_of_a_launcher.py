@@ -21,7 +21,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
@@ -107,7 +107,7 @@ def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_so
 
 
 def test_launchers_that_wait_are_told_at_once_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
-    decided = Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 3, 3, 0), 1, votes=True)
+    decided = Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 3, 3, 0), 1, votes=True)
     waiting = replace(hello(owns=False), memory=Memory((0, "c"), decided))
     with hosted(reactor, founds=False) as one, sockets(reactor) as (transport, ear):
         assert ask(reactor, ear, transport, one.host.address, waiting) == m.Wait(1, 3, soon=False)

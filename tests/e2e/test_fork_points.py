@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.messages.fork_server import FromServer, Ready, Unfit
+from megatron_ft.core.messages.fork_server import FromServer, ScriptReady, Unfit
 from megatron_ft.core.run_ahead import Ahead
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from tests.support.launching import ROOT, clean_environment, wait_until
@@ -42,10 +42,10 @@ class PointOf:
         path = self.own / "script.py"
         path.write_text(script)
         with self.ahead(path) as (_, told):
-            return f"{told.where} ({told.what})" if isinstance(told, Ready) else f"unfit: {told.reason}"
+            return f"{told.where} ({told.what})" if isinstance(told, ScriptReady) else f"unfit: {told.reason}"
 
     @contextmanager
-    def ahead(self, path: Path) -> Iterator[tuple[ServerProcess, Ready | Unfit]]:
+    def ahead(self, path: Path) -> Iterator[tuple[ServerProcess, ScriptReady | Unfit]]:
         """A server that has run this script ahead, and what it says."""
         environment = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{self.installed}"}
         server = ServerProcess(Ahead([sys.executable, "-u", str(path)], environment, (), shares_output=False))
@@ -58,7 +58,7 @@ class PointOf:
         try:
             wait_until(has_told, 30)
             (told,) = found
-            assert isinstance(told, (Ready, Unfit))
+            assert isinstance(told, (ScriptReady, Unfit))
             yield server, told
         finally:
             server.kill()
@@ -261,7 +261,7 @@ def test_time_of_a_directory_is_read_like_a_list_of_its_files(point: PointOf, lo
     data.mkdir()
     script.write_text(f"import os\nfrom pathlib import Path\ndata = {str(data)!r}\n{look}\n{END}")
     with point.ahead(script) as (server, told):
-        assert isinstance(told, Ready)
+        assert isinstance(told, ScriptReady)
         assert server.changed_file() is None
         (data / "checkpoint").touch()
         assert server.changed_file() == (str(data) if is_read else None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
+from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.codec import fields, pack
@@ -52,7 +52,7 @@ def fuzz_boards(seed: int, count: int, say: Callable[[str], None]) -> None:
     rng = random.Random(seed)
     random_boards = Counter(_read_all(_random_board(rng), rng) for _ in range(count))
     say(f"random boards: {dict(random_boards)}")
-    assert random_boards.keys() <= {"damaged", *(step.value for step in Action)}
+    assert random_boards.keys() <= {"damaged", *(step.value for step in CheckAction)}
     healthy = _Healthy(rng)
     try:
         strayed = Counter(healthy.suffer() for _ in range(count))
@@ -141,14 +141,14 @@ class _Healthy:
         self._go_on()
         before = self._watched.read()
         assert before.damage is None, before.damage
-        assert before.outcome.action is Action.WATCH
+        assert before.outcome.action is CheckAction.WATCH
         honest = list(running_intervals(before.snapshot))
         told = self._write_over()
         try:
             reading = self._watched.read()
         except BoardDamagedError as error:
             raise AssertionError(f"a fresh board can't be read: {error}") from None
-        assert reading.outcome.action is not Action.END_RANK, (told, reading)
+        assert reading.outcome.action is not CheckAction.END_RANK, (told, reading)
         assert not (reading.snapshot.closing and reading.damage is None), told
         batch = next_batch(self._watched.board, reading.snapshot, time.monotonic_ns(), at_once=True)
         json.dumps(None if batch is None else pack(batch, "ev", full=True), allow_nan=False)

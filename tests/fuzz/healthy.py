@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
+from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 
 __all__ = ["BOARD", "SimulatedNode", "live"]
@@ -96,6 +96,6 @@ def live(events: int, *, says_sigcont: bool) -> None:
             moment = node.now if says_sigcont else max(moment, node.now)
         node.run(moment)
         outcome = check_board(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
-        assert outcome.action is not Action.END_RANK, (node.steps, outcome.verdict)
+        assert outcome.action is not CheckAction.END_RANK, (node.steps, outcome.verdict)
         assert outcome.next_look_ns is not None
         wake = outcome.next_look_ns

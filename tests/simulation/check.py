@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_ft.core.agent.edge import Exit
 from megatron_ft.core.coordinator.nodes import GRACE_S
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.restart_policy import Outcome
@@ -84,7 +84,7 @@ def _one_decision(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if other.decision.value != made.decision.value:
             yield f"number {made.decision.number} by {other.by} and by {made.by}"
     cycles = [m.decision for m in sorted(by_number.values(), key=lambda m: m.decision.number)]
-    numbers = [decision.cycle for decision in cycles if decision.kind is Kind.CYCLE]
+    numbers = [decision.cycle for decision in cycles if decision.kind is DecisionKind.CYCLE]
     if numbers != sorted(set(numbers)):
         yield f"the cycles are numbered {numbers}"
 
@@ -131,7 +131,7 @@ def _it_ends(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """Who took part, and to whom nothing happened, takes part in the next cycle."""
-    for before, made in itertools.pairwise([m for m in job.made if m.decision.kind is Kind.CYCLE]):
+    for before, made in itertools.pairwise([m for m in job.made if m.decision.kind is DecisionKind.CYCLE]):
         if made.decision.number <= before.decision.number or "" in (*before.members, *made.members):
             continue
         for instance in before.members:
@@ -270,7 +270,7 @@ def _is_said(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """All launchers that saw the job's end say the same of it."""
-    ends = {m.decision.code for m in _begun(job) if m.decision.kind is Kind.END}
+    ends = {m.decision.code for m in _begun(job) if m.decision.kind is DecisionKind.END}
     if len(ends) > 1:
         yield f"the job ended with {sorted(ends)}"
     codes = {launcher.code for launcher in _who_saw_the_end(job, trouble)}
@@ -284,7 +284,7 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """The launcher of a node that is left out is there until the job's end, and ends with its code."""
-    ends = [made for made in _begun(job) if made.decision.kind is Kind.END]
+    ends = [made for made in _begun(job) if made.decision.kind is DecisionKind.END]
     for launcher in job.launchers:
         if launcher.stays_since_s is None or launcher.how is None or launcher.how is Exit.STOPPED:
             continue
@@ -340,7 +340,7 @@ def _is_bearable(plan: Plan, job: Job, trouble: Any) -> bool:
     for_good = sum(not _is_back(fault, trouble) for fault in hit) + _resets_of_cut_off(job, trouble)
     # a coordinator that dies while it asks may leave a cycle in which a node has no place: its end costs a restart, too
     failures = len(faults) - kinds.count("clock_jumps") - kinds.count("newcomer")
-    worlds = [made.decision.world for made in job.made if made.decision.kind is Kind.CYCLE]
+    worlds = [made.decision.world for made in job.made if made.decision.kind is DecisionKind.CYCLE]
     enough = min(worlds, default=0) > 2 * len(hit) and plan.nodes - for_good >= rules.min_nodes
     restarts = failures <= rules.max_restarts and (not rules.max_stalled or failures < rules.max_stalled)
     return enough and restarts and sum(fault.seconds for fault in hit if _is_back(fault, trouble)) < _BEARABLE_S
@@ -386,7 +386,7 @@ def _was_out_of_reach(launcher: Launcher, job: Job, trouble: Any) -> bool:
     Or it had been lost before the end, and hadn't found the others again.
     """
     hosts = {process.name: process.host.number for process in job.coordinators}
-    for end in [made for made in _begun(job) if made.decision.kind is Kind.END]:
+    for end in [made for made in _begun(job) if made.decision.kind is DecisionKind.END]:
         if launcher.instance not in end.members:
             return True
         here, there = launcher.host.number, hosts[end.by]

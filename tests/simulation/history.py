@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.decisions import DecisionKind
 from tests.simulation.job import FOR_GOOD_S, Hurt
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def cycles(job: Job) -> list[Made]:
     first: dict[int, Made] = {}
     for made in job.made:
         first.setdefault(made.decision.number, made)
-    return [first[number] for number in sorted(first) if first[number].decision.kind is Kind.CYCLE]
+    return [first[number] for number in sorted(first) if first[number].decision.kind is DecisionKind.CYCLE]
 
 
 def members(job: Job, cycle: Made) -> list[Launcher | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import beat_s, lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.patience import GIVE_UP_S
@@ -64,7 +64,7 @@ def _stalled_s(job: Job, by: set[str], since_s: float, until_s: float) -> float:
 
 def _follows(job: Job, cycle: Made) -> Made | None:
     later = [made for made in job.made if made.decision.number > cycle.decision.number]
-    return min((m for m in later if m.decision.kind is not Kind.ROLL), key=lambda m: m.at_s, default=None)
+    return min((m for m in later if m.decision.kind is not DecisionKind.ROLL), key=lambda m: m.at_s, default=None)
 
 
 def _left_s(job: Job, cycle: Made) -> float | None:

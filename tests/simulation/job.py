@@ -18,7 +18,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
+from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
@@ -717,7 +717,7 @@ class CoordinatorProcess(Process):
             self._do_one(effect)
 
     def _note_place(self, message: m.ToMember, link: Link) -> None:
-        if isinstance(message, m.Propose) and message.decision.kind is Kind.CYCLE and self._is_asked_to_end:
+        if isinstance(message, m.Propose) and message.decision.kind is DecisionKind.CYCLE and self._is_asked_to_end:
             if message.ballot == message.decision.value:
                 self.job.heedless.append(f"{self.name} proposes cycle {message.decision.cycle}")
         if isinstance(message, m.Propose) and message.place is not None:

@@ -18,7 +18,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Held, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
@@ -34,7 +34,7 @@ START_NS = 1_000_000_000_000
 
 def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -> Held:
     """A cycle that begins."""
-    decision = Decision(cycle, (0, "c", cycle), Kind.CYCLE, cycle, nodes, nodes, 0, restarts=restarts)
+    decision = Decision(cycle, (0, "c", cycle), DecisionKind.CYCLE, cycle, nodes, nodes, 0, restarts=restarts)
     return Held(decision, place, votes=True, store="here:1")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.member import Member
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
@@ -16,7 +16,9 @@ __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
 
 
-def decision(number: int = 0, kind: Kind = Kind.CYCLE, *, cycle: int = 0, size: int = 4, head: int = 0) -> Decision:
+def decision(
+    number: int = 0, kind: DecisionKind = DecisionKind.CYCLE, *, cycle: int = 0, size: int = 4, head: int = 0
+) -> Decision:
     """One of ``size`` nodes."""
     return Decision(number, (number, "c", 1), kind, cycle, size, size, head)
 

@@ -17,7 +17,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.rank.base.connection import Welcome
+from megatron_ft.rank.base.connection import MonitorWelcome
 from megatron_ft.rank.client import client as client_module
 from tests.support.monitored import wait_until
 
@@ -171,7 +171,7 @@ class Bench:
         monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "socket"))
         monkeypatch.setattr(client_module, "say_hello", self._welcome)
 
-    def _welcome(self, path: str, info: Any, warmup_iterations: int, **hello: Any) -> Welcome:
+    def _welcome(self, path: str, info: Any, warmup_iterations: int, **hello: Any) -> MonitorWelcome:
         fd = create_memory()
         board = Board(fd)
         self.boards.append(Board(fd))
@@ -197,7 +197,7 @@ class Bench:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._monitors_ends.append(ours)
         fds = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), os.memfd_create("stacks"), theirs.detach())
-        return Welcome(config, board, *fds, str(logs), "run")
+        return MonitorWelcome(config, board, *fds, str(logs), "run")
 
     def start(self, **settings: Any) -> ft.GlobalState:
         return start(self.tmp_path, **settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
 from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
 from megatron_ft.cli.analysis.goodput import Goodput, goodput_of
-from megatron_ft.cli.analysis.intervals import Interval, intervals_of, timeouts_in_force
+from megatron_ft.cli.analysis.intervals import LoggedInterval, intervals_of, timeouts_in_force
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.logs.runs import RunLogs
 
@@ -19,7 +19,7 @@ class Analysis:
     summary: RunSummary
     timeline: Timeline
     goodput: Goodput | None
-    intervals: tuple[Interval, ...]
+    intervals: tuple[LoggedInterval, ...]
     failures: tuple[Failure, ...]
     windows: tuple[Window, ...]
 

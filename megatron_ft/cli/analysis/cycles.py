@@ -22,7 +22,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InjectedFault:
+class LoggedFault:
     """A fault that a plan or a simulation caused; None is what isn't known."""
 
     type: str | None
@@ -87,7 +87,7 @@ class CycleSummary:
     iteration: int | None = None
     first_iteration: int | None = None
     last_iteration: int | None = None
-    fault: InjectedFault | None = None
+    fault: LoggedFault | None = None
     noticed_after_s: float | None = None
     training_again_after_s: float | None = None
     iterations_redone: int | None = None
@@ -271,10 +271,10 @@ class _Cycle:
         told = (getattr(each.record, "iteration", None) for each in self._records)
         return max((iteration for iteration in told if iteration is not None), default=None)
 
-    def _fault(self) -> InjectedFault | None:
+    def _fault(self) -> LoggedFault | None:
         for each in self._of(FaultInjected):
             of = each.record
-            return InjectedFault(type=of.type, rank=of.rank, iteration=of.iteration, at_ns=each.at_ns)
+            return LoggedFault(type=of.type, rank=of.rank, iteration=of.iteration, at_ns=each.at_ns)
         return None
 
     def _noticed_ns(self) -> int | None:
@@ -289,7 +289,7 @@ class _Cycle:
         """Those that had consequences."""
         return [each for each in self._of(RankHung) if not each.record.observed_only]
 
-    def _fault_ns(self, fault: InjectedFault | None, noticed_ns: int | None) -> int | None:
+    def _fault_ns(self, fault: LoggedFault | None, noticed_ns: int | None) -> int | None:
         if fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):
             return fault.at_ns
         return next((each.wall_ns(each.record.since_ns) for each in self._verdicts()), None)

@@ -46,7 +46,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cycle:
+class _CycleSpan:
     """The iterations of one rank in one cycle, ns; ``end_ns`` is where the last *finished* one ended."""
 
     begin_ns: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -94,7 +94,7 @@ def goodput_of(timeline: Timeline) -> Goodput | None:
     )
 
 
-def _cycles(timeline: Timeline) -> list[_Cycle]:
+def _cycles(timeline: Timeline) -> list[_CycleSpan]:
     """In order, those whose iterations were recorded."""
     found = []
     later: int | None = None
@@ -107,7 +107,7 @@ def _cycles(timeline: Timeline) -> list[_Cycle]:
     return found[::-1]
 
 
-def _cycle(timeline: Timeline, summary: CycleSummary, later: int | None) -> _Cycle | None:
+def _cycle(timeline: Timeline, summary: CycleSummary, later: int | None) -> _CycleSpan | None:
     """``later`` is the lowest iteration with which a later cycle began; None if none did."""
     tracks = [track for track in timeline.tracks_by_cycle.get(summary.cycle, ()) if _count(track)]
     if not tracks:
@@ -120,13 +120,13 @@ def _cycle(timeline: Timeline, summary: CycleSummary, later: int | None) -> _Cyc
     last, last_ns = int(numbers[-1]), int(begin_ns[-1])
     is_last_finished = summary.outcome == "succeeded" if later is None else later > last
     if not is_last_finished:
-        return _Cycle(begin_ns=begin_ns, numbers=numbers, end_ns=last_ns, finished=last)
+        return _CycleSpan(begin_ns=begin_ns, numbers=numbers, end_ns=last_ns, finished=last)
     closed_ns = track.spans.last_end_ns
     end_ns = closed_ns if closed_ns is not None and closed_ns > last_ns else track.end_ns
     if track.hang is not None:
         # it stood still from then on; woken to be ended, it may even have closed its section
         end_ns = max(last_ns, min(end_ns, track.hang.since_ns))
-    return _Cycle(begin_ns=begin_ns, numbers=numbers, end_ns=end_ns, finished=last + 1)
+    return _CycleSpan(begin_ns=begin_ns, numbers=numbers, end_ns=end_ns, finished=last + 1)
 
 
 def _count(track: Track) -> int:

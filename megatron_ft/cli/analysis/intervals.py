@@ -20,7 +20,7 @@ _LIMIT_S = 1e7  # what is longer isn't meant as a limit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class LoggedInterval:
     """One timeout and what was observed; all times in seconds, None where it isn't known.
 
     Args:
@@ -51,7 +51,7 @@ class Interval:
         return self.timeout_s / self.longest_s if self.timeout_s and self.longest_s else None
 
 
-def intervals_of(timeline: Timeline, timeouts: dict[str, float]) -> list[Interval]:
+def intervals_of(timeline: Timeline, timeouts: dict[str, float]) -> list[LoggedInterval]:
     """A row for each section that was seen or has a timeout, then those out of section and between heartbeats."""
     names = list(dict.fromkeys((*timeline.names, *timeouts)))
     special = [name for name in (OUT_OF_SECTION, HEARTBEATS) if name in names or any(_pieces(timeline, name))]
@@ -83,11 +83,11 @@ def timeouts_in_force(run: RunLogs) -> dict[str, float]:
     return found
 
 
-def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> Interval:
+def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> LoggedInterval:
     pieces = [(track, ns) for track, ns in _pieces(timeline, name) if len(ns)]
     seconds = np.concatenate([ns for _, ns in pieces]) / 1e9 if pieces else None
     where, longest = max(pieces, key=lambda piece: int(piece[1].max()), default=(None, None))
-    return Interval(
+    return LoggedInterval(
         name=name,
         timeout_s=timeout_s,
         count=0 if seconds is None else len(seconds),

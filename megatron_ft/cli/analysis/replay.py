@@ -27,7 +27,7 @@ _LEAST = 16
 """Intervals of a rank, before anything is learned from them."""
 
 
-class Rule:
+class ReplayedRule:
     """Timeout of one section, which the user has chosen. Times are seconds; None is no timeout."""
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -42,7 +42,7 @@ class Rule:
         """Learn from all intervals of this cycle so far, by rank."""
 
 
-class LearnedRule(Rule):
+class LearnedRule(ReplayedRule):
     """Timeouts that a rule of this name would have learned."""
 
     def __init__(self, name: str, factor: float) -> None:
@@ -122,7 +122,7 @@ class Replayed:
     """The timeout at the end, the greater of it and that of first intervals."""
 
 
-def replay(timelines: Sequence[Timeline], name: str, rule: Rule) -> Replayed:
+def replay(timelines: Sequence[Timeline], name: str, rule: ReplayedRule) -> Replayed:
     """One section; OUT_OF_SECTION is the time in none."""
     found = Replayed(name=name)
     for timeline in timelines:
@@ -135,7 +135,7 @@ def replay(timelines: Sequence[Timeline], name: str, rule: Rule) -> Replayed:
     return found
 
 
-def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: Rule, found: Replayed) -> None:
+def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Replayed) -> None:
     of_ranks = [(track, *ended(timeline, track, name)) for track in tracks if track.spans is not None]
     hang = min((t.hang for t in tracks if t.hang is not None), key=lambda hang: hang.at_ns, default=None)
     worst: WouldEnd | None = None
@@ -177,7 +177,7 @@ def _judge(track: Track, end_ns: Int64s, took_s: Floats, limit_s: float | None, 
     )
 
 
-def _note_hang(tracks: Sequence[Track], name: str, rule: Rule, found: Replayed) -> None:
+def _note_hang(tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Replayed) -> None:
     """The first verdict of the cycle, if it was about this section."""
     first = min((t for t in tracks if t.hang is not None), key=lambda t: t.hang.at_ns if t.hang else 0)
     if judged(first) != name or first.hang is None:

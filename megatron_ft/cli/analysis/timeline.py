@@ -28,7 +28,7 @@ _Who = tuple[int, int]  # rank and cycle
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hang:
+class HangSpan:
     """A verdict that ended a rank; ``section`` is None if no section was open (or by heartbeats)."""
 
     since_ns: int
@@ -54,7 +54,7 @@ class Track:
     begin_ns: int
     end_ns: int
     spans: RankSpans | None
-    hang: Hang | None
+    hang: HangSpan | None
     attached_ns: int | None = None
     lost: int = 0
 
@@ -191,7 +191,7 @@ class _Life:
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     attached_ns: int | None = None
-    hang: Hang | None = None
+    hang: HangSpan | None = None
 
 
 def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
@@ -211,7 +211,7 @@ def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
             life.ends.append(at_ns)
         elif not record.observed_only and life.hang is None:
             since_ns, judged_ns = timed.wall_ns(record.since_ns), timed.wall_ns(record.at_ns)
-            life.hang = Hang(since_ns=since_ns, at_ns=judged_ns, section=record.section, kind=record.kind)
+            life.hang = HangSpan(since_ns=since_ns, at_ns=judged_ns, section=record.section, kind=record.kind)
     return lives
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.failures import Window
-from megatron_ft.cli.analysis.intervals import Interval, durations_s
+from megatron_ft.cli.analysis.intervals import LoggedInterval, durations_s
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.replay import LearnedRule, replay
 from megatron_ft.cli.analysis.timeline import Timeline
@@ -226,7 +226,7 @@ def distributions_figure(analysis: Analysis) -> Any:
     return figure
 
 
-def _caption(interval: Interval, reference_s: float | None) -> str:
+def _caption(interval: LoggedInterval, reference_s: float | None) -> str:
     name, timeout, longest, *_, margin = interval_row(interval)
     name = name if len(name) <= 40 else name[:37] + "..."
     reference = "" if reference_s is None else f", by the reference's rule {took(reference_s)}"

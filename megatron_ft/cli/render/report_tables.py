@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
     from megatron_ft.cli.analysis.cycles import CycleSummary, RestartPhases, RunSummary
     from megatron_ft.cli.analysis.goodput import Goodput
-    from megatron_ft.cli.analysis.intervals import Interval
+    from megatron_ft.cli.analysis.intervals import LoggedInterval
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
@@ -139,7 +139,7 @@ def goodput_line(goodput: Goodput | None) -> str:
     )
 
 
-def interval_row(interval: Interval) -> tuple[str, ...]:
+def interval_row(interval: LoggedInterval) -> tuple[str, ...]:
     """The cells of one timeout, in the order of ``INTERVAL_COLUMNS``; what isn't known is a dash."""
     margin = interval.margin
     return (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from megatron_ft.cli.slurm import commands
-from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
+from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job import batch_script
@@ -89,10 +89,10 @@ class Batch:
                 after = After(lives=lives.lives, before=before, code=code, asked=asked, nodes=nodes, steps=steps)
                 follows = decide(after, self._plan.limits)
                 self._report_bad_nodes(lives)
-                if follows.action is Action.SRUN:
+                if follows.action is BatchAction.SRUN:
                     say(f"{follows.why}; starting another step in this allocation")
                     continue
-                if follows.action is Action.REQUEUE:
+                if follows.action is BatchAction.REQUEUE:
                     return self._again(follows, lives, "" if job is None else job.state)
                 say(follows.why)
                 if self._plan.array:

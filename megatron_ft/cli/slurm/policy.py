@@ -14,7 +14,7 @@ _AT_ONCE = 3
 """So many steps of one allocation may be lost in a row before the job is to have other nodes."""
 
 
-class Action(enum.Enum):
+class BatchAction(enum.Enum):
     """What to do."""
 
     SRUN = "srun"
@@ -57,7 +57,7 @@ class After:
 class Next:
     """What follows, and why; ``code`` is this process' exit code if it ends."""
 
-    action: Action
+    action: BatchAction
     why: str
     code: int = 0
 
@@ -69,25 +69,27 @@ def decide(after: After, limits: Limits) -> Next:
     cause = f": {life.cause}" if life is not None and life.cause else ""
     told = f"life {_number(life, after.lives)} {_WORDS[ending]}{cause}"
     if ending is Ending.FINISHED:
-        return Next(action=Action.END, why=told)
+        return Next(action=BatchAction.END, why=told)
     if ending in (Ending.MISTAKE, Ending.NO_PROGRESS):
-        return Next(action=Action.END, why=f"{told}; another start would end the same way", code=after.code or 1)
+        return Next(action=BatchAction.END, why=f"{told}; another start would end the same way", code=after.code or 1)
     if after.asked == "SIGINT":
-        return Next(action=Action.END, why=f"{told}; stopped by SIGINT", code=130)
+        return Next(action=BatchAction.END, why=f"{told}; stopped by SIGINT", code=130)
     if len(after.lives) >= limits.lives:
-        return Next(action=Action.END, why=f"{told}; that was the last of {limits.lives} lives", code=after.code or 1)
+        return Next(
+            action=BatchAction.END, why=f"{told}; that was the last of {limits.lives} lives", code=after.code or 1
+        )
     if ending is Ending.FAILED and _in_a_row(after.lives, Ending.FAILED) >= limits.failures:
         why = f"{told}; {limits.failures} lives in a row have failed"
-        return Next(action=Action.END, why=why, code=after.code or 1)
+        return Next(action=BatchAction.END, why=why, code=after.code or 1)
     if ending is Ending.STOPPED or after.asked:
-        return Next(action=Action.REQUEUE, why=f"{told}; there is more to train")
+        return Next(action=BatchAction.REQUEUE, why=f"{told}; there is more to train")
     if after.nodes < limits.nodes:
         return Next(
-            action=Action.REQUEUE, why=f"{told}; {after.nodes} of {limits.nodes} nodes are left in this allocation"
+            action=BatchAction.REQUEUE, why=f"{told}; {after.nodes} of {limits.nodes} nodes are left in this allocation"
         )
     if after.steps >= _AT_ONCE:
-        return Next(action=Action.REQUEUE, why=f"{told}; {after.steps} steps were run in this allocation")
-    return Next(action=Action.SRUN, why=told)
+        return Next(action=BatchAction.REQUEUE, why=f"{told}; {after.steps} steps were run in this allocation")
+    return Next(action=BatchAction.SRUN, why=told)
 
 
 _WORDS = {

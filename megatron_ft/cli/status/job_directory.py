@@ -13,7 +13,7 @@ from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Life
-from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, view
+from megatron_ft.core.status.job_view import JobView, LauncherRecords, NodeRow, view
 from megatron_ft.core.wording import counted, printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
@@ -58,7 +58,7 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     return True
 
 
-def _launchers(run: RunLogs) -> list[Launcher]:
+def _launchers(run: RunLogs) -> list[LauncherRecords]:
     """With what monitors and ranks have recorded on the same host."""
     newest: dict[str, int] = {}
     iterations: dict[str, int] = {}
@@ -68,7 +68,7 @@ def _launchers(run: RunLogs) -> list[Launcher]:
             if track.iterations.size:
                 iterations[log.host] = max(iterations.get(log.host, 0), int(track.iterations[-1]))
     return [
-        Launcher(
+        LauncherRecords(
             host=log.host,
             opened_ns=log.header.wall_ns,
             records=[(entry.t + clock.offset_ns, entry.record) for entry in log.entries],

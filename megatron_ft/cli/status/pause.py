@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.messages.control import Pause, Resume
+from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
 from megatron_ft.ipc.jobs import RunningJob, find_jobs, order
 
 _NOTHING_DONE = 1
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     code = 0
     for job in chosen:
         try:
-            changed = order(job, Pause() if args.order == "pause" else Resume())
+            changed = order(job, PauseDetection() if args.order == "pause" else ResumeDetection())
         except FaultToleranceError as error:
             print(f"megatron-ft: {error}", file=sys.stderr)
             code = _NOTHING_DONE

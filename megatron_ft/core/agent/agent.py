@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from signal import Signals
 
 from megatron_ft.core.agent import edge, lines
-from megatron_ft.core.agent.conclusion import Known, Leaving, asked_at_last, conclude, finish, report
+from megatron_ft.core.agent.conclusion import EndOfCycle, Leaving, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Write
 from megatron_ft.core.agent.hang import write_finding
@@ -75,7 +75,7 @@ class Agent:
         """All ranks of the last cycle ended with 0."""
         self._stuck = ""
         """Processes of its ranks that can't be killed, in words."""
-        self._known: Known | None = None
+        self._known: EndOfCycle | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """Returns what is to be done. At most one of the effects is `edge.Work`; no other comes before that is done."""
@@ -346,7 +346,7 @@ class Agent:
     def _conclude(self, verdict: Verdict | None) -> None:
         record, orders = self.cycle.record, self._orders
         self._outcome = asked_at_last(record, self._outcome)
-        known = self._known = Known(record, orders, verdict, self._leaving, self.restarts_left)
+        known = self._known = EndOfCycle(record, orders, verdict, self._leaving, self.restarts_left)
         if self._outcome is Outcome.SUCCEEDED:
             self._tell_end(RestartDecision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
             self._finish_part()
@@ -407,7 +407,7 @@ class Agent:
             self._outcome = again.outcome
             self._conclude(again)
 
-    def _finish(self, known: Known, left: job.Leave) -> None:
+    def _finish(self, known: EndOfCycle, left: job.Leave) -> None:
         cause = None if self.ended is None else self.ended.cause
         if cause is not None:
             self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))

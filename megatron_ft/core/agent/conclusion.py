@@ -103,7 +103,7 @@ def stopped(number: int, well: bool) -> Over:
 
 
 @dataclass(frozen=True)
-class Known:
+class EndOfCycle:
     """What is known at the end of a cycle.
 
     Args:
@@ -140,7 +140,7 @@ def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Rea
     )
 
 
-def conclude(known: Known, outcome: Outcome) -> tuple[RestartDecision, Cause]:
+def conclude(known: EndOfCycle, outcome: Outcome) -> tuple[RestartDecision, Cause]:
     """What follows from a cycle that hasn't ended well, and why it ended."""
     record, verdict = known.record, known.verdict
     stops = RestartDecision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
@@ -178,7 +178,7 @@ def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
+def _has_ended_the_job(known: EndOfCycle, *, is_min_healthy: bool) -> bool:
     """Whether a job that gives up does so because of ranks of this node; with min-healthy that takes several nodes."""
     verdict, told = known.verdict, known.orders.told
     if verdict is None or verdict.outcome is Outcome.STOPPED:
@@ -188,7 +188,7 @@ def _has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
     return verdict.cause.rank in known.record.ranks or verdict.node == known.orders.place
 
 
-def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
+def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
     """How a job ends here whose last cycle has failed."""
     verdict = known.verdict
     if verdict is None:
@@ -197,7 +197,7 @@ def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> 
     return Over(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
 
 
-def _cause(known: Known, verdict: Verdict) -> Cause:
+def _cause(known: EndOfCycle, verdict: Verdict) -> Cause:
     """The verdict's cause; in this node's own words, which say more, if it was this node that reported it."""
     record, told = known.record, known.orders.told
     if verdict.node == known.orders.place and told is not None and verdict.cause.text == told.cause.text:

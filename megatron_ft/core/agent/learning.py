@@ -62,7 +62,7 @@ class _StateFile:
 
 
 @dataclass
-class _OpenSurvey:
+class _NodeSurvey:
     survey: Survey
     until_ns: int
     awaited: set[int]
@@ -76,7 +76,7 @@ class _OfCycle:
     place: int
     world_size: int
     told: dict[Moment, int] = field(default_factory=dict)
-    survey: _OpenSurvey | None = None
+    survey: _NodeSurvey | None = None
     answers: dict[int, Intervals] = field(default_factory=dict)
     """Newest answer of each rank, by local rank; it contains all older ones."""
     raised: set[str] = field(default_factory=set)
@@ -224,7 +224,7 @@ class NodeLearning:
 
     def _asked(self, survey: Survey, cycle: _OfCycle, turn: Turn) -> None:
         awaited = cycle.record.running & cycle.record.hooked
-        cycle.survey = _OpenSurvey(survey, turn.now_ns + ANSWER_NS, awaited)
+        cycle.survey = _NodeSurvey(survey, turn.now_ns + ANSWER_NS, awaited)
         turn.do(*(OrderMonitor(local_rank, survey) for local_rank in sorted(awaited)))
 
     def _reported_intervals(self, local_rank: int, intervals: Intervals, cycle: _OfCycle) -> None:

@@ -13,7 +13,7 @@ from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.suspicion import Suspicion
+from megatron_ft.core.agent.suspicion import NodeSuspicions
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
@@ -39,7 +39,7 @@ class NodeCycle:
         self.record = CycleRecord(number, () if met is None else met.ranks, met_ns=now_ns)
         self.diagnosis = NodeHangDiagnosis(options, self.record, learning.killed)
         self.review = HangReview(self.record) if options.min_healthy else None
-        self.suspicion = Suspicion(options, self.record, nodes=1 if met is None else met.nodes, review=self.review)
+        self.suspicion = NodeSuspicions(options, self.record, nodes=1 if met is None else met.nodes, review=self.review)
         self._options = options
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None

@@ -34,7 +34,7 @@ _FRESH_NS = 2_000_000_000
 """What moved on another node so long ago still counts: not all nodes suspect in the same moment."""
 
 
-class Suspicion:
+class NodeSuspicions:
     """The suspected ranks of one cycle on this node.
 
     ``review`` decides at last, if it is given: whether a rank hangs in which no other makes progress.

@@ -64,7 +64,7 @@ class Overdue(NamedTuple):
         return IntervalKey(self.kind, self.section, self.since_ns)
 
 
-class Action(enum.Enum):
+class CheckAction(enum.Enum):
     """What the monitor does after it has checked the board."""
 
     WATCH = "watch"
@@ -76,7 +76,7 @@ class Action(enum.Enum):
 class Check(NamedTuple):
     """The outcome of one check of the board."""
 
-    action: Action
+    action: CheckAction
     next_look_ns: int | None
     """When to look again at the latest; None: not before something else wakes the monitor."""
     verdict: Overdue | None
@@ -141,7 +141,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     if board.closing:
         state.suspect = None
         state.asked_ns = None
-        return Check(Action.REST, None, None)
+        return Check(CheckAction.REST, None, None)
 
     nearest: int | None = None
     overdue: list[tuple[bool, int, Interval]] = []
@@ -170,7 +170,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     if nearest is not None:
         bounds.append(nearest)
     state.asked_ns = min(bounds)
-    return Check(Action.WATCH, state.asked_ns, None)
+    return Check(CheckAction.WATCH, state.asked_ns, None)
 
 
 def dismiss(state: MonitorState, verdict: Overdue) -> None:
@@ -229,9 +229,9 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         state.suspect = _Suspect(interval.key, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
         state.asked_ns = None  # a check that comes after this isn't late
-        return Check(Action.END_RANK, None, verdict)
+        return Check(CheckAction.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
-    return Check(Action.CONFIRM, state.asked_ns, verdict)
+    return Check(CheckAction.CONFIRM, state.asked_ns, verdict)
 
 
 def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stopped: bool) -> None:

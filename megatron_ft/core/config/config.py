@@ -17,7 +17,7 @@ from megatron_ft.core.config.kinds import (
     LOG_LEVEL,
     SIGNAL,
     TIMEOUT,
-    Kind,
+    OptionKind,
     one_of,
 )
 from megatron_ft.core.config.option import option, table_of
@@ -119,7 +119,7 @@ def parse_section_timeouts(text: str) -> dict[str, float | None]:
     return SectionTimeoutMap(timeouts)
 
 
-SECTIONS = Kind(
+SECTIONS = OptionKind(
     check=_sections,
     read=parse_section_timeouts,
     allowed="a mapping from section names to timeouts",

@@ -29,7 +29,7 @@ _LOG_LEVEL_ALIASES = {"DBG": "DEBUG", "WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class OptionKind:
     """What an option may hold.
 
     `check` turns what a user gave into what is stored, or raises `Refused`. `read` turns a text of the command line
@@ -156,7 +156,7 @@ def _forwarded(value: object) -> tuple[signal.Signals, ...]:
     return tuple(numbers_)
 
 
-def whole(first: int, last: int, unit: str = "") -> Kind:
+def whole(first: int, last: int, unit: str = "") -> OptionKind:
     """A whole number within these bounds."""
 
     def check(value: object) -> int:
@@ -165,10 +165,10 @@ def whole(first: int, last: int, unit: str = "") -> Kind:
         raise Refused
 
     allowed = f"a whole number from {first} to {last}"
-    return Kind(check=check, read=_read_name_or_number, allowed=allowed, unit=unit, metavar="N")
+    return OptionKind(check=check, read=_read_name_or_number, allowed=allowed, unit=unit, metavar="N")
 
 
-def one_of(*words: str) -> Kind:
+def one_of(*words: str) -> OptionKind:
     """One of these words."""
 
     def check(value: object) -> str:
@@ -178,53 +178,55 @@ def one_of(*words: str) -> Kind:
             return value
         raise Refused(nearest(value, words) if isinstance(value, str) else "")
 
-    return Kind(check=check, allowed=" or ".join(words))
+    return OptionKind(check=check, allowed=" or ".join(words))
 
 
-def text(what: str, metavar: str) -> Kind:
+def text(what: str, metavar: str) -> OptionKind:
     """Any text that isn't empty, or none."""
-    return Kind(check=_text, allowed=what, metavar=metavar)
+    return OptionKind(check=_text, allowed=what, metavar=metavar)
 
 
-def path(of: str, metavar: str) -> Kind:
+def path(of: str, metavar: str) -> OptionKind:
     """The path of a file or directory; an empty one is none."""
-    return Kind(check=lambda value: None if value == "" else _text(value), allowed=f"the path {of}", metavar=metavar)
+    return OptionKind(
+        check=lambda value: None if value == "" else _text(value), allowed=f"the path {of}", metavar=metavar
+    )
 
 
-TIMEOUT = Kind(
+TIMEOUT = OptionKind(
     check=_timeout,
     read=_read_timeout,
     allowed=f"a positive number of seconds, at most {MAX_SECONDS:.0e}, or null for no limit",
     unit="s",
 )
-DURATION = Kind(
+DURATION = OptionKind(
     check=_seconds,
     read=_read_number,
     allowed=f"a positive number of seconds, at most {MAX_SECONDS:.0e}",
     unit="s",
 )
-DURATION_OR_ZERO = Kind(
+DURATION_OR_ZERO = OptionKind(
     check=_floor, read=_read_number, allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}", unit="s"
 )
-FACTOR = Kind(check=_factor, read=_read_number, allowed="a finite number above 0")
-SIGNAL = Kind(
+FACTOR = OptionKind(check=_factor, read=_read_number, allowed="a finite number above 0")
+SIGNAL = OptionKind(
     check=_signal,
     read=_read_name_or_number,
     allowed="the name or number of a signal, for example SIGKILL or 9",
     plain=lambda stored: stored.name,
 )
-SIGNALS = Kind(
+SIGNALS = OptionKind(
     check=_forwarded,
     allowed="names of signals, for example SIGUSR1,SIGUSR2",
     plain=lambda stored: ",".join(each.name for each in stored),
     metavar="SIGNALS",
 )
-LOG_LEVEL = Kind(
+LOG_LEVEL = OptionKind(
     check=_log_level,
     read=_read_name_or_number,
     allowed=f"one of {', '.join(_LOG_LEVELS)}, or a number from 10 to 50",
     plain=lambda stored: next((name for name, number in _LOG_LEVELS.items() if number == stored), stored),
 )
-YES_OR_NO = Kind(check=_yes_or_no, allowed="true or false", metavar="BOOL")
-FLAG = Kind(check=_yes_or_no, allowed="true or false", metavar="")
+YES_OR_NO = OptionKind(check=_yes_or_no, allowed="true or false", metavar="BOOL")
+FLAG = OptionKind(check=_yes_or_no, allowed="true or false", metavar="")
 """On the command line it takes no value."""

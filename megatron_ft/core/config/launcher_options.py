@@ -13,7 +13,7 @@ from megatron_ft.core.config.kinds import (
     SIGNALS,
     TIMEOUT,
     YES_OR_NO,
-    Kind,
+    OptionKind,
     one_of,
     path,
     text,
@@ -30,13 +30,13 @@ SAY = ("one", "all")
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
-READY_CHECKS = Kind(
+READY_CHECKS = OptionKind(
     check=parse_checks,
     allowed=f"names of checks ({', '.join(CHECKS)}, disk:/PATH)",
     plain=",".join,
     metavar="CHECKS",
 )
-_MODULES = Kind(
+_MODULES = OptionKind(
     check=parse_preload,
     allowed="names of modules, as in a,b.c, or none",
     plain=lambda stored: "none" if stored is None else ",".join(stored),

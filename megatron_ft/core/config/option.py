@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from megatron_ft.core.config.kinds import FLAG, Kind
+from megatron_ft.core.config.kinds import FLAG, OptionKind
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest, show
 
@@ -17,7 +17,7 @@ class Option:
 
     field: str
     """The attribute of its dataclass and, where `in_yaml`, the key of the YAML file."""
-    kind: Kind
+    kind: OptionKind
     default: Any
     help: str
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Option:
 
 def option(
     default: Any,
-    kind: Kind,
+    kind: OptionKind,
     help: str,  # noqa: A002
     *,
     names: tuple[str, ...] = (),

@@ -10,7 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from megatron_ft.core.coordinator.nodes import Node, candidates, instances_of, names_of
 from megatron_ft.core.coordinator.votes import Proposal, Visitors
-from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
+from megatron_ft.core.job.decisions import (
+    AcceptedProposal,
+    Ballot,
+    Beside,
+    Decision,
+    DecisionKind,
+    Held,
+    Term,
+    is_quorum,
+)
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.restart_policy import Advance
@@ -102,7 +111,7 @@ class Consensus:
         elif proposal is not None:
             proposal.waiting.discard(node)  # an older one may be decided, whether the node comes back or not
 
-    def followed(self, node: Node, term: Term, accepted: Accepted | None) -> bool:
+    def followed(self, node: Node, term: Term, accepted: AcceptedProposal | None) -> bool:
         """A launcher follows, and reports what it has accepted. True if that is for this term, and new."""
         if term != self.term:
             return False
@@ -243,7 +252,7 @@ class Consensus:
 
     def propose(
         self,
-        kind: Kind,
+        kind: DecisionKind,
         members: dict[int, Node],
         others: Iterable[Node],
         *,
@@ -260,7 +269,7 @@ class Consensus:
         ``members`` have places in it, and are all waited for; ``others`` only vote on it, or only receive it.
         """
         assert self.leads, "only who leads proposes"
-        voters = sorted(members) if kind is not Kind.END else sorted(self._here)
+        voters = sorted(members) if kind is not DecisionKind.END else sorted(self._here)
         decision = Decision(
             number=0 if self.decision is None else self.decision.number + 1,
             value=self._ballot(),
@@ -274,10 +283,10 @@ class Consensus:
             code=code,
             text=text,
             back=tuple(back),
-            names=names_of(members) if kind is Kind.CYCLE or self.decision is None else self.decision.names,
-            began=None if kind is Kind.CYCLE or self.decision is None else self.decision.origin,
+            names=names_of(members) if kind is DecisionKind.CYCLE or self.decision is None else self.decision.names,
+            began=None if kind is DecisionKind.CYCLE or self.decision is None else self.decision.origin,
             founded=None if self.decision is None else self.decision.founding,
-            voters=instances_of(members) if kind is not Kind.END else (),
+            voters=instances_of(members) if kind is not DecisionKind.END else (),
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))
@@ -348,7 +357,7 @@ class Consensus:
             held = node.held(proposal.decision)
             if held is not None and held.place is not None:
                 proposal.members[held.place], proposal.places[node] = node, held.place
-                if held.place == 0 and proposal.decision.kind is Kind.CYCLE:
+                if held.place == 0 and proposal.decision.kind is DecisionKind.CYCLE:
                     proposal.waiting.add(node)  # it alone knows where the store is
         self._ask(proposal, nodes)
 

@@ -17,7 +17,7 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
+from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
@@ -257,13 +257,13 @@ class Coordinator:
         assert rules is not None
         if self._cycle is None:
             self._began_s = self._clock.now_s
-        if decision.kind is Kind.END:
+        if decision.kind is DecisionKind.END:
             self._admission.job_ended(self._clock.now_s)
             self._over_s = self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
         self._next_cycle.decided()
         self._end, cycle = None, self._cycle
-        if cycle is not None and cycle.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
+        if cycle is not None and cycle.decision.cycle == decision.cycle and decision.kind is not DecisionKind.CYCLE:
             cycle.follow_decision(decision)
             return
         cycle = self._cycle = JobCycle(rules, decision)
@@ -280,7 +280,7 @@ class Coordinator:
             for node in self._nodes.values():
                 if node.link is not None:
                     self._seat(node)
-                if node.follows and node.place is not None and decision.kind is Kind.CYCLE:
+                if node.follows and node.place is not None and decision.kind is DecisionKind.CYCLE:
                     node.enter(m.NodePhase.RUNNING)  # it is told so now
 
     # -- what follows -----------------------------------------------------------------------------------------

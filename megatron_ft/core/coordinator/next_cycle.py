@@ -12,7 +12,7 @@ from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, usable
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
 from megatron_ft.core.times import earliest
@@ -206,7 +206,7 @@ class NextCycle:
             chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
         takes_part = set(chosen)
         self._consensus.propose(
-            Kind.CYCLE,
+            DecisionKind.CYCLE,
             dict(enumerate(chosen)),
             [node for node in self._consensus.voters().values() if node not in takes_part],
             cycle=0 if cycle is None else cycle.decision.cycle + 1,
@@ -219,7 +219,7 @@ class NextCycle:
     def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:
         decision = self._consensus.decision
         self._consensus.propose(
-            Kind.END,
+            DecisionKind.END,
             seated(cycle, self._nodes),
             [node for node in self._nodes.values() if node.link is not None and node.follows],
             cycle=-1 if decision is None else decision.cycle,
@@ -244,7 +244,7 @@ class NextCycle:
             self.lost_s = None
         elif members and not has_absent and not any(_is_coming(node, cycle) for node in self._nodes.values()):
             self._consensus.propose(
-                Kind.ROLL,
+                DecisionKind.ROLL,
                 members,
                 [node for node in self._consensus.voters().values() if node.place not in members and node.follows],
                 cycle=decision.cycle,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Memory, Term
+from megatron_ft.core.job.decisions import AcceptedProposal, Ballot, Beside, Decision, Held, Memory, Term
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.restart_policy import Advance
 
@@ -96,7 +96,7 @@ class Node:
         """It is told to start the ranks of that cycle."""
         self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)
 
-    def follow(self, term: Term, accepted: Accepted | None) -> bool:
+    def follow(self, term: Term, accepted: AcceptedProposal | None) -> bool:
         """It follows the coordinator's term, and has accepted that; returns False if it followed before."""
         followed, self.follows = self.follows, True
         self.memory = Memory(term, self.memory.decided, accepted)

@@ -21,7 +21,7 @@ from megatron_ft.core.coordinator.verdict import GOOD
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.messages import NodePhase, Rules, Speak, Tell
 from megatron_ft.core.job.restart_policy import Action, NodeState
@@ -65,7 +65,7 @@ class Notices:
             self._speaker = None  # launchers forget it, too, when they begin the cycle
             self._finished.clear()
             self._spares_s = now_s + _SOON_S
-        if proposal is not None and proposal.decision.kind is Kind.END:
+        if proposal is not None and proposal.decision.kind is DecisionKind.END:
             return [*self._who_says_why(cycle)]
         told = [] if cycle is None else list(self._who_speaks(cycle))
         if cycle is not None and cycle.outcome is None:

@@ -21,7 +21,7 @@ _LONG = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSection:
+class SectionEvidence:
     """A section that was open; seconds. ``timeout_s`` None: it has none."""
 
     name: str
@@ -37,7 +37,7 @@ class BoardFacts:
     iterations_seen: int
     heartbeats: int
     quiet_s: float
-    open_sections: tuple[OpenSection, ...]
+    open_sections: tuple[SectionEvidence, ...]
     """The outermost first."""
 
 
@@ -203,7 +203,7 @@ def board_facts(snapshot: BoardSnapshot | None, at_ns: int) -> BoardFacts | None
         heartbeats=snapshot.heartbeats,
         quiet_s=(at_ns - snapshot.last_transition_ns) / 1e9,
         open_sections=tuple(
-            OpenSection(
+            SectionEvidence(
                 name=section.name,
                 open_for_s=(at_ns - section.opened_at_ns) / 1e9,
                 timeout_s=None if section.timeout_ns is None else section.timeout_ns / 1e9,

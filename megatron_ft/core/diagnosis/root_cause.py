@@ -32,7 +32,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class RootCause:
     """The result of the diagnosis.
 
     Args:
@@ -48,7 +48,7 @@ class Finding:
     text: str = ""
 
 
-def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = True) -> Finding:
+def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = True) -> RootCause:
     """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
     notes = _in_ranks_of_the_job(notes)
     waits = waits_for(notes)
@@ -59,9 +59,9 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
     if len(suspects) == 1 and is_certain:
         (rank,) = suspects
         parts = [place(by_rank[rank]), _others(waiting, by_rank)]
-        return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in parts if part))
+        return RootCause(rank=rank, waiting=waiting, text="; ".join(part for part in parts if part))
     named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
-    return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
+    return RootCause(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
 
 
 def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot]:

@@ -19,7 +19,7 @@ Ballot = tuple[int, str, int]
 """A term, and how many things its coordinator has proposed in it."""
 
 
-class Kind(enum.Enum):
+class DecisionKind(enum.Enum):
     """What is decided."""
 
     CYCLE = "cycle"
@@ -52,7 +52,7 @@ class Decision:
 
     number: int
     value: Ballot
-    kind: Kind
+    kind: DecisionKind
     cycle: int
     world: int
     size: int
@@ -104,11 +104,11 @@ class Held:
 
     def starts_ranks(self, cycle: int) -> bool:
         """Whether a node whose last cycle was ``cycle`` starts ranks by it; by a `ROLL` if it missed the cycle."""
-        return self.place is not None and self.decision.kind is not Kind.END and self.decision.cycle > cycle
+        return self.place is not None and self.decision.kind is not DecisionKind.END and self.decision.cycle > cycle
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedProposal:
     """What a node has accepted, and doesn't know to be decided."""
 
     ballot: Ballot
@@ -122,7 +122,7 @@ class Memory:
     promised: Term = (-1, "")
     """It follows no coordinator with a lesser one."""
     decided: Held | None = None
-    accepted: Accepted | None = None
+    accepted: AcceptedProposal | None = None
 
     @property
     def number(self) -> int:
@@ -145,7 +145,7 @@ class Memory:
 
     def accept(self, ballot: Ballot, held: Held) -> Memory:
         """With a proposal that is accepted."""
-        return replace(self, accepted=Accepted(ballot, held))
+        return replace(self, accepted=AcceptedProposal(ballot, held))
 
     def learn(self, held: Held) -> Memory:
         """With a decision, which settles whatever was accepted."""

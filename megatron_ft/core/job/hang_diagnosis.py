@@ -19,7 +19,7 @@ from megatron_ft.core.diagnosis.cycle_cause import (
 )
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
-from megatron_ft.core.diagnosis.root_cause import Finding, find
+from megatron_ft.core.diagnosis.root_cause import RootCause, find
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.records.cause import Cause, CauseKind
@@ -148,7 +148,7 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
     return Cause(kind=kind, text=text, rank=note.rank, iteration=note.iteration, detail=detail, host=note.host)
 
 
-def _of_one(finding: Finding, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
+def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
     verdict = dataclasses.replace(verdict, state="T" if note.is_stopped else None)
     where = f" ({note.host})" if several and note.host else ""
@@ -216,7 +216,7 @@ def review_interval(
     notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
     """Describe an interval that exceeds a learned timeout, of the rank at fault if the notes show it."""
-    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else RootCause(rank=None)
     rank = first.rank if finding.rank is None else finding.rank
     note = next((note for note in notes if note.rank == rank), None)
     is_first = note is None or rank == first.rank
@@ -242,7 +242,7 @@ def review_hang(
     notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
     """Name the ranks that hang, and that are to be terminated while those that wait for them go on."""
-    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else Finding(rank=None)
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else RootCause(rank=None)
     note = next((note for note in notes if note.rank == finding.rank), None)
     hanging, text, verdict = finding.candidates, finding.text, first
     if note is not None and note.gone:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from megatron_ft.core.job import edge, patience
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
+from megatron_ft.core.job.decisions import Beside, DecisionKind, Held, Memory, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
@@ -336,7 +336,7 @@ class Member:
         self._search.candidates(proposal.candidates, are_decided=False)
         held = Held(proposal.decision, proposal.place, proposal.votes)
         self.memory = self.memory.accept(proposal.ballot, held)
-        if held.place == 0 and held.decision.kind is Kind.CYCLE:
+        if held.place == 0 and held.decision.kind is DecisionKind.CYCLE:
             self._out.append(edge.OpenStore(held))
         else:
             self._out.append(edge.Transmit(m.Accept(proposal.ballot)))
@@ -359,12 +359,12 @@ class Member:
             self._joined_s = self._clock.now_s
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = self.memory.learn(held)
-        if decision.kind is Kind.END:
+        if decision.kind is DecisionKind.END:
             self._leave(decision.code, decision.text, is_of_all=True)
         elif held.starts_ranks(self.standing.cycle):
             self.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))
-        elif decision.kind is Kind.CYCLE:
+        elif decision.kind is DecisionKind.CYCLE:
             self._out.append(edge.StandBy())
 
     def _ended(self, end: m.End) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Memory, Term
+from megatron_ft.core.job.decisions import AcceptedProposal, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.restart_policy import (
     Advance,
     AnyFailed,
@@ -333,7 +333,7 @@ class Follow:
     """The answer to ``Lead``: a promise to accept nothing of a lesser term. ``accepted`` may have been missed."""
 
     term: Term
-    accepted: Accepted | None = None
+    accepted: AcceptedProposal | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Kind, Memory
+from megatron_ft.core.job.decisions import DecisionKind, Memory
 from megatron_ft.core.job.restart_policy import Action
 
 GIVE_UP_S = 60.0
@@ -40,7 +40,7 @@ def unreached(identity: m.Identity, problems: str) -> str:
 def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems: str) -> edge.Leave:
     """The time is over. ``problems``: why no coordinator was reached at which address."""
     accepted, verdict = memory.accepted, standing.verdict
-    if accepted is not None and accepted.held.decision.kind is Kind.END:
+    if accepted is not None and accepted.held.decision.kind is DecisionKind.END:
         return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
     if verdict is not None and verdict.decision.action is not Action.RESTART:
         return edge.Leave(verdict.code, verdict.cause.text)

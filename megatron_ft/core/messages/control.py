@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.control import WorkloadControl
@@ -10,13 +11,17 @@ from megatron_ft.core.status.job_facts import JobFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseDetection:
     """Suspend hang detection on this node."""
+
+    NAME: ClassVar[str] = "pause"
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeDetection:
     """Resume hang detection."""
+
+    NAME: ClassVar[str] = "resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class Status:
     """How is the job? The answer is a `JobFacts`."""
 
 
-Request = WorkloadControl | Pause | Resume | Status
+Request = WorkloadControl | PauseDetection | ResumeDetection | Status
 REQUESTS: Vocabulary[Request] = Vocabulary(Request)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from megatron_ft.core.codec import Pid, Seconds, Vocabulary
 
@@ -11,8 +12,10 @@ from megatron_ft.core.codec import Pid, Seconds, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Has a file changed that the script has read or run? The answer is `Checked`."""
+class CheckFiles:
+    """Has a file changed that the script has read or run? The answer is `FilesChecked`."""
+
+    NAME: ClassVar[str] = "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Spawn:
     env: Mapping[str, str]
 
 
-ToServer = Check | Spawn
+ToServer = CheckFiles | Spawn
 TO_SERVER: Vocabulary[ToServer] = Vocabulary(ToServer)
 
 
@@ -30,25 +33,27 @@ TO_SERVER: Vocabulary[ToServer] = Vocabulary(ToServer)
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ModuleLeftOut:
     """This module was to be imported before the script, and can't be."""
 
     name: str
     reason: str
+    NAME: ClassVar[str] = "left_out"
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ScriptReady:
     """The script waits at line ``where``: ``took_s`` after it was started it was about to do ``what``."""
 
     where: str
     what: str
     took_s: Seconds
+    NAME: ClassVar[str] = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """No rank can be forked from this process, which ends. ``where`` and ``what``: as in `Ready`, if it is known."""
+    """No rank can be forked from this process, which ends. ``where``, ``what``: as in `ScriptReady`, if known."""
 
     reason: str
     where: str = ""
@@ -56,10 +61,11 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class FilesChecked:
     """The path of a file that has changed; None: none has."""
 
     changed: str | None = None
+    NAME: ClassVar[str] = "checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +82,5 @@ class Failed:
     reason: str
 
 
-FromServer = LeftOut | Ready | Unfit | Checked | Forked | Failed
+FromServer = ModuleLeftOut | ScriptReady | Unfit | FilesChecked | Forked | Failed
 FROM_SERVER: Vocabulary[FromServer] = Vocabulary(FromServer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, Moment, Rank, Vocabulary, fields, unpack
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
@@ -18,7 +18,7 @@ from megatron_ft.core.records.monitor import StatePath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class RankHello:
     """A rank connects, and says who it is.
 
     Args:
@@ -39,29 +39,32 @@ class Hello:
     watch_only: bool = False
     state_path: StatePath = ""
     learns: bool = False
+    NAME: ClassVar[str] = "hello"
 
 
-FromRank = Hello
+FromRank = RankHello
 FROM_RANK: Vocabulary[FromRank] = Vocabulary(FromRank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class RankWelcome:
     """The rank is watched; with this come the descriptors that it needs. ``config`` is a `FaultToleranceConfig`'s."""
 
     config: Mapping[str, Any]
     log_dir: str | None = None
     run_id: str = ""
+    NAME: ClassVar[str] = "welcome"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RankRefused:
     """The rank isn't watched."""
 
     reason: str
+    NAME: ClassVar[str] = "refused"
 
 
-ToRank = Welcome | Refused
+ToRank = RankWelcome | RankRefused
 TO_RANK: Vocabulary[ToRank] = Vocabulary(ToRank)
 
 

@@ -21,7 +21,7 @@ _RESTARTS = "restart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class LauncherRecords:
     """What one launcher has recorded, oldest first, and when; ``newest_ns`` and ``iteration``: its ranks', too."""
 
     host: str
@@ -96,7 +96,7 @@ class JobView:
     last_cause: str = ""
 
 
-def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobView:
+def view(launchers: Sequence[LauncherRecords], life: Life | None, now_ns: int) -> JobView:
     """``life``: the job's, as ``result.json`` has it; None if that isn't known. There is at least one launcher."""
     begun = [(at_ns, each) for node in launchers for at_ns, each in node.records if type(each) is records.CycleStarted]
     cycle = max((each.cycle for _, each in begun), default=None)
@@ -132,7 +132,7 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
     )
 
 
-def _exit_codes(launchers: Sequence[Launcher], since_ns: int) -> list[int | None]:
+def _exit_codes(launchers: Sequence[LauncherRecords], since_ns: int) -> list[int | None]:
     """Exit codes of the launchers that stayed until the job's end; of all, if none did."""
     all_, stayed = [], []
     for node in launchers:
@@ -148,7 +148,7 @@ def _same(codes: Sequence[int | None]) -> int | None:
     return codes[0] if len(set(codes)) == 1 else None
 
 
-def _row(node: Launcher, newest: int | None, now_ns: int) -> NodeRow:
+def _row(node: LauncherRecords, newest: int | None, now_ns: int) -> NodeRow:
     started: records.CycleStarted | None = None
     ended: records.CycleEnded | None = None
     last: Record | None = None
@@ -192,7 +192,7 @@ def _state(
     return (State.READY if ended.action == _RESTARTS else State.FINISHED), ended.outcome if not ended.action else ""
 
 
-def _without_replaced(rows: Sequence[tuple[Launcher, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
+def _without_replaced(rows: Sequence[tuple[LauncherRecords, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
     """Without launchers of earlier cycles whose host has had another one since; in the order of places."""
     last_ns = {node.host: node.opened_ns for node, _ in sorted(rows, key=lambda each: each[0].opened_ns)}
     kept = [row for node, row in rows if row.cycle == newest or node.opened_ns == last_ns[node.host]]
@@ -217,7 +217,7 @@ def _last_cause(ends: Sequence[tuple[int, records.CycleEnded]]) -> records.Cycle
 
 
 def _iteration(
-    launchers: Sequence[Launcher], ends: Sequence[tuple[int, records.CycleEnded]], life: Life | None
+    launchers: Sequence[LauncherRecords], ends: Sequence[tuple[int, records.CycleEnded]], life: Life | None
 ) -> int | None:
     iterations = [node.iteration for node in launchers]
     if all(each is None for each in iterations):

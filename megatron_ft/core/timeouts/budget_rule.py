@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
-from megatron_ft.core.timeouts.known import MOST_RAISED, Known, Past
+from megatron_ft.core.timeouts.known import MOST_RAISED, Known, PastIntervals
 from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.sketch import Sketch, bounded
 from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, longest, share_left
@@ -143,8 +143,8 @@ def _step(average_s: float | None, longest_s: float, factor: float) -> float:
     )
 
 
-def _later(start: Past, sketch: Sketch, passed: int) -> Past:
-    return Past(
+def _later(start: PastIntervals, sketch: Sketch, passed: int) -> PastIntervals:
+    return PastIntervals(
         tail=_joined(start.tail, sketch.tail, passed),
         explained_s=max(start.explained_s * share_left(passed, HALF_LIFE), sketch.explained_s),
         raised=_faded_raise(start.raised, passed),

@@ -15,7 +15,7 @@ from megatron_ft.core.codec import fields, unpack
 from megatron_ft.core.errors import ConfigError, ProtocolError, show
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, state_from_dict
-from megatron_ft.core.timeouts.known import MOST_RAISED, Known, Past
+from megatron_ft.core.timeouts.known import MOST_RAISED, Known, PastIntervals
 from megatron_ft.core.timeouts.learned import (
     HEARTBEAT_FIELDS,
     OUT_FIELD,
@@ -159,7 +159,7 @@ def _seen_of_version_2(where: str, value: object) -> Known:
         counts[int(key)] = number
     first_s = _number(f"first_s in {where}", entry.get("first_s"))
     raised = _number(f"raised in {where}", entry.get("raised")) or 1.0
-    past = Past(tail=bounded(counts), raised=min(max(1.0, raised), MOST_RAISED))
+    past = PastIntervals(tail=bounded(counts), raised=min(max(1.0, raised), MOST_RAISED))
     return Known(
         start=past,
         now=past,

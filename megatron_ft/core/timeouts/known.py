@@ -13,7 +13,7 @@ Factor = Annotated[float, Between(1, MOST_RAISED)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class PastIntervals:
     """The part of the knowledge that fades with each interval.
 
     Args:
@@ -42,8 +42,8 @@ class Known:
         usual_s: geometric mean of ``unexplained_s`` over ``updates``: one slow step raises that for long.
     """
 
-    start: Past = Past()
-    now: Past = Past()
+    start: PastIntervals = PastIntervals()
+    now: PastIntervals = PastIntervals()
     ended: Count = 0
     first_s: Seconds = 0.0
     earlier_first_s: tuple[Seconds, ...] = ()

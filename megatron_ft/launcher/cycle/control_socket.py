@@ -16,9 +16,9 @@ from megatron_ft.core.messages.control import (
     Accepted,
     Answer,
     Ok,
-    Pause,
+    PauseDetection,
     Request,
-    Resume,
+    ResumeDetection,
     Status,
 )
 from megatron_ft.core.rate_limiter import RateLimiter
@@ -38,7 +38,7 @@ class ControlSocket:
     def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
         self.path = path
         self.on_request: Callable[[WorkloadControl], None] = lambda _request: None
-        self.on_order: Callable[[Pause | Resume, int], bool] = lambda _order, _pid: False
+        self.on_order: Callable[[PauseDetection | ResumeDetection, int], bool] = lambda _order, _pid: False
         """``megatron-ft pause`` and ``resume``, with the process that sends it; whether it changes anything."""
         self.on_question: Callable[[], JobFacts] | None = None
         """`megatron-ft status`."""
@@ -134,7 +134,7 @@ class ControlSocket:
         """Act on one message; the answer, None to a question."""
         if isinstance(asked, Status):
             return None
-        if isinstance(asked, Pause | Resume):
+        if isinstance(asked, PauseDetection | ResumeDetection):
             return Ok(changed=self.on_order(asked, pid))
         # what a terminal would obey, or no file can hold, isn't passed on as it is
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()

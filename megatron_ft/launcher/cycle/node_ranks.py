@@ -25,7 +25,7 @@ from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
-from megatron_ft.launcher.processes.device_memory import DeviceMemory
+from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
@@ -47,7 +47,7 @@ class NodeRanks:
         starter: RankStarter,
         running: Ranks,
         termination: Termination,
-        device_memory: DeviceMemory,
+        device_memory: DeviceMemoryWait,
         crash_evidence: CrashEvidence,
         cycle_info: CycleInfo | None,
         checkpoint_file: str | None,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.messages.control import Pause, Resume
+from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
 from megatron_ft.core.messages.monitor import Release, Report, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
@@ -104,13 +104,13 @@ class Monitors:
         for slot in self._slots:
             slot.order(order)
 
-    def pause_or_resume(self, order: Pause | Resume, by: int) -> bool:
+    def pause_or_resume(self, order: PauseDetection | ResumeDetection, by: int) -> bool:
         """Suspend hang detection on this node, or resume it, as process ``by`` asks; whether that changes anything.
 
         The time of a pause counts for no rank.
         """
         since_ns, now_ns = self.paused.since_ns, time.monotonic_ns()
-        if not (self.paused.begin(now_ns) if isinstance(order, Pause) else self.paused.end(now_ns)):
+        if not (self.paused.begin(now_ns) if isinstance(order, PauseDetection) else self.paused.end(now_ns)):
             return False
         record: records.Paused | records.Resumed
         if since_ns is None:

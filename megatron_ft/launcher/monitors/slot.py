@@ -14,16 +14,7 @@ from collections.abc import Callable
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.monitor import (
-    REPORTS,
-    GuardGroup,
-    Order,
-    Pause,
-    RankOrder,
-    Report,
-    Resume,
-    Stop,
-)
+from megatron_ft.core.messages.monitor import REPORTS, GuardGroup, Order, Pause, RankOrder, Report, Resume, Stop
 from megatron_ft.core.records.launcher_ranks import MonitorReplaced
 from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.shared import Warning_

@@ -30,7 +30,7 @@ _OLD_S = 1.0
 Query = Callable[[], list[Holding] | None]
 
 
-class DeviceMemory:
+class DeviceMemoryWait:
     """Queries while the nodes meet, so that usually no start waits. Does nothing where there is no NVIDIA driver."""
 
     def __init__(

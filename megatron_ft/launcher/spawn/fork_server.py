@@ -16,12 +16,12 @@ from typing import TypeVar
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.fork_server import (
     FROM_SERVER,
-    Check,
-    Checked,
+    CheckFiles,
     Failed,
+    FilesChecked,
     Forked,
     FromServer,
-    Ready,
+    ScriptReady,
     Spawn,
     ToServer,
     Unfit,
@@ -38,7 +38,7 @@ _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
 _LONGEST_END_S = 5.0
 
-_Answer = TypeVar("_Answer", Checked, Forked)
+_Answer = TypeVar("_Answer", FilesChecked, Forked)
 
 
 class ServerError(FaultToleranceError):
@@ -112,7 +112,7 @@ class ServerProcess:
         except (ChannelClosedError, ProtocolError):
             self._lose()  # it is ending anyway: its pidfd says when
         for message in messages:
-            if isinstance(message, Ready):
+            if isinstance(message, ScriptReady):
                 self.is_ready = True
             elif isinstance(message, Unfit):
                 self.unfit = lines.cannot_be_shared(message.reason, message.where, message.what)
@@ -141,7 +141,7 @@ class ServerProcess:
         Raises:
             ServerError: it is gone or doesn't answer.
         """
-        (answer,) = self._ask([(Check(), ())], Checked)
+        (answer,) = self._ask([(CheckFiles(), ())], FilesChecked)
         return answer.changed
 
     def reject(self, reason: str) -> None:

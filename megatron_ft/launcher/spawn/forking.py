@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.messages.fork_server import LeftOut, Ready
+from megatron_ft.core.messages.fork_server import ModuleLeftOut, ScriptReady
 from megatron_ft.core.records.launcher_ranks import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.files.event_log import EventLog
@@ -157,9 +157,9 @@ class ForkingSpawner:
 
     def _take(self, server: ServerProcess) -> None:
         for message in server.read():
-            if isinstance(message, LeftOut):
+            if isinstance(message, ModuleLeftOut):
                 self._say_once(lines.preload_left_out(message.name, message.reason))
-            elif isinstance(message, Ready):
+            elif isinstance(message, ScriptReady):
                 where, what, took_s = message.where, message.what, message.took_s
                 self.log.write(
                     ForkServer(state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
-from megatron_ft.core.messages.rank import TO_RANK, Hello, Refused
+from megatron_ft.core.messages.rank import TO_RANK, RankHello, RankRefused
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
@@ -27,7 +27,7 @@ _SOCKET_RETURNS_S = 5.0
 """The launcher checks each second whether the directory of its sockets is still there, and creates it again."""
 
 
-class Welcome(NamedTuple):
+class MonitorWelcome(NamedTuple):
     """What a monitor gives to its rank; the receiver closes the descriptors."""
 
     config: FaultToleranceConfig
@@ -47,15 +47,15 @@ def say_hello(
     watch_only: bool = False,
     state_path: str = "",
     learns: bool = False,
-) -> Welcome:
-    """Introduce this rank to its monitor; the arguments are those of `Hello`.
+) -> MonitorWelcome:
+    """Introduce this rank to its monitor; the arguments are those of `RankHello`.
 
     A monitor that dies or is stopped in between is replaced by the launcher; this tries again for a while.
 
     Raises:
         RankMonitorClientError: no monitor listens, it refuses, or it doesn't answer within 30 s.
     """
-    hello = Hello(
+    hello = RankHello(
         cycle=info.cycle,
         rank=info.global_rank,
         warmup_iterations=warmup_iterations,
@@ -112,11 +112,11 @@ def _connect(path: str, timeout_s: float) -> Channel:
             time.sleep(_RETRY_S)
 
 
-def _read_welcome(answer: Received) -> Welcome:
+def _read_welcome(answer: Received) -> MonitorWelcome:
     fds = answer.fds
     try:
         welcome = TO_RANK.parse(answer.message)
-        if isinstance(welcome, Refused):
+        if isinstance(welcome, RankRefused):
             raise RankMonitorClientError(f"the rank monitor refused: {welcome.reason}")
         if len(fds) != _WELCOME_FDS:
             raise ProtocolError(f"a welcome comes with {_WELCOME_FDS} descriptors, not {len(fds)}")
@@ -130,4 +130,4 @@ def _read_welcome(answer: Received) -> Welcome:
         raise ProtocolError(f"the welcome can't be used: {error}") from None
     board_fd, wake_fd, stack_fd, ask_fd = fds
     os.close(board_fd)  # the mapping holds the memory from here on
-    return Welcome(config, board, wake_fd, stack_fd, ask_fd, welcome.log_dir, welcome.run_id)
+    return MonitorWelcome(config, board, wake_fd, stack_fd, ask_fd, welcome.log_dir, welcome.run_id)

@@ -26,7 +26,7 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
+from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, MonitorWelcome, ask_launcher, say_hello
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
@@ -105,7 +105,7 @@ class RankMonitorClient:
         if self._loaded is not None:
             self._apply(self._loaded)
 
-    def _begin(self, info: RankInfo, welcome: Welcome) -> None:
+    def _begin(self, info: RankInfo, welcome: MonitorWelcome) -> None:
         cfg = welcome.config
         self.rank_info, self.cfg = info, cfg
         self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)

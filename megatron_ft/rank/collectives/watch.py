@@ -22,7 +22,7 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.base.connection import MONITOR_SOCKET, Welcome, say_hello
+from megatron_ft.rank.base.connection import MONITOR_SOCKET, MonitorWelcome, say_hello
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts, group_timeout_ns
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
@@ -138,7 +138,7 @@ class CollectiveWatch:
             self._look()
             self._is_over.wait(_EVERY_S)
 
-    def _take(self, welcome: Welcome) -> None:
+    def _take(self, welcome: MonitorWelcome) -> None:
         """Get ready to answer questions, unless the script has begun to call hooks meanwhile."""
         os.close(welcome.wake_fd)
         with _lock:

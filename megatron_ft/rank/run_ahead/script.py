@@ -27,13 +27,13 @@ from typing import Any
 
 from megatron_ft.core.messages.fork_server import (
     TO_SERVER,
-    Check,
-    Checked,
+    CheckFiles,
     Failed,
+    FilesChecked,
     Forked,
     FromServer,
-    LeftOut,
-    Ready,
+    ModuleLeftOut,
+    ScriptReady,
     Spawn,
     Unfit,
 )
@@ -127,7 +127,7 @@ class RunAhead:
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
-                self._tell(LeftOut(name, f"{type(error).__name__}: {error}"))
+                self._tell(ModuleLeftOut(name, f"{type(error).__name__}: {error}"))
         self._asks_for = None
         sys.path.remove(directory)
 
@@ -166,7 +166,7 @@ class RunAhead:
         script_fds = descriptors(self._own_fds)
         name = set_name(FORK_SERVER_NAME.encode())
         gc.freeze()  # a collection in a rank would else copy every page that it visits
-        self._tell(Ready(where, what, took_s))
+        self._tell(ScriptReady(where, what, took_s))
         variables, fds = self._serve()
         self._wait_for_launcher(fds[0])
         set_name(name)
@@ -218,8 +218,8 @@ class RunAhead:
                 received = [(TO_SERVER.parse(message), fds) for message, fds in self._channel.receive()]
             except ChannelClosedError:
                 _exit(0)
-            if any(isinstance(request, Check) for request, _ in received):
-                self._tell(Checked(self._watch.files.changed()))
+            if any(isinstance(request, CheckFiles) for request, _ in received):
+                self._tell(FilesChecked(self._watch.files.changed()))
             spawns = [(request.env, fds) for request, fds in received if isinstance(request, Spawn)]
             answers: list[FromServer] = []
             try:

@@ -18,7 +18,7 @@ from megatron_ft.core.coordinator.next_cycle import NextCycle, RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.job import edge, lines, member, patience
-from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import End, NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
@@ -78,7 +78,7 @@ def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
     fault = Fault(at_s=6.0, kind="host_off", which=0, seconds=20.0, comes_back=True)
     run = simulate(replace(plan, rules=rules, spares=0, endpoints=1, work_s=30.0, faults=(fault,)))
     assert run.broken == []
-    begun = [made for made in run.job.made if made.decision.kind is Kind.CYCLE]
+    begun = [made for made in run.job.made if made.decision.kind is DecisionKind.CYCLE]
     assert [(made.decision.cycle, len(made.members)) for made in begun] == [(0, 4), (1, 4)]
     assert begun[1].at_s < 6.0 + 20.0 + 10.0
     assert {launcher.code for launcher in run.job.launchers if launcher.code is not None} == {0}

@@ -18,7 +18,7 @@ from megatron_ft.coordinator.service import Service
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Heard
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
@@ -74,7 +74,7 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
 
 
 def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
-    about = Decision(3, (2, "c", 1), Kind.END, 1, 4, 4, 0, text='says "place":7, and \\"place\\":8')
+    about = Decision(3, (2, "c", 1), DecisionKind.END, 1, 4, 4, 0, text='says "place":7, and \\"place\\":8')
     for place in (0, 5, 9999, None):
         proposal = m.Propose((2, "c", 7), about, place, place is not None, ('host"place":1:29500', "b:1"))
         assert frame(proposal) == encode(proposal)

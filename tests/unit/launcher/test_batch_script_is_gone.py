@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from megatron_ft.core.job.decisions import Decision, Held, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher import batch_script
-from megatron_ft.launcher.outcome import End, ResultFile
+from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
 
 ALLOCATED = {"FT_SLURM_REQUEUES": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
 SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"
 
 
-def ended(ending: Ending = Ending.STOPPED, *, place: int = 0, kind: Kind = Kind.END) -> ResultFile:
+def ended(ending: Ending = Ending.STOPPED, *, place: int = 0, kind: DecisionKind = DecisionKind.END) -> ResultFile:
     result = ResultFile(NullEventLog(), None, job="j", command=["t.py"], is_first=False, before=Advance())
-    result.begun(Held(Decision(0, (0, "c", 0), Kind.CYCLE, 0, 2, 2, 0), place, votes=True))
-    result.ended(End(0, ending), decided=Decision(1, (1, "c", 0), kind, 0, 2, 2, 0), iteration=1)
+    result.begun(Held(Decision(0, (0, "c", 0), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    result.ended(LauncherEnd(0, ending), decided=Decision(1, (1, "c", 0), kind, 0, 2, 2, 0), iteration=1)
     return result
 
 
@@ -79,7 +79,7 @@ def test_but_not_those_of_a_job_that_another_launcher_has_requeued(slurm: Slurm)
 
 def test_nothing_is_asked_where_the_host_is_there_or_the_script_is_none_of_ours(slurm: Slurm) -> None:
     batch_script.stand_in(ended(), {"SLURM_JOB_NODELIST": "node[1-3]"}, pytest.fail, port=1)
-    batch_script.stand_in(ended(Ending.LOST, kind=Kind.CYCLE), ALLOCATED, pytest.fail, port=1)
+    batch_script.stand_in(ended(Ending.LOST, kind=DecisionKind.CYCLE), ALLOCATED, pytest.fail, port=1)
     slurm.host_answers = True
     batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)
 

@@ -19,7 +19,7 @@ from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments, job, outcome
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.main import main
-from megatron_ft.launcher.outcome import End
+from megatron_ft.launcher.outcome import LauncherEnd
 
 YAML = "fault_tolerance:\n  {line}\n"
 
@@ -156,7 +156,7 @@ class _Gone(io.StringIO):
 def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_are(
     script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[End] = []
+    ends: list[LauncherEnd] = []
     monkeypatch.setattr(job, "run", _no_file)
     monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -180,7 +180,7 @@ def _unforeseen(*_: object, **__: object) -> int:
 def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[End] = []
+    ends: list[LauncherEnd] = []
     monkeypatch.setattr(job, "run", _unforeseen)
     monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -192,4 +192,4 @@ def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
     assert (failed["ev"], failed["text"]) == ("launcher_failed", said)
     assert "in _unforeseen" in failed["traceback"]
     assert (ended["ev"], ended["exit_code"]) == ("run_ended", 1)
-    assert ends == [End(1, Ending.FAILED, said)]
+    assert ends == [LauncherEnd(1, Ending.FAILED, said)]

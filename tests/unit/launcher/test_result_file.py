@@ -7,26 +7,26 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.job.decisions import Decision, Held, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
 from megatron_ft.core.job.lives import Ending, Lives
 from megatron_ft.core.job.restart_policy import Advance
-from megatron_ft.launcher.outcome import End, ResultFile
+from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
 from tests.support.agents import verdict
 
 
 @pytest.mark.parametrize(
     ("end", "before", "iteration", "trained"),
     [
-        (End(0, Ending.FINISHED, ranks_exited_with_0=True), Advance(), None, True),
-        (End(0, Ending.STOPPED, ranks_exited_with_0=True), Advance(), None, True),
-        (End(1, Ending.STOPPED), Advance(), 0, True),
-        (End(1, Ending.STOPPED), Advance(), None, False),
-        (End(1, Ending.FAILED), Advance(), None, False),
-        (End(1, Ending.FAILED), Advance(trained=True), None, True),
+        (LauncherEnd(0, Ending.FINISHED, ranks_exited_with_0=True), Advance(), None, True),
+        (LauncherEnd(0, Ending.STOPPED, ranks_exited_with_0=True), Advance(), None, True),
+        (LauncherEnd(1, Ending.STOPPED), Advance(), 0, True),
+        (LauncherEnd(1, Ending.STOPPED), Advance(), None, False),
+        (LauncherEnd(1, Ending.FAILED), Advance(), None, False),
+        (LauncherEnd(1, Ending.FAILED), Advance(trained=True), None, True),
     ],
 )
 def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
-    end: End, before: Advance, iteration: int | None, trained: bool, tmp_path: Path
+    end: LauncherEnd, before: Advance, iteration: int | None, trained: bool, tmp_path: Path
 ) -> None:
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
@@ -43,26 +43,26 @@ def a_result(directory: Path, *, place: int = 0) -> ResultFile:
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
     result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=Advance())
-    result.begun(Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    result.begun(Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
     return result
 
 
 def test_a_loss_that_a_successor_tells_again_counts_once() -> None:
     result = ResultFile(mock.Mock(), None, job="j", command=["t.py"], is_first=True, before=Advance())
-    result.begun(Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 2, 2, 0), 0, votes=True))
+    result.begun(Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), 0, votes=True))
     result.concluded(VERDICT)
     result.concluded(VERDICT)
     assert result.bad_nodes() == {"node1": "its launcher exited"}
-    result.begun(Held(Decision(1, (1, "d", 1), Kind.CYCLE, 1, 2, 2, 0, back=("node1",)), 0, votes=True))
+    result.begun(Held(Decision(1, (1, "d", 1), DecisionKind.CYCLE, 1, 2, 2, 0, back=("node1",)), 0, votes=True))
     assert result.bad_nodes() == {}
 
 
 def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_path: Path) -> None:
     cut_off, other = a_result(tmp_path), a_result(tmp_path, place=1)
     cut_off.concluded(VERDICT)
-    end = Decision(1, (1, "c", 0), Kind.END, 0, 2, 2, 0)
-    other.ended(End(0, Ending.FINISHED), decided=end, iteration=9)
-    cut_off.ended(End(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
+    end = Decision(1, (1, "c", 0), DecisionKind.END, 0, 2, 2, 0)
+    other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, iteration=9)
+    cut_off.ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert (life.outcome, life.decided, life.iteration) == (Ending.FINISHED, True, 9)
     assert [(each.exit_code, each.cause) for each in life.left] == [(94, "no coordinator reachable")]
@@ -70,6 +70,6 @@ def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_pat
 
 
 def test_a_launcher_that_lost_the_others_does_not_end_a_job_that_runs(tmp_path: Path) -> None:
-    a_result(tmp_path).ended(End(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
+    a_result(tmp_path).ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert life.outcome is Ending.RUNNING

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import Action
+from megatron_ft.core.board.hang_detector import CheckAction
 from megatron_ft.core.board.intervals import HangKind, running_intervals
 from megatron_ft.core.timeouts.exchange import Arm, Armed
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
@@ -52,14 +52,14 @@ def test_a_section_that_was_opened_in_a_pause_is_no_damage(clock: Clock, watched
 
 def test_who_writes_over_a_board_again_and_again_hides_no_hang(clock: Clock) -> None:
     watched = watch({"step": 0.3}, 0.2)
-    began, step = time.monotonic(), Action.WATCH
-    while step is not Action.END_RANK and time.monotonic() - began < 10:
+    began, step = time.monotonic(), CheckAction.WATCH
+    while step is not CheckAction.END_RANK and time.monotonic() - began < 10:
         watched.board.words[layout.W_LAST_TRANSITION] = 7
         reading = watched.read()
         assert reading.damage is not None
         step = reading.outcome.action
         clock.pass_s(0.01)
-    assert step is Action.END_RANK
+    assert step is CheckAction.END_RANK
     assert time.monotonic() - began >= 0.3, "it may be in its section"
     watched.close()
 
@@ -74,7 +74,7 @@ def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long(clock
         watched.board.words[layout.W_LAST_TRANSITION] = 7
         damaged = watched.read()
         assert damaged.damage is not None
-        assert damaged.outcome.action is Action.WATCH
+        assert damaged.outcome.action is CheckAction.WATCH
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
             recorder.heartbeat()
@@ -91,7 +91,7 @@ def test_an_end_of_the_monitoring_outlives_a_renewal(watched: WatchedRank) -> No
     reading = watched.read()
     assert reading.damage is not None
     assert reading.snapshot.closing
-    assert reading.outcome.action is Action.REST
+    assert reading.outcome.action is CheckAction.REST
     # what a stray write has left there isn't one
     for garbage in (1, layout.CLOSING + 1):
         watched.board.words[layout.W_CLOSING] = garbage
@@ -183,7 +183,7 @@ def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock:
         watched.board.words[step + word] = value
     clock.pass_s(0.5)
     reading = watched.read()
-    assert (reading.damage, reading.outcome.action) == (None, Action.CONFIRM)
+    assert (reading.damage, reading.outcome.action) == (None, CheckAction.CONFIRM)
     assert watched.board.words[step + layout.S_ARMED] == 0
 
 
@@ -195,7 +195,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
     for put_off in (True, False):
         recorder.start("step")
         outcome = watched.read().outcome
-        while outcome.action is not Action.END_RANK:
+        while outcome.action is not CheckAction.END_RANK:
             clock.pass_s(0.011)
             outcome = watched.read().outcome
         verdict = outcome.verdict
@@ -204,7 +204,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
             watched.put_off(verdict)
         else:
             watched.extend_timeout(verdict, 5.0)
-        assert watched.read().outcome.action is Action.WATCH
+        assert watched.read().outcome.action is CheckAction.WATCH
         recorder.end("step")
         watched.read()
         found = watched.intervals(1, None).sketches["step"]

@@ -12,7 +12,7 @@ import pytest
 
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.analysis import Analysis, analyze
-from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, Interval
+from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, LoggedInterval
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render.png import unit_of
@@ -37,7 +37,7 @@ def only(directory: Path) -> Analysis:
     return analyze(run)
 
 
-def row(analysis: Analysis, name: str) -> Interval:
+def row(analysis: Analysis, name: str) -> LoggedInterval:
     (found,) = [each for each in analysis.intervals if each.name == name]
     return found
 

@@ -10,12 +10,12 @@ import pytest
 from megatron_ft.cli.main import main
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.options import plan
-from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
+from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Ending, Life
 
 LIMITS = Limits(lives=5, failures=2, nodes=3)
-SRUN, REQUEUE, END = Action.SRUN, Action.REQUEUE, Action.END
+SRUN, REQUEUE, END = BatchAction.SRUN, BatchAction.REQUEUE, BatchAction.END
 
 
 def after(*endings: Ending, code: int = 1, **changes: object) -> Next:
@@ -53,7 +53,7 @@ def after(*endings: Ending, code: int = 1, **changes: object) -> Next:
     ],
 )
 def test_what_follows(
-    endings: list[Ending], code: int, changes: dict[str, object], action: Action, own_code: int
+    endings: list[Ending], code: int, changes: dict[str, object], action: BatchAction, own_code: int
 ) -> None:
     follows = after(*endings, code=code, **changes)
     assert (follows.action, follows.code) == (action, own_code)

@@ -8,8 +8,8 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import (
     CONFIRM_AFTER_NS,
-    Action,
     Check,
+    CheckAction,
     MonitorState,
     check_board,
     dismiss,
@@ -47,25 +47,25 @@ def test_on_a_renewed_board_a_rank_may_be_in_any_section(
     blank = board(sections=sections, own_out_of_section_timeout_ns=out_of_section * S, epoch=START)
     watching = state()
     for second in range(1, 100 if bound is None else bound):
-        assert check_board(watching, blank, START + second * S).action is Action.WATCH
+        assert check_board(watching, blank, START + second * S).action is CheckAction.WATCH
     if bound is not None:
-        assert check_board(watching, blank, START + bound * S).action is Action.CONFIRM
-        assert check_board(watching, blank, START + bound * S + CONFIRM_AFTER_NS).action is Action.END_RANK
+        assert check_board(watching, blank, START + bound * S).action is CheckAction.CONFIRM
+        assert check_board(watching, blank, START + bound * S + CONFIRM_AFTER_NS).action is CheckAction.END_RANK
     written = blank._replace(last_transition_ns=START + S)
     watching = state()
-    assert check_board(watching, written, START + (1 + out_of_section) * S).action is Action.CONFIRM
+    assert check_board(watching, written, START + (1 + out_of_section) * S).action is CheckAction.CONFIRM
 
 
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
     first = check_board(watching, snapshot, START + 10 * S)
-    assert first.action is Action.CONFIRM
+    assert first.action is CheckAction.CONFIRM
     assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
     too_soon = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
-    assert too_soon.action is Action.CONFIRM
+    assert too_soon.action is CheckAction.CONFIRM
     second = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS)
-    assert second.action is Action.END_RANK
+    assert second.action is CheckAction.END_RANK
     assert second.verdict is not None
     assert second.verdict.kind is HangKind.SECTION
     assert second.verdict.section == "step"
@@ -76,21 +76,23 @@ def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
 def test_a_section_that_closes_between_the_two_readings_is_no_hang() -> None:
     watching = state()
     overdue = board(sections=(section(opened_at=START),))
-    assert check_board(watching, overdue, START + 10 * S).action is Action.CONFIRM
+    assert check_board(watching, overdue, START + 10 * S).action is CheckAction.CONFIRM
     closed = board(sections=(section(),), last_transition_ns=START + 10 * S + 1)
-    assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).action is Action.WATCH
+    assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).action is CheckAction.WATCH
 
 
 def test_a_section_opened_anew_between_the_two_readings_is_no_hang() -> None:
     watching = state()
-    assert check_board(watching, board(sections=(section(opened_at=START),)), START + 10 * S).action is Action.CONFIRM
+    assert (
+        check_board(watching, board(sections=(section(opened_at=START),)), START + 10 * S).action is CheckAction.CONFIRM
+    )
     anew = board(sections=(section(opened_at=START + 10 * S + 1),))
-    assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).action is Action.WATCH
+    assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).action is CheckAction.WATCH
 
 
 def test_never_before_the_deadline() -> None:
     outcome = check_board(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
-    assert outcome.action is Action.WATCH
+    assert outcome.action is CheckAction.WATCH
     assert outcome.next_look_ns == START + 10 * S
 
 
@@ -98,7 +100,7 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
     now = START + 10 * S
     snapshot = board(sections=(section("outer", START), section("inner", now - S)), last_transition_ns=now - S)
     outcome = check_board(state(), snapshot, now)
-    assert outcome.action is Action.CONFIRM
+    assert outcome.action is CheckAction.CONFIRM
     assert outcome.verdict is not None
     assert outcome.verdict.section == "outer"
     assert outcome.verdict.open_sections == ("outer", "inner")
@@ -107,9 +109,9 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
 def test_out_of_section_counts_only_while_none_is_open() -> None:
     now = START + 20 * S
     idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
-    assert check_board(state(at=now), idle, now).action is Action.CONFIRM
+    assert check_board(state(at=now), idle, now).action is CheckAction.CONFIRM
     busy = board(own_out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
-    assert check_board(state(at=now), busy, now).action is Action.WATCH
+    assert check_board(state(at=now), busy, now).action is CheckAction.WATCH
 
 
 @pytest.mark.parametrize(
@@ -132,14 +134,14 @@ def test_out_of_section_lasts_as_long_as_setup_may_until_the_first_step_is_over(
         first_step_at_ns=first_step_at,
     )
     watching = state()
-    assert check_board(watching, shown, START + bound * S - 1).action is Action.WATCH
-    assert check_board(watching, shown, START + bound * S).action is Action.CONFIRM
+    assert check_board(watching, shown, START + bound * S - 1).action is CheckAction.WATCH
+    assert check_board(watching, shown, START + bound * S).action is CheckAction.CONFIRM
 
 
 def test_null_timeouts_are_infinite() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=None),))
     outcome = check_board(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
-    assert outcome.action is Action.WATCH
+    assert outcome.action is CheckAction.WATCH
 
 
 def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
@@ -155,7 +157,7 @@ def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check
 def test_a_closed_board_is_left_alone() -> None:
     snapshot = board(sections=(section(opened_at=START),), closing=True)
     outcome = check_board(state(), snapshot, START + 100 * S)
-    assert outcome.action is Action.REST
+    assert outcome.action is CheckAction.REST
     assert outcome.next_look_ns is None
 
 
@@ -178,7 +180,7 @@ def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only(heartbeats: int
         sections=(section(opened_at=0, timeout=None, count=int(opened)),),
     )
     outcome = check_board(state(at=now), snapshot, now)
-    assert (outcome.action is Action.CONFIRM) == judged
+    assert (outcome.action is CheckAction.CONFIRM) == judged
 
 
 def test_the_two_mechanisms_are_independent() -> None:
@@ -227,7 +229,7 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
         own_out_of_section_timeout_ns=7 * S,
         sections=(section(name, count=steps_opened),),
     )
-    assert (check_board(state(at=now), snapshot, now).action is Action.CONFIRM) == judged
+    assert (check_board(state(at=now), snapshot, now).action is CheckAction.CONFIRM) == judged
 
 
 @pytest.mark.parametrize("opened_at", [0, START])
@@ -245,7 +247,7 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
     )
     for seconds in (9, 59, 3600):
         at = START + seconds * S
-        is_late = check_board(state(at=at), snapshot, at).action is Action.CONFIRM
+        is_late = check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM
         assert is_late == (bound is not None and seconds >= bound)
 
 
@@ -261,16 +263,16 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
     )
     for seconds in (9, 11, 99, 101):
         at = START + seconds * S
-        assert (check_board(state(at=at), snapshot, at).action is Action.CONFIRM) == (seconds > bound)
+        assert (check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
 
 
 def test_where_a_section_warmup_is_configured_the_time_out_of_section_is_judged_from_the_start() -> None:
     sections = (section(count=0), section("warmup", count=0))
     snapshot = board(warmup_iterations=3, own_out_of_section_timeout_ns=7 * S, sections=sections)
     now = START + 8 * S
-    assert check_board(state(at=now), snapshot, now).action is Action.CONFIRM
+    assert check_board(state(at=now), snapshot, now).action is CheckAction.CONFIRM
     snapshot = snapshot._replace(sections=sections[:1])
-    assert check_board(state(at=now), snapshot, now).action is Action.WATCH
+    assert check_board(state(at=now), snapshot, now).action is CheckAction.WATCH
 
 
 def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
@@ -283,8 +285,8 @@ def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
         own_out_of_section_timeout_ns=7 * S,
         last_transition_ns=START + S,
     )
-    assert check_board(state(at=over), snapshot, over + 7 * S - 1).action is Action.WATCH
-    assert check_board(state(at=over), snapshot, over + 7 * S).action is Action.CONFIRM
+    assert check_board(state(at=over), snapshot, over + 7 * S - 1).action is CheckAction.WATCH
+    assert check_board(state(at=over), snapshot, over + 7 * S).action is CheckAction.CONFIRM
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
@@ -293,10 +295,10 @@ def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     assert check_board(watching, snapshot, START + 4 * S).next_look_ns == START + 10 * S
     # the node stood still; the monitor can't know since when, at most since its last look
     outcome = check_board(watching, snapshot, START + 3600 * S)
-    assert outcome.action is Action.WATCH
+    assert outcome.action is CheckAction.WATCH
     assert outcome.next_look_ns == START + 3600 * S + 6 * S
     overdue = check_board(watching, snapshot, START + 3606 * S)
-    assert overdue.action is Action.CONFIRM
+    assert overdue.action is CheckAction.CONFIRM
     verdict = check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
@@ -315,7 +317,7 @@ def test_a_monitor_that_wakes_a_little_late_judges_at_once() -> None:
     watching = state()
     check_board(watching, snapshot, START)
     late = START + 1 * S + 90_000_000
-    assert check_board(watching, snapshot, late).action is Action.CONFIRM
+    assert check_board(watching, snapshot, late).action is CheckAction.CONFIRM
 
 
 def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
@@ -323,7 +325,7 @@ def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, 
     now, number = since, 0
     while now < since + 100_000 * S:
         outcome = check_board(watching, snapshot, now)
-        if outcome.action is Action.END_RANK:
+        if outcome.action is CheckAction.END_RANK:
             return (now - since) / S
         assert outcome.next_look_ns is not None
         number += 1
@@ -366,7 +368,7 @@ def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
     assert len(watching.gaps) <= 64
     outcome = check_board(watching, snapshot, now)
     assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
-    assert outcome.action is Action.WATCH
+    assert outcome.action is CheckAction.WATCH
     assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
 
 
@@ -388,7 +390,7 @@ def test_the_simulation_can_fail() -> None:
             node.now += 2 * S
         watching.asked_ns = None  # plants the fault: lateness is never noticed
         outcome = check_board(watching, node.snapshot(), node.now)
-        ended = outcome.action is Action.END_RANK
+        ended = outcome.action is CheckAction.END_RANK
         wake = outcome.next_look_ns or node.now
     assert ended
 
@@ -400,35 +402,35 @@ def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
     verdict = check_board(watching, stuck, START + 10 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     dismiss(watching, verdict)
-    assert check_board(watching, stuck, START + 20 * S).action is Action.WATCH
+    assert check_board(watching, stuck, START + 20 * S).action is CheckAction.WATCH
     again = board(sections=(section(opened_at=START + 25 * S),))
     check_board(watching, again, START + 25 * S)
-    assert check_board(watching, again, START + 35 * S).action is Action.CONFIRM
+    assert check_board(watching, again, START + 35 * S).action is CheckAction.CONFIRM
 
 
 def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
     watching, slow = state(), section(opened_at=START)._replace(is_calculated=True)
     shown = board(sections=(slow,))
 
-    def found(at_s: float) -> Action:
+    def found(at_s: float) -> CheckAction:
         check_board(watching, shown, START + round(at_s * S))
         return check_board(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
 
-    assert found(10.0) is Action.END_RANK
+    assert found(10.0) is CheckAction.END_RANK
     verdict = check_board(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.is_learned
     # whoever was asked takes his time: that is no stand-still of the node
     extend_timeout(watching, verdict, 13 * S)
-    assert found(12.9) is Action.WATCH
-    assert found(13.0) is Action.END_RANK
+    assert found(12.9) is CheckAction.WATCH
+    assert found(13.0) is CheckAction.END_RANK
     again = check_board(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS).verdict
     assert again is not None
     assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
     # the next one of the same section has its own time
     extend_timeout(watching, again, 16 * S)
     shown = board(sections=(slow._replace(opened_at_ns=START + 14 * S, open_count=2),))
-    assert found(24.0) is Action.END_RANK
+    assert found(24.0) is CheckAction.END_RANK
 
 
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
@@ -437,7 +439,7 @@ def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     check_board(watching, stuck, START + 4 * S)
     excuse(watching, START + 5 * S, START + 505 * S)
     outcome = check_board(watching, stuck, START + 505 * S)
-    assert outcome.action is Action.WATCH
+    assert outcome.action is CheckAction.WATCH
     assert outcome.next_look_ns == START + 510 * S
 
 
@@ -463,8 +465,8 @@ def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: fl
 def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: int, bound: int) -> None:
     slow = section(opened_at=START, count=count)._replace(armed=ArmedTimeout(10 * S, 60 * S))
     watching = state(check_interval=100.0)
-    assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).action is Action.WATCH
-    assert check_board(watching, board(sections=(slow,)), START + bound * S).action is Action.CONFIRM
+    assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).action is CheckAction.WATCH
+    assert check_board(watching, board(sections=(slow,)), START + bound * S).action is CheckAction.CONFIRM
 
 
 @pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
@@ -472,8 +474,8 @@ def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile
     sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
     idle = board(sections=sections, armed_out_of_section=ArmedTimeout(10 * S, 60 * S))
     watching = state(check_interval=100.0)
-    assert check_board(watching, idle, START + bound * S - 1).action is Action.WATCH
-    assert check_board(watching, idle, START + bound * S).action is Action.CONFIRM
+    assert check_board(watching, idle, START + bound * S - 1).action is CheckAction.WATCH
+    assert check_board(watching, idle, START + bound * S).action is CheckAction.CONFIRM
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -491,7 +493,7 @@ def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     verdict = check_board(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     dismiss(watching, verdict)
-    assert check_board(watching, board(sections=(mine,)), START + 11 * S).action is Action.WATCH
+    assert check_board(watching, board(sections=(mine,)), START + 11 * S).action is CheckAction.WATCH
 
 
 # -- armed timeouts -----------------------------------------------------------------------------------------------
@@ -511,7 +513,7 @@ def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, *
 def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() -> None:
     shown = board(sections=(armed(own=3.0, limit_ns=40 * S, enforced=False),))
     watching = state(check_interval=100.0)
-    assert check_board(watching, shown, START + 10 * S - 1).action is Action.WATCH
+    assert check_board(watching, shown, START + 10 * S - 1).action is CheckAction.WATCH
     verdict = judged(watching, shown, START + 10 * S).verdict
     assert verdict is not None
     assert (verdict.timeout_ns, verdict.limit_ns, verdict.enforced, verdict.is_learned) == (10 * S, 40 * S, False, True)
@@ -527,7 +529,7 @@ def test_a_limit_that_the_timeout_exceeds_is_none() -> None:
 
 def test_armed_out_of_section_and_heartbeat_timeouts_apply() -> None:
     idle = board(own_out_of_section_timeout_ns=3 * S, armed_out_of_section=ArmedTimeout(10 * S, enforced=False))
-    assert check_board(state(), idle, START + 10 * S - 1).action is Action.WATCH
+    assert check_board(state(), idle, START + 10 * S - 1).action is CheckAction.WATCH
     verdict = judged(state(), idle, START + 10 * S).verdict
     assert verdict is not None
     assert (verdict.kind, verdict.enforced) == (HangKind.OUT_OF_SECTION, False)
@@ -538,7 +540,7 @@ def test_armed_out_of_section_and_heartbeat_timeouts_apply() -> None:
         armed_heartbeat_ns=6 * S,
         heartbeat_flags=4,
     )
-    assert check_board(state(), beating, START + 6 * S - 1).action is Action.WATCH
+    assert check_board(state(), beating, START + 6 * S - 1).action is CheckAction.WATCH
     verdict = judged(state(), beating, START + 6 * S).verdict
     assert verdict is not None
     assert (verdict.kind, verdict.is_learned, verdict.enforced) == (HangKind.HEARTBEAT, True, True)
@@ -551,7 +553,7 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
         own_initial_heartbeat_timeout_ns=60 * S,
         sections=(armed(count=0, limit_ns=30 * S),),
     )
-    assert check_board(state(), shown, START + 60 * S - 1).action is Action.WATCH
+    assert check_board(state(), shown, START + 60 * S - 1).action is CheckAction.WATCH
     verdict = judged(state(at=START + 59 * S), shown, START + 60 * S).verdict
     assert verdict is not None
     assert (verdict.timeout_ns, verdict.limit_ns) == (60 * S, None)
@@ -583,7 +585,7 @@ def test_rearming_in_the_middle_of_a_dismissed_interval_reports_nothing_twice() 
     assert later.section == "inner"
     dismiss(watching, later)
     rearmed = board(sections=(armed(timeout_ns=25 * S, enforced=False), inner))
-    assert judged(watching, rearmed, START + 30 * S).action is Action.WATCH
+    assert judged(watching, rearmed, START + 30 * S).action is CheckAction.WATCH
 
 
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
@@ -591,7 +593,11 @@ def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> Non
     verdict = judged(watching, board(sections=(armed(),)), START + 10 * S).verdict
     assert verdict is not None
     extend_timeout(watching, verdict, 15 * S)
-    for timeout_s, at_s, action in ((5, 14.9, Action.WATCH), (18, 16.9, Action.WATCH), (5, 17.0, Action.END_RANK)):
+    for timeout_s, at_s, action in (
+        (5, 14.9, CheckAction.WATCH),
+        (18, 16.9, CheckAction.WATCH),
+        (5, 17.0, CheckAction.END_RANK),
+    ):
         watching.asked_ns = None  # no look is late
         shown = board(sections=(armed(timeout_ns=timeout_s * S),))
         assert judged(watching, shown, START + round(at_s * S)).action is action

@@ -10,7 +10,7 @@ import pytest
 from megatron_ft.core.coordinator.admission import Admission, differences, refusal
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
-from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import Dismiss, Elsewhere, Hello, Moved, Rules
 
@@ -51,7 +51,7 @@ def test_every_rule_that_differs_has_a_name(field: dataclasses.Field[Any]) -> No
 
 
 def knowing() -> Hello:
-    decided = Held(Decision(0, (0, "c", 1), Kind.CYCLE, cycle=0, world=2, size=2, head=0), place=0, votes=True)
+    decided = Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, cycle=0, world=2, size=2, head=0), place=0, votes=True)
     return dataclasses.replace(hello(), memory=Memory(decided=decided))
 
 

@@ -10,7 +10,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Kind, Memory
+from megatron_ft.core.job.decisions import AcceptedProposal, Beside, Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.core.records.shared import RankHung
@@ -123,12 +123,12 @@ def test_a_coordinator_that_has_lost_its_job_to_another_sends_fresh_launchers_th
 
 def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, min_healthy=True)
-    last = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 3, 3, 0)
+    last = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 3, 3, 0)
     machine = Coordinator("c", founds=False, now_s=0.0)
 
     def hello(name: str, place: int, *, knows: bool) -> m.Hello:
         held = Held(last, place, True)
-        memory = Memory((0, "old"), held if knows else None, None if knows else Accepted((0, "old", 1), held))
+        memory = Memory((0, "old"), held if knows else None, None if knows else AcceptedProposal((0, "old", 1), held))
         phase = m.NodePhase.RUNNING if knows else m.NodePhase.READY
         return m.Hello("job", rules, name, 1, name, memory=memory, standing=m.Standing(phase, 0 if knows else -1))
 
@@ -141,7 +141,7 @@ def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> N
         machine.settle(tenth / 10)
     machine.handle(edge.Heard(5, hello("c", 2, knows=False)), 10.1)
     machine.settle(10.1)
-    told = machine.handle(edge.Heard(5, m.Follow((1, "c"), Accepted((0, "old", 1), Held(last, 2, True)))), 10.1)
+    told = machine.handle(edge.Heard(5, m.Follow((1, "c"), AcceptedProposal((0, "old", 1), Held(last, 2, True)))), 10.1)
     assert links(told, m.Commit) == [5]
     (end,) = [effect.message for effect in told if isinstance(effect, edge.Send) and isinstance(effect.message, m.End)]
     assert (end.cycle, end.lost) == (0, True)
@@ -161,14 +161,14 @@ def test_who_misses_the_decision_on_a_cycle_looks_where_its_other_nodes_do() -> 
     assert tried[:6] == ["first:1", "fourth:1", "first:1", "third:1", "first:1", "second:1"]  # it may come to nothing
 
 
-LAST = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 5, 5, 0)
+LAST = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 5, 5, 0)
 
 
 def hello_again(place: int, *, accepted: Decision | None = None, knows: bool = True) -> m.Hello:
     """Of a launcher that had that place in ``LAST``, to another coordinator."""
     held = Held(LAST, place, True)
-    then = None if accepted is None else Accepted(accepted.value, Held(accepted, place, True))
-    memory = Memory((0, "old"), held if knows else None, then if knows else Accepted(LAST.value, held))
+    then = None if accepted is None else AcceptedProposal(accepted.value, Held(accepted, place, True))
+    memory = Memory((0, "old"), held if knows else None, then if knows else AcceptedProposal(LAST.value, held))
     standing = m.Standing(m.NodePhase.RUNNING, 0) if knows else m.Standing()
     rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
     return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=standing)
@@ -220,7 +220,7 @@ def test_a_launcher_tells_its_own_coordinator_before_it_follows_another() -> Non
 
 
 def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None:
-    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
+    roll = Decision(1, (0, "old", 2), DecisionKind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine, asked = taking_over(roll, roll, roll)
     assert links(asked, m.Propose) == [0, 1, 2]
     machine.handle(edge.Heard(3, hello_again(3, accepted=roll)), 0.2)
@@ -230,7 +230,7 @@ def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None
 
 
 def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may_be_decided() -> None:
-    old = Decision(1, (0, "old", 2), Kind.CYCLE, 1, 5, 5, 0, voters=("i0", "i1", "i2", "i3", "i4"))
+    old = Decision(1, (0, "old", 2), DecisionKind.CYCLE, 1, 5, 5, 0, voters=("i0", "i1", "i2", "i3", "i4"))
     machine, asked = taking_over(old, old, old, None)
     effects = [each for each in asked if isinstance(each, edge.Send)]
     proposed = {each.links[0]: each.message for each in effects if isinstance(each.message, m.Propose)}
@@ -245,7 +245,7 @@ def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may
 
 
 def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
-    old = Decision(1, (0, "old", 2), Kind.CYCLE, 1, 5, 5, 0)
+    old = Decision(1, (0, "old", 2), DecisionKind.CYCLE, 1, 5, 5, 0)
     machine, asked = taking_over(old, old, old, old, old)
     proposed = [each for each in asked if isinstance(each, edge.Send)]
     (ballot,) = {each.message.ballot for each in proposed if isinstance(each.message, m.Propose)}
@@ -259,7 +259,7 @@ def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
 
 def test_who_missed_the_last_decision_hears_of_it_before_it_is_asked_about_the_next() -> None:
     """What it has accepted last is all that it remembers: asked first, it forgot its place in the cycle."""
-    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
+    roll = Decision(1, (0, "old", 2), DecisionKind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine, asked = taking_over(roll, roll, roll)
     assert links(asked, m.Propose) == [0, 1, 2]
     late = hello_again(3, knows=False)
@@ -308,7 +308,7 @@ def test_a_node_that_connects_while_a_decision_is_made_without_it_keeps_its_plac
     launcher.heard(m.Lead((0, "old")), 0.0)
     launcher.heard(m.Propose((0, "old", 1), LAST, 4, True, ()), 0.0)
     (begun,) = [effect for effect in launcher.heard(commit, 0.4) if isinstance(effect, edge.Begin)]
-    assert (begun.held.place, begun.held.decision.kind) == (4, Kind.ROLL)
+    assert (begun.held.place, begun.held.decision.kind) == (4, DecisionKind.ROLL)
 
 
 @pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 9.5), (0, 9.5)])

@@ -13,12 +13,12 @@ from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory
+from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import RULES, decision, led, links, member
 
-LAST = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2", "h3", "h4"))
+LAST = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2", "h3", "h4"))
 
 
 def hello(place: int | None, rules: m.Rules, name: str = "", **standing: Any) -> m.Hello:
@@ -60,7 +60,7 @@ def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: fl
     return sent
 
 
-def proposed(sent: Sequence[edge.Send], kind: Kind) -> dict[int, m.Propose]:
+def proposed(sent: Sequence[edge.Send], kind: DecisionKind) -> dict[int, m.Propose]:
     """Proposals of that kind, by link."""
     found = [(each.links, each.message) for each in sent if isinstance(each.message, m.Propose)]
     return {link: message for links, message in found if message.decision.kind is kind for link in links}
@@ -72,10 +72,10 @@ def test_where_no_launcher_is_started_again_one_that_never_came_to_the_next_coor
     assert links(until(machine, 10.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
     for link in range(4):
         machine.handle(edge.Heard(link, m.Ready()), 10.0)
-    assert not proposed(until(machine, 69.0, alive=range(4), from_s=10.0), Kind.END)  # it may yet be back
-    ends = proposed(until(machine, 71.0, alive=range(4), from_s=69.0), Kind.END)
+    assert not proposed(until(machine, 69.0, alive=range(4), from_s=10.0), DecisionKind.END)  # it may yet be back
+    ends = proposed(until(machine, 71.0, alive=range(4), from_s=69.0), DecisionKind.END)
     (end,) = {each.decision for each in ends.values()}
-    assert (end.kind, end.code) == (Kind.END, 94)
+    assert (end.kind, end.code) == (DecisionKind.END, 94)
     assert end.text == "4 nodes left, at least 5 required; lost launchers are not restarted: h3"
 
 
@@ -88,7 +88,7 @@ def test_the_launcher_on_the_host_of_a_lost_node_has_its_place_with_the_next_coo
     until(machine, 10.0, alive=here, from_s=0.5)
     for link in range(3):
         machine.handle(edge.Heard(link, m.Ready()), 10.0)
-    asked = proposed(until(machine, 12.0, alive=here, from_s=10.0), Kind.CYCLE)
+    asked = proposed(until(machine, 12.0, alive=here, from_s=10.0), DecisionKind.CYCLE)
     assert {link: each.place for link, each in asked.items()} == {0: 0, 9: 1, 8: 2, 1: 3, 2: 4}
 
 
@@ -227,7 +227,7 @@ def test_the_first_decision_is_not_made_again_without_most_of_its_nodes(named: b
     first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)) if named else ())
 
     def at(place: int) -> m.Hello:
-        memory = Memory((0, "old"), None, Accepted((0, "old", 1), Held(first, place, True)))
+        memory = Memory((0, "old"), None, AcceptedProposal((0, "old", 1), Held(first, place, True)))
         return m.Hello("job", rules, f"i{place}", 2, f"h{place}", owns=place == 0, memory=memory)
 
     machine, sent = Coordinator("c", founds=True, now_s=0.0), []
@@ -249,7 +249,7 @@ def test_what_another_coordinator_may_have_made_is_proposed_before_a_first_decis
     first = replace(LAST, value=(0, old, 1), voters=tuple(f"i{place}" for place in range(5)))
     machine = Coordinator("c", founds=True, now_s=0.0)
 
-    def follow(link: int, accepted: Accepted | None, term: tuple[int, str]) -> None:
+    def follow(link: int, accepted: AcceptedProposal | None, term: tuple[int, str]) -> None:
         machine.handle(edge.Heard(link, m.Follow(term, accepted)), 0.0)
         sent.extend(machine.settle(0.0))
 
@@ -258,7 +258,7 @@ def test_what_another_coordinator_may_have_made_is_proposed_before_a_first_decis
     if late:  # it leads before any other is there
         follow(0, None, (0, "c"))
         assert machine.leads
-    held = {link: Accepted((0, old, 1), Held(first, link, True)) for link in (1, 2, 3)}
+    held = {link: AcceptedProposal((0, old, 1), Held(first, link, True)) for link in (1, 2, 3)}
     for link, accepted in held.items():
         memory = Memory((0, old), None, accepted)
         machine.handle(edge.Heard(link, m.Hello("job", rules, f"i{link}", 2, f"h{link}", memory=memory)), 0.0)
@@ -277,7 +277,7 @@ def test_what_another_coordinator_may_have_made_is_proposed_before_a_first_decis
 def test_a_launcher_of_none_of_its_nodes_does_not_count_for_the_first_decision() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
     first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))
-    memory = Memory((0, "old"), None, Accepted((0, "old", 1), Held(first, 0, True)))
+    memory = Memory((0, "old"), None, AcceptedProposal((0, "old", 1), Held(first, 0, True)))
     machine = Coordinator("c", founds=True, now_s=0.0)
     machine.handle(edge.Heard(0, m.Hello("job", rules, "i0", 2, "h0", owns=True, memory=memory)), 0.0)
     for link in (1, 2, 3):

@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives, collectives_of
-from megatron_ft.core.diagnosis.evidence import BoardFacts, Evidence, OpenSection, Stacks, Thread, evidence_text
+from megatron_ft.core.diagnosis.evidence import BoardFacts, Evidence, SectionEvidence, Stacks, Thread, evidence_text
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.errors import ProtocolError
@@ -25,8 +25,8 @@ BOARD = BoardFacts(
     heartbeats=0,
     quiet_s=2.5,
     open_sections=(
-        OpenSection(name="step", open_for_s=2.5, timeout_s=2.0),
-        OpenSection(name="inner", open_for_s=1.0, timeout_s=None),
+        SectionEvidence(name="step", open_for_s=2.5, timeout_s=2.0),
+        SectionEvidence(name="inner", open_for_s=1.0, timeout_s=None),
     ),
 )
 FLYING = CollectiveInFlight(

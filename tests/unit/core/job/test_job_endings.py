@@ -8,12 +8,12 @@ import pytest
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.patience import GIVE_UP_S
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached
 from tests.support.machines import Job, Launcher
 
-DECISION = Decision(9, (9, "other", 1), Kind.CYCLE, 9, 2, 2, 0)
+DECISION = Decision(9, (9, "other", 1), DecisionKind.CYCLE, 9, 2, 2, 0)
 
 
 def cycles(*launchers: Launcher) -> list[int | None]:

@@ -20,7 +20,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory, is_quorum
+from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory, is_quorum
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.records.cause import Cause, CauseKind
@@ -297,10 +297,10 @@ def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None
 
 def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:
     memory = Memory(decided=Held(decision(), 2, votes=True, store="s"))
-    held = memory.held(replace(decision(1, Kind.ROLL), began=decision().value), "i")
+    held = memory.held(replace(decision(1, DecisionKind.ROLL), began=decision().value), "i")
     assert held is not None
     assert (held.place, held.votes, held.store) == (2, False, "s")
-    assert memory.held(decision(1, Kind.CYCLE, cycle=1), "i") is None
+    assert memory.held(decision(1, DecisionKind.CYCLE, cycle=1), "i") is None
 
 
 def test_a_launcher_named_in_a_decision_has_its_place_and_vote_there_without_having_been_asked() -> None:
@@ -312,9 +312,9 @@ def test_a_launcher_named_in_a_decision_has_its_place_and_vote_there_without_hav
 def test_a_launcher_that_has_accepted_a_cycle_starts_it_by_a_roll_that_follows() -> None:
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    other = replace(decision(1, Kind.ROLL), began=(9, "another", 1))
+    other = replace(decision(1, DecisionKind.ROLL), began=(9, "another", 1))
     assert machine.memory.held(other, "host:1") is None  # of a cycle of the same number that it has no part in
-    roll = replace(decision(1, Kind.ROLL), began=decision().value)
+    roll = replace(decision(1, DecisionKind.ROLL), began=decision().value)
     assert machine.heard(m.Commit(roll, "store:1"), 0.0) == [edge.Begin(Held(roll, 2, votes=False, store="store:1"))]
 
 
@@ -412,7 +412,9 @@ MESSAGES = [
         session=3,
         name="n",
         rank=0,
-        memory=Memory((3, "c"), Held(decision(), 1, True), Accepted((3, "c", 2), Held(decision(1), 0, True, "s"))),
+        memory=Memory(
+            (3, "c"), Held(decision(), 1, True), AcceptedProposal((3, "c", 2), Held(decision(1), 0, True, "s"))
+        ),
         standing=m.Standing(
             m.NodePhase.RUNNING,
             4,
@@ -423,7 +425,9 @@ MESSAGES = [
     m.Suspected(2, 0.5),
     m.Moving(2, "rank 3 has begun an iteration"),
     m.Notes(2, (RankSnapshot(rank=1, state="T"),)),
-    m.Propose((1, "c", 1), Decision(3, (1, "c", 1), Kind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False),
+    m.Propose(
+        (1, "c", 1), Decision(3, (1, "c", 1), DecisionKind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False
+    ),
     m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
     m.Beat(),
 ]

@@ -10,6 +10,7 @@ import pytest
 from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
+from megatron_ft.core.messages.monitor import Pause, Resume
 from megatron_ft.core.messages.rank import FROM_RANK
 from megatron_ft.core.timeouts.exchange import Arm, Armed, Moment, Survey
 from tests.fuzz.hostile import REPORTS
@@ -69,11 +70,11 @@ def test_a_hello_with_a_path_that_no_file_can_have_is_refused(state_path: object
     ("message", "order"),
     [
         ({"type": "stop"}, monitor.Stop()),
-        ({"type": "resume", "by": "a newer launcher"}, monitor.Resume()),
+        ({"type": "resume", "by": "a newer launcher"}, Resume()),
         ({"type": "guard_group", "pid": 7}, monitor.GuardGroup(7)),
         ({"type": "release", "cycle": 0}, monitor.Release(0)),
-        ({"type": "pause", "since_ns": None}, monitor.Pause()),
-        ({"type": "pause", "since_ns": 5}, monitor.Pause(5)),
+        ({"type": "pause", "since_ns": None}, Pause()),
+        ({"type": "pause", "since_ns": 5}, Pause(5)),
         ({"type": "collect", "cycle": 2, "passive": True, "deadline_ns": 9}, monitor.Collect(2, 9, True)),
     ],
 )

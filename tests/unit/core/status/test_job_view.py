@@ -6,7 +6,7 @@ from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, State, view
+from megatron_ft.core.status.job_view import JobView, LauncherRecords, NodeRow, State, view
 
 S = 1_000_000_000
 BEGAN = records.CycleStarted(cycle=0, group_rank=0, world_size=16, max_restarts=3, restarts_left=3)
@@ -21,14 +21,16 @@ def began(place: int, cycle: int = 0, left: int = 3) -> records.CycleStarted:
 
 def node(
     name: str, *told: Record, newest_s: float = 0.0, opened_s: float = 0.0, iteration: int | None = None
-) -> Launcher:
+) -> LauncherRecords:
     """One record each second."""
     dated = [(round((opened_s + number) * S), record) for number, record in enumerate(told)]
     newest_ns = max([round(newest_s * S), *(at_ns for at_ns, _ in dated)])
-    return Launcher(host=name, opened_ns=round(opened_s * S), records=dated, newest_ns=newest_ns, iteration=iteration)
+    return LauncherRecords(
+        host=name, opened_ns=round(opened_s * S), records=dated, newest_ns=newest_ns, iteration=iteration
+    )
 
 
-def seen(*nodes: Launcher, life: Life | None = None, now_s: float = 100.0) -> JobView:
+def seen(*nodes: LauncherRecords, life: Life | None = None, now_s: float = 100.0) -> JobView:
     return view(nodes, life, round(now_s * S))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
+from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
@@ -64,7 +64,7 @@ def test_the_share_is_one_when_the_monitor_finds_it_hung(elapsed_s: int) -> None
     row = row_of(board)
     assert row.timeout is not None
     judged = check_board(MonitorState(check_interval_ns=S, last_look_ns=NOW), board, NOW)
-    assert (row.timeout.share >= 1) == (judged.action is Action.CONFIRM)
+    assert (row.timeout.share >= 1) == (judged.action is CheckAction.CONFIRM)
 
 
 def test_pauses_count_for_nobody() -> None:

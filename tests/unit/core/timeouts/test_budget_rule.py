@@ -23,7 +23,7 @@ from megatron_ft.core.timeouts.budget_rule import (
     learn,
 )
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
-from megatron_ft.core.timeouts.known import MOST_RAISED, Known, Past
+from megatron_ft.core.timeouts.known import MOST_RAISED, Known, PastIntervals
 from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded
 from megatron_ft.core.timeouts.tail import HALF_LIFE, bucket_of, length_of, longest
@@ -313,4 +313,4 @@ def test_known_that_is_none_is_refused(value: object) -> None:
 
 def test_past_at_its_defaults_costs_nothing() -> None:
     assert fields(Known()) == {}
-    assert fields(Past()) == {}
+    assert fields(PastIntervals()) == {}

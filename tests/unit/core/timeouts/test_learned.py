@@ -16,7 +16,7 @@ from megatron_ft.core.timeouts.budget_rule import BUDGET, LEARNED_FLOOR_S, after
 from megatron_ft.core.timeouts.exchange import Armed, Learned, LearnedTimeout, Moment
 from megatron_ft.core.timeouts.ft_state_document import NewerStateError, file_document, parse, to_document
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
-from megatron_ft.core.timeouts.known import Known, Past
+from megatron_ft.core.timeouts.known import Known, PastIntervals
 from megatron_ft.core.timeouts.learned import (
     Choice,
     LearnedState,
@@ -299,7 +299,7 @@ entries = st.builds(
 tails = st.dictionaries(st.integers(0, 255), st.integers(1, 10**6).map(float), max_size=6).map(
     lambda counts: tuple(sorted(counts.items()))
 )
-pasts = st.builds(Past, tail=tails, explained_s=seconds, raised=st.floats(1.0, 1e6))
+pasts = st.builds(PastIntervals, tail=tails, explained_s=seconds, raised=st.floats(1.0, 1e6))
 knowns = st.builds(
     Known,
     start=pasts,
@@ -439,7 +439,7 @@ def test_document_of_version_2_is_read_with_what_was_known() -> None:
     assert state.sections["step"] == LearnedTimeout(
         timeout_s=9.0, first_s=60.0, limit_s=36.0, previous_s=1.0, max_observed_s=1.8, rank_of_max=3
     )
-    past = Past(tail=((80, 99.0),), raised=4.0)
+    past = PastIntervals(tail=((80, 99.0),), raised=4.0)
     assert state.known == {"step": Known(start=past, now=past, earlier_first_s=(12.0,), reference_s=50.0)}
     assert parse({**document, "schema_version": 1, "seen": None}).sections == state.sections
 

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, Kind
+from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
@@ -22,7 +22,7 @@ RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
 
 
 def cycle(number: int) -> Decision:
-    return Decision(0, (0, "c", number), Kind.CYCLE, 0, 2, 2, 0)
+    return Decision(0, (0, "c", number), DecisionKind.CYCLE, 0, 2, 2, 0)
 
 
 class Node:

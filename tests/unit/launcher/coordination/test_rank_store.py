@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.decisions import Decision, Held, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
 from megatron_ft.launcher.coordination.rendezvous import register
@@ -247,7 +247,7 @@ class Decided:
 
 
 def cycle(number: int, *, place: int, world: int, store: str) -> Held:
-    decision = Decision(number, (0, "word", number), Kind.CYCLE, number, world, world, 0)
+    decision = Decision(number, (0, "word", number), DecisionKind.CYCLE, number, world, world, 0)
     return Held(decision, place=place, votes=True, store=store)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.messages.secret import Denied, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
@@ -25,7 +25,7 @@ from tests.unit.launcher.coordination.test_coordination_transport import HELLO, 
 __all__ = ["reactor"]
 
 Change = Callable[[bytes], bytes]
-DECIDED = encode(m.Commit(Decision(0, (1, "evil", 1), Kind.END, 0, 1, 1, 0, code=0, text="all done")))
+DECIDED = encode(m.Commit(Decision(0, (1, "evil", 1), DecisionKind.END, 0, 1, 1, 0, code=0, text="all done")))
 
 
 class Relay:

@@ -7,11 +7,11 @@ from unittest import mock
 import pytest
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
 
-CYCLE = Decision(0, (0, "c", 1), Kind.CYCLE, 0, 2, 2, 0)
+CYCLE = Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0)
 
 
 @pytest.mark.parametrize("place", [None, 0])

@@ -14,14 +14,14 @@ from megatron_ft.core.device_memory import Holding
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import device_memory
-from megatron_ft.launcher.processes.device_memory import DeviceMemory
+from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
 from tests.support.launching import wait_until
 
 HELD = Holding(0, 7, 3 << 30)
 
 
 class Waiting:
-    """A ``DeviceMemory`` with a driver of our own."""
+    """A ``DeviceMemoryWait`` with a driver of our own."""
 
     def __init__(self, query: Callable[[], list[Holding] | None] | None) -> None:
         self.said: list[str] = []
@@ -29,7 +29,7 @@ class Waiting:
         self.later_s = 0.0
         """By so much its clock is ahead of time.monotonic."""
         self.reactor = Reactor()
-        self.memory = DeviceMemory(
+        self.memory = DeviceMemoryWait(
             self.reactor,
             log=NullEventLog(),
             say=self.said.append,

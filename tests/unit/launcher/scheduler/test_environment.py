@@ -17,7 +17,7 @@ from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.log_directory import make_log_directory
 from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
-from megatron_ft.launcher.outcome import End, tell_kubernetes
+from megatron_ft.launcher.outcome import LauncherEnd, tell_kubernetes
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
 STEP = {
@@ -262,12 +262,12 @@ def test_a_pod_has_less_time_than_its_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 def test_kubernetes_is_told_why(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.write_text("x" * 5000)
-    tell_kubernetes(End(93, Ending.NO_PROGRESS, "rank 0 exited with code 7"), path=str(path))
+    tell_kubernetes(LauncherEnd(93, Ending.NO_PROGRESS, "rank 0 exited with code 7"), path=str(path))
     assert path.read_text() == "no progress: rank 0 exited with code 7"
-    tell_kubernetes(End(1, Ending.FAILED, "y" * 9999), path=str(path))
+    tell_kubernetes(LauncherEnd(1, Ending.FAILED, "y" * 9999), path=str(path))
     assert path.stat().st_size == 4000
-    tell_kubernetes(End(0), path=str(path))
-    tell_kubernetes(End(0, Ending.FINISHED), path=str(tmp_path / "none"))
+    tell_kubernetes(LauncherEnd(0), path=str(path))
+    tell_kubernetes(LauncherEnd(0, Ending.FINISHED), path=str(tmp_path / "none"))
     assert os.listdir(tmp_path) == ["termination-log"]
 
 
