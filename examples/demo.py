@@ -25,8 +25,8 @@ from megatron_ft.cli.analysis.cycles import RunSummary, summarize
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.cli.render.report_tables import print_run
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.facts.rank import FaultInjected, not_fired
 from megatron_ft.core.fault_plan import PlannedFault, resolve
-from megatron_ft.core.records.rank import FaultInjected, not_fired
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.ipc.linux.process_setup import die_with_parent
 

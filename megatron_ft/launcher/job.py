@@ -15,8 +15,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from megatron_ft.core.agent.conclusion import stopped
 from megatron_ft.core.agent.edge import Over
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.job.faults import advice
-from megatron_ft.core.records import launcher as records
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.standard_error import put

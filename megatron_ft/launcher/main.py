@@ -168,7 +168,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
 
 
 def _launch(line: CommandLine, server: ServerProcess | None) -> int:
-    from megatron_ft.core.records.launcher import RunEnded
+    from megatron_ft.core.facts.launcher import RunEnded
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
     from megatron_ft.launcher import arguments, job
     from megatron_ft.launcher.base import log_directory

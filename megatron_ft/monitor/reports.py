@@ -13,12 +13,12 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.evidence import HangEvidence
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts import monitor as records
+from megatron_ft.core.facts import shared
+from megatron_ft.core.facts.shared import Warning_
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Suspect
 from megatron_ft.core.messages.rank import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.core.records import monitor as records
-from megatron_ft.core.records import shared
-from megatron_ft.core.records.shared import Warning_
 from megatron_ft.core.timeouts.exchange import Intervals
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog

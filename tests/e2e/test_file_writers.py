@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.logs.read import read_directory
-from megatron_ft.core.records.shared import Warning_
+from megatron_ft.core.facts.shared import Warning_
 from megatron_ft.ipc.files import state_file
 from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.state_file import read_state, write_state
@@ -70,7 +70,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
     script = (
         "import sys; from megatron_ft.ipc.files.event_log import EventLog\n"
-        "from megatron_ft.core.records.shared import Warning_\n"
+        "from megatron_ft.core.facts.shared import Warning_\n"
         "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
         "for number in range(3000): log.write(Warning_(text=str(number)))\n"
     )

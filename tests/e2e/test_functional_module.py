@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from megatron_ft.core.facts.all_kinds import RECORDS
+from megatron_ft.core.facts.rank import not_fired
 from megatron_ft.core.fault_plan import resolve
-from megatron_ft.core.records.all_kinds import RECORDS
-from megatron_ft.core.records.rank import not_fired
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launcher, launcher
 

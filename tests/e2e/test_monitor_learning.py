@@ -15,6 +15,8 @@ import pytest
 from megatron_ft import FaultToleranceConfig
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import ArmedTimeout
+from megatron_ft.core.facts.monitor import Attached, Signalled
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.messages.monitor import (
     CheckProgress,
     ConfirmHang,
@@ -24,8 +26,6 @@ from megatron_ft.core.messages.monitor import (
     Report,
     Suspect,
 )
-from megatron_ft.core.records.monitor import Attached, Signalled
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Arm, Armed, Intervals, Milestone, Moment, Survey
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions

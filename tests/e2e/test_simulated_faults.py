@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_ft.core.facts.all_kinds import RECORDS
+from megatron_ft.core.facts.rank import not_fired
 from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
-from megatron_ft.core.records.all_kinds import RECORDS
-from megatron_ft.core.records.rank import not_fired
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launched, Launcher, launcher
 

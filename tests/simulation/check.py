@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.edge import Exit
 from megatron_ft.core.coordinator.nodes import GRACE_S
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.records.cause import CauseKind
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER

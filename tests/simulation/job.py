@@ -16,6 +16,8 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, RankStarted
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held
@@ -24,9 +26,6 @@ from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher import Abandoned, NodeHealth
-from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Arm, Learned, Raised, Survey
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.records.cause import CauseKind
 from tests.simulation.history import cut_off, cycles, members
 
 if TYPE_CHECKING:

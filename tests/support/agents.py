@@ -16,6 +16,9 @@ from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.codec import name_of
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
+from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
@@ -23,10 +26,6 @@ from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
-from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.records.shared import RankHung
 
 T = TypeVar("T")
 START_NS = 1_000_000_000_000

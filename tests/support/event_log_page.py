@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from megatron_ft.core.codec import Between, Form, name_of
-from megatron_ft.core.records import SCHEMA, launcher, monitor, rank, shared
+from megatron_ft.core.facts import SCHEMA, launcher, monitor, rank, shared
 
 __all__ = ["PATH", "page"]
 
@@ -24,7 +24,7 @@ _HEAD = f"""\
 Each launcher, each rank's monitor, and each rank that has something to tell writes a file of its own into the log
 directory (`--ft-log-dir`): `ROLE-HOST-...-PID-TIME.jsonl`, one JSON object a line. `megatron-ft report` reads nothing
 else; scripts of yours may read them, too, also while they are written. This page is made from the classes that write
-and read them (`megatron_ft/core/records/`), and a test holds the two together.
+and read them (`megatron_ft/core/facts/`), and a test holds the two together.
 
 - Every record has `t`, nanoseconds of CLOCK_MONOTONIC of its host, and `ev`, its name. The first one of a file,
   `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Times

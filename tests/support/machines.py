@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState, Reached
-from megatron_ft.core.records.cause import Cause, CauseKind
 
 __all__ = ["Job", "Launcher"]
 

@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs, Timed, split_runs
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, RankExited, RunEnded
+from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep
+from megatron_ft.core.facts.rank import FaultInjected
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher import CycleEnded, CycleStarted, RunEnded
-from megatron_ft.core.records.launcher_ranks import RankExited
-from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
-from megatron_ft.core.records.rank import FaultInjected
-from megatron_ft.core.records.shared import RankHung
 
 _R = TypeVar("_R", bound=Record)
 

@@ -12,7 +12,7 @@ from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.board.intervals import STEP
-from megatron_ft.core.records.monitor import Timeouts
+from megatron_ft.core.facts.monitor import Timeouts
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"

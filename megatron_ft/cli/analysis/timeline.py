@@ -16,13 +16,12 @@ from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
 from megatron_ft.cli.logs.runs import Clock, RunLogs, Timed
 from megatron_ft.core.board.intervals import STEP
-from megatron_ft.core.records import shared
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.launcher import CycleStarted
-from megatron_ft.core.records.launcher_ranks import Finding, RankExited
-from megatron_ft.core.records.monitor import Attached, RankGone
-from megatron_ft.core.records.rank import FaultInjected
-from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.facts import shared
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import CycleStarted, Finding, RankExited
+from megatron_ft.core.facts.monitor import Attached, RankGone
+from megatron_ft.core.facts.rank import FaultInjected
+from megatron_ft.core.facts.shared import RankHung
 
 _Who = tuple[int, int]  # rank and cycle
 

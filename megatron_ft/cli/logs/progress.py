@@ -16,8 +16,8 @@ import numpy.typing as npt
 from megatron_ft.core.board.layout import EVENT_END, EVENT_ITERATION, KIND_SHIFT, SECTION_SHIFT
 from megatron_ft.core.codec import LATEST_NS
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.records.all_kinds import RECORDS
-from megatron_ft.core.records.monitor import Progress
+from megatron_ft.core.facts.all_kinds import RECORDS
+from megatron_ft.core.facts.monitor import Progress
 
 _KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
 _AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records

@@ -15,8 +15,8 @@ from typing import Any
 
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
 from megatron_ft.core.codec import LATEST_NS
-from megatron_ft.core.records.all_kinds import RECORDS, Record
-from megatron_ft.core.records.shared import LogOpened
+from megatron_ft.core.facts.all_kinds import RECORDS, Record
+from megatron_ft.core.facts.shared import LogOpened
 
 _MUCH = 50_000_000  # bytes: fewer are read before other processes have started
 _TAIL = 65536  # bytes at the end of a file: more than one batch of progress records

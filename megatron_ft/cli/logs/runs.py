@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
 
 _MOST_PROCESSES = 8
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set while a run goes on, but not by much

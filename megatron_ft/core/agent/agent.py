@@ -21,6 +21,8 @@ from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_en
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
+from megatron_ft.core.facts.launcher import Abandoned, Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth, Stuck
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
@@ -36,9 +38,6 @@ from megatron_ft.core.job.messages import (
 )
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher import Abandoned, CycleEnded, CycleStarted, NodeHealth, Stuck
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 from megatron_ft.core.times import earliest
 

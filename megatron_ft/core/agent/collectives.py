@@ -21,11 +21,11 @@ from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.core.facts.launcher import NoCollective
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Hang, Reviewed
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher_ranks import NoCollective
-from megatron_ft.core.records.shared import RankHung
 
 _SHARE_OF_GROUP = 0.5
 """A group's own timeout ends the job: the report comes before that."""

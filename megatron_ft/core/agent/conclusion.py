@@ -15,10 +15,10 @@ from megatron_ft.core.agent.edge import Exit, Over, Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.records.cause import Cause, CauseKind
 
 
 class Leaving:

@@ -19,10 +19,10 @@ from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.escalation import Escalation
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.times import earliest
 
 _PAUSED_NS = 200_000_000

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import Abandoned, Cause, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
@@ -31,10 +33,6 @@ from megatron_ft.core.job.messages import (
 )
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.cause import Cause
-from megatron_ft.core.records.launcher import Abandoned, NodeHealth
-from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
 from megatron_ft.core.timeouts.exchange import Moment
 from megatron_ft.core.timeouts.learned import LearnedState
 

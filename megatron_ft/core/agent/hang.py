@@ -16,12 +16,11 @@ from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.core.diagnosis.exits import one_line
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.core.facts.launcher import Cause, CauseKind, Finding, RankExited
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 from megatron_ft.core.messages.monitor import Collect, Release
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher_ranks import Finding, RankExited
-from megatron_ft.core.records.shared import RankHung
 
 LAST_NOTES_NS = 150_000_000
 """So long before the bound is over the notes that have come are sent: they need time to arrive."""

@@ -13,10 +13,10 @@ from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import OrderMonitor
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Turn
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Hang, Reviewed
 from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
-from megatron_ft.core.records.shared import RankHung
 
 
 class HangReview:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import Write
 from megatron_ft.core.agent.turn import Turn
+from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Aside
-from megatron_ft.core.records.launcher import NodeHealth
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0

@@ -17,10 +17,10 @@ from megatron_ft.core.agent.edge import MonitorReport, OrderMonitor, ReadState, 
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.core.facts.monitor import Attached
+from megatron_ft.core.facts.rank import StateLoaded, TimeoutOrigin, TimeoutsLearned
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import RankReport
-from megatron_ft.core.records.monitor import Attached
-from megatron_ft.core.records.rank import StateLoaded, TimeoutOrigin, TimeoutsLearned
 from megatron_ft.core.timeouts import budget_rule, learned
 from megatron_ft.core.timeouts.exchange import (
     Arm,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.diagnosis.cycle_cause import describe_overdue
+from megatron_ft.core.facts.launcher import Cause
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
-from megatron_ft.core.records.cause import Cause
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.signals import AGAIN_AFTER_S
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.wording import counted, when

@@ -18,14 +18,13 @@ from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import RankExited, RankStarted, TrainingAgain, WouldHaveEnded
+from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import DiagnoseHang, Hang, Moving, Reviewed, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher import TrainingAgain
-from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted, WouldHaveEnded
-from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.times import earliest
 
 

@@ -16,11 +16,10 @@ from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, h
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.escalation import Grace
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
+from megatron_ft.core.facts.monitor import Attached, FirstStep, Signalled
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.restart_policy import Reached
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
-from megatron_ft.core.records.monitor import Attached, FirstStep, Signalled
-from megatron_ft.core.records.shared import RankHung
 
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""

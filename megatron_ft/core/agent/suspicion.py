@@ -16,11 +16,11 @@ from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.facts.launcher import MoreTime
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
-from megatron_ft.core.records.launcher_ranks import MoreTime
-from megatron_ft.core.records.shared import RankHung
 
 CHECK_S = 1.9
 """From a suspicion until the hang is confirmed, at most: a starved rank answers late."""

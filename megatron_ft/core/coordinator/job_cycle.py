@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
-from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.times import earliest
 
 _FAREWELL_S = 3.0

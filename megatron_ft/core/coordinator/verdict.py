@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome
-from megatron_ft.core.records.cause import Cause, CauseKind
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)

@@ -19,9 +19,8 @@ from megatron_ft.core.diagnosis.exits import (
     one_line,
     was_ending,
 )
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher_ranks import RankExited
-from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted
 

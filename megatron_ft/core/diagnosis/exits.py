@@ -6,7 +6,7 @@ import signal
 from collections.abc import Collection
 
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss, without_empty_message
-from megatron_ft.core.records.launcher_ranks import RankExited
+from megatron_ft.core.facts.launcher import RankExited
 from megatron_ft.core.signals import signal_name
 
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.records.cause import CauseKind
 
 _LONGEST_TEXT = 500
 _LONGEST_REASON = 100

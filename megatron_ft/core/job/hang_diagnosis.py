@@ -20,10 +20,10 @@ from megatron_ft.core.diagnosis.cycle_cause import (
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import RootCause, find
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.wording import listed, when
 
 _NETWORK_S = 0.3

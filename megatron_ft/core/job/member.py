@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.job import edge, patience
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Beside, DecisionKind, Held, Memory, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
-from megatron_ft.core.records.cause import Cause
 from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
 
 CUT_OFF_S = 15.0

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
+from megatron_ft.core.facts.launcher import Cause
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import AcceptedProposal, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.restart_policy import (
@@ -22,8 +24,6 @@ from megatron_ft.core.job.restart_policy import (
     RestartDecision,
     RestartPolicy,
 )
-from megatron_ft.core.records.cause import Cause
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
 _GOODBYE_S = 1.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from megatron_ft.core.codec import Cycle, Moment, Pid, Rank, Seconds, Vocabulary
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.records.shared import RankHung, Warning_
+from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.facts.shared import RankHung, Warning_
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
 
 

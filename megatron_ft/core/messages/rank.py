@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from megatron_ft.core.codec import Count, Cycle, Moment, Rank, Vocabulary, fields, unpack
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.stacks import Frame
-from megatron_ft.core.records.monitor import StatePath
+from megatron_ft.core.facts.monitor import StatePath
 
 # -- when the rank connects -------------------------------------------------------------------------------------
 

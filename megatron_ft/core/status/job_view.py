@@ -10,11 +10,11 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.records import launcher as records
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.cause import CauseKind
 from megatron_ft.core.wording import counted, listed
 
 _RESTARTS = "restart"

@@ -14,7 +14,7 @@ from megatron_ft.core.config.option import Option, check_all, spellings
 from megatron_ft.core.config.reference import IGNORED, describe
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest
-from megatron_ft.core.records.launcher import Setting
+from megatron_ft.core.facts.launcher import Setting
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
 
 _NAME_THE_FILE = ("cfg_path", "ignore_missing_cfg")  # the sources of values tell it

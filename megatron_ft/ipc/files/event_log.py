@@ -1,6 +1,6 @@
 """One process's own event log: one JSON object a line, in a directory that stays after the run.
 
-Every record is one of ``core.records``, with ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first
+Every record is one of ``core.facts``, with ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first
 one, ``log_opened``, says who writes and ties that clock to the wall clock, so that logs of several nodes can be merged.
 """
 
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from megatron_ft.core.codec import pack
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
-from megatron_ft.core.records import SCHEMA, shared
+from megatron_ft.core.facts import SCHEMA, shared
 from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 
 if TYPE_CHECKING:
-    from megatron_ft.core.records.all_kinds import Record  # at run time each process imports its own
+    from megatron_ft.core.facts.all_kinds import Record  # at run time each process imports its own
 
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one

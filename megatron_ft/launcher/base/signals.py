@@ -18,7 +18,7 @@ from typing import TypeVar
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.agent.lines import asked_to_stop
-from megatron_ft.core.records import launcher as records
+from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.signals import Asked, SecondRequest
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.event_loop import Reactor

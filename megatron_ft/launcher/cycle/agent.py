@@ -19,12 +19,10 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.facts.launcher import Abandoned, Cause, CauseKind, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, Said
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher import Abandoned, NodeHealth
-from megatron_ft.core.records.launcher_ranks import RankExited, RankStarted
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts

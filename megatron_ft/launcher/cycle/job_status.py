@@ -7,8 +7,8 @@ import time
 
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.facts.launcher import CycleEnded
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.core.records.launcher import CycleEnded
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine

@@ -13,9 +13,8 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.facts.launcher import Cause, RankExited
 from megatron_ft.core.messages.monitor import Release
-from megatron_ft.core.records.cause import Cause
-from megatron_ft.core.records.launcher_ranks import RankExited
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat

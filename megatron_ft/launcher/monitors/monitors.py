@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.facts.shared import RankHung, Warning_
 from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
 from megatron_ft.core.messages.monitor import Release, Report, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.core.records import launcher as records
-from megatron_ft.core.records.shared import RankHung, Warning_
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines

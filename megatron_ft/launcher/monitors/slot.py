@@ -14,10 +14,10 @@ from collections.abc import Callable
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.launcher import MonitorReplaced
+from megatron_ft.core.facts.monitor import Attached
+from megatron_ft.core.facts.shared import Warning_
 from megatron_ft.core.messages.monitor import REPORTS, GuardGroup, Order, Pause, RankOrder, Report, Resume, Stop
-from megatron_ft.core.records.launcher_ranks import MonitorReplaced
-from megatron_ft.core.records.monitor import Attached
-from megatron_ft.core.records.shared import Warning_
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.core.timeouts.exchange import Arm
 from megatron_ft.ipc import monitor_process

@@ -13,8 +13,8 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import describe_exit, is_secondary_failure
-from megatron_ft.core.records.launcher_ranks import RankExited
-from megatron_ft.core.records.shared import Evidence
+from megatron_ft.core.facts.launcher import RankExited
+from megatron_ft.core.facts.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.launcher.base import bounded_file_calls

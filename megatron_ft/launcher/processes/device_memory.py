@@ -16,7 +16,7 @@ from megatron_ft.core.device_memory import (
     judge,
     look_again_s,
 )
-from megatron_ft.core.records import launcher as records
+from megatron_ft.core.facts import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import nvml
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor

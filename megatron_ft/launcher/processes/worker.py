@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from megatron_ft.core.records import launcher as records
+from megatron_ft.core.facts import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
 from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread, would_end_by

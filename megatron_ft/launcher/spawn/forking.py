@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.facts.launcher import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.messages.fork_server import ModuleLeftOut, ScriptReady
-from megatron_ft.core.records.launcher_ranks import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.rank.base.agreement import RankInfo
 

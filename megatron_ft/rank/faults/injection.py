@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.fault_plan import PlannedFault, due, resolve
-from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.rank.faults.acts import Slowness, announce, inject
 from megatron_ft.rank.hooks.mistakes import end_job

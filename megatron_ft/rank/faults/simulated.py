@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, nearest, show
+from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
-from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.core.wording import when
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults.acts import Slowness, announce, inject

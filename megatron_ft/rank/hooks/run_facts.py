@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_ft.core.board import layout
-from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.rank.client.client import RankMonitorClient
 
 _END_S = 2.0

@@ -17,12 +17,12 @@ from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import NextCycle, RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import End, NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
-from megatron_ft.core.records.cause import CauseKind
 from tests.simulation import simulate as simulate_module
 from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.run import shrunk

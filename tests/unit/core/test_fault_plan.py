@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.facts.rank import FaultInjected, not_fired
 from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, parse_plan, resolve
-from megatron_ft.core.records.rank import FaultInjected, not_fired
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests import ROOT
 

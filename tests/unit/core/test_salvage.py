@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.records import launcher, monitor
-from megatron_ft.core.records.all_kinds import RECORDS
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher_ranks import RankStarted
+from megatron_ft.core.facts import launcher, monitor
+from megatron_ft.core.facts.all_kinds import RECORDS
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
 
 
 def test_of_a_damaged_record_what_can_be_used_is_used() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning import (
     FaultToleranceCallback,

@@ -15,9 +15,8 @@ import pytest
 from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.escalation import Grace
+from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher import CycleEnded
 from megatron_ft.core.status.job_facts import JobPhase, RankReading, RankState
 from megatron_ft.ipc import jobs
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory

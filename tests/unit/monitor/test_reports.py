@@ -10,7 +10,7 @@ from itertools import accumulate
 import pytest
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.records.monitor import Progress
+from megatron_ft.core.facts.monitor import Progress
 from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.monitor.reports import EVERY_NS, next_batch, note_written

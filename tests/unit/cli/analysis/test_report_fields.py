@@ -19,7 +19,7 @@ from megatron_ft.cli.render.html_page import write_page
 from megatron_ft.cli.render.report_tables import print_analysis, print_run
 from megatron_ft.cli.render.trace import write_trace
 from megatron_ft.cli.report import summary_document
-from megatron_ft.core.records.all_kinds import RECORDS
+from megatron_ft.core.facts.all_kinds import RECORDS
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 NAN, HUGE, SURROGATE = float("nan"), 10**30, "\udc80"

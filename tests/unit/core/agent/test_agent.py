@@ -12,15 +12,13 @@ from megatron_ft.core.agent.edge import Exit, Way
 from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
-from megatron_ft.core.records.cause import CauseKind
-from megatron_ft.core.records.launcher import Abandoned, NodeHealth
-from megatron_ft.core.records.launcher_ranks import RankStarted
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts.exchange import Raised
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.support.agents import Driven, attached, found_hung, held, observed, signalled, verdict

@@ -8,12 +8,12 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import RankStarted
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.records.launcher_ranks import RankStarted
-from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board
 

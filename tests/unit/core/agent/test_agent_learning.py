@@ -9,10 +9,10 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.learning import ANSWER_NS, READ_NS
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import Release
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.timeouts import budget_rule
 from megatron_ft.core.timeouts.exchange import (
     Arm,

@@ -8,11 +8,11 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.records.cause import CauseKind
-from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven, attached, found_hung, observed, signalled, trains, verdict
 from tests.unit.core.board.test_monitor_state import board, section
 

@@ -8,11 +8,11 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
-from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven, attached, checked, suspected
 from tests.unit.core.job.test_lost_peer import left, stuck, waiting
 

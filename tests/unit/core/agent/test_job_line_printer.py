@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Speak
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.records.launcher import NodeHealth
 from tests.support.agents import Driven, held, verdict
 
 WHY = "cycle 0 ended: node 2 (c): a cable; restarting as cycle 1, 2 of 3 restarts left"

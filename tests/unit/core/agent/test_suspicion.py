@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
-from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven, attached, checked, suspected
 
 SLOW = RankHung(

@@ -8,12 +8,12 @@ import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, Beside, Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
-from megatron_ft.core.records.cause import CauseKind
-from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import answers, begun, decision, led, links, member
 from tests.support.machines import Job
 

@@ -14,10 +14,10 @@ from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.learning import BETWEEN_S, SURVEY_S, CycleLearning, SurveyLog, find_unopened
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.timeouts.exchange import Facts, Intervals, Learned, Milestone, Moment, Raised, Survey
 from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, MOST_NAMES, Sketch, is_name
 from tests.support.job_machines import answers, begun, links

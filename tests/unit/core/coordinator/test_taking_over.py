@@ -11,11 +11,11 @@ import pytest
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import RULES, decision, led, links, member
 
 LAST = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2", "h3", "h4"))

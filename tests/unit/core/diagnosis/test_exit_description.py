@@ -10,9 +10,8 @@ import pytest
 
 from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause
 from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
-from megatron_ft.core.records.cause import CauseKind
-from megatron_ft.core.records.launcher_ranks import RankExited
-from megatron_ft.core.records.shared import RankHung
+from megatron_ft.core.facts.launcher import CauseKind, RankExited
+from megatron_ft.core.facts.shared import RankHung
 
 MS = 1_000_000
 

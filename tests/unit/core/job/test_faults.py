@@ -9,11 +9,11 @@ import pytest
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
-from megatron_ft.core.records.shared import RankHung
 from tests.support.machines import Job
 
 HANG = RankHung(

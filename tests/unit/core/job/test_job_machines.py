@@ -18,13 +18,13 @@ from megatron_ft.core.coordinator.places import choose
 from megatron_ft.core.coordinator.verdict import Seat, verdict_on
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory, is_quorum
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.shared import RankHung
 from tests.support.job_machines import RULES, decision, led, links, member
 
 

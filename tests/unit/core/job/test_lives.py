@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Advance, Outcome, Reached, furthest
-from megatron_ft.core.records.cause import CauseKind
 from tests.support.agents import verdict
 
 COMMAND = ("python", "train.py")

@@ -11,13 +11,13 @@ from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Collect
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven, attached, observed
 from tests.support.job_machines import answers, links
 from tests.unit.core.coordinator.test_coordinator import hello_again

@@ -12,11 +12,11 @@ from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
 from megatron_ft.core.job.messages import Reviewed
-from megatron_ft.core.records.shared import RankHung
 
 FIRST = RankHung(
     cycle=0,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.records import launcher as records
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.cause import Cause, CauseKind
 from megatron_ft.core.status.job_view import JobView, LauncherRecords, NodeRow, State, view
 
 S = 1_000_000_000

@@ -14,7 +14,7 @@ from megatron_ft.core.codec import fields
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.records.launcher import Config
+from megatron_ft.core.facts.launcher import Config
 from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, read_ft_options, with_hint
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 

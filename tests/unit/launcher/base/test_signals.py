@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from megatron_ft.core.records.launcher import StopRequested
+from megatron_ft.core.facts.launcher import StopRequested
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests

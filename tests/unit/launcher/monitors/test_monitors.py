@@ -12,8 +12,8 @@ from megatron_ft.core.diagnosis.cycle_cause import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.messages import monitor
-from megatron_ft.core.records.shared import RankHung
 from megatron_ft.launcher.monitors.monitors import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
 

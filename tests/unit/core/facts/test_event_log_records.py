@@ -11,10 +11,9 @@ import pytest
 
 from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.records import launcher, monitor, shared
-from megatron_ft.core.records.all_kinds import RECORDS
-from megatron_ft.core.records.cause import Cause, CauseKind
-from megatron_ft.core.records.launcher_ranks import RankStarted
+from megatron_ft.core.facts import launcher, monitor, shared
+from megatron_ft.core.facts.all_kinds import RECORDS
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
 from tests.support import event_log_page
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.records import launcher, monitor, rank, shared
+from megatron_ft.core.facts import launcher, monitor, rank, shared
 
 Record = shared.Record | launcher.Record | monitor.Record | rank.Record
 RECORDS: Vocabulary[Record] = Vocabulary(Record, tag="ev")

@@ -1,0 +1,490 @@
+"""Facts of a launcher: on the job, its cycles and its ranks."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
+from megatron_ft.core.control import WorkloadControl
+from megatron_ft.core.device_memory import Holding
+from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.core.wording import when
+
+# -- the job ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The value of one option.
+
+    Args:
+        source: "default", "command line", or the place in a file.
+    """
+
+    value: Any = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The options of the launcher.
+
+    Args:
+        values: by option.
+        command: of a rank.
+    """
+
+    values: Mapping[str, Setting] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """How the launchers of the job meet.
+
+    Args:
+        how: "coordinated", "alone".
+        endpoints: ``host:port`` each, where the job is coordinated.
+        rank: of this launcher, if it was given one; ``rank_from`` is the option or variable that gave it.
+    """
+
+    how: str = ""
+    endpoints: tuple[str, ...] = ()
+    rank: Count | None = None
+    rank_from: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """The health check command has run on this node.
+
+    Args:
+        cycle: that it was run for.
+        good: whether the node is fit.
+        exit_code: null if the command had to be killed.
+        text: how it ended; empty if well.
+        last_line: that it wrote.
+    """
+
+    cycle: Cycle
+    good: bool
+    exit_code: int | None = None
+    text: str = ""
+    last_line: str = ""
+    seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """The launcher was asked to stop.
+
+    Args:
+        signal: its name.
+        ranks: how many ranks it was forwarded to.
+    """
+
+    signal: str = ""
+    ranks: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """The launcher ends its ranks and leaves the job, of its own accord.
+
+    Args:
+        text: what is gone: the process that has started it, or a reader of its output.
+    """
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalForwarded:
+    """A signal was forwarded to the ranks (--ft-forward-signals).
+
+    Args:
+        signal: its name.
+        local_ranks: who got it.
+        unready: local ranks that have no handler for it, so that it would only have ended them.
+    """
+
+    signal: str = ""
+    local_ranks: tuple[LocalRank, ...] = ()
+    unready: tuple[LocalRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """No rank of this node is found hung from now on.
+
+    Args:
+        by: the process that asked for it.
+    """
+
+    by: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Hang detection on this node is on again.
+
+    Args:
+        by: the process that asked for it.
+    """
+
+    by: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherFailed:
+    """The launcher itself has failed, by an unforeseen error: its node is lost to the others.
+
+    Args:
+        text: as it prints it.
+        traceback: Python's.
+    """
+
+    text: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The last record of a launcher that has ended by itself."""
+
+    exit_code: int | None = None
+
+
+# -- its cycles -------------------------------------------------------------------------------------------------
+
+
+class CauseKind(enum.Enum):
+    """What ended a cycle; the values stand in the event log."""
+
+    HANG = "hang"
+    CRASH = "crash"
+    SIGNAL = "signal"
+    REQUEST = "request"
+    MEMBERSHIP = "membership"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a cycle ended.
+
+    Args:
+        rank: that caused it; null if none did, or if it isn't known.
+        kind: "hang", "crash", "signal", "request", "membership".
+        text: as the launcher prints it.
+        detail: what the evidence adds; host: of the node whose fault it was. Empty if nothing is known.
+        iteration: done by that rank.
+        follows: it only follows from the end of another rank, on another node.
+        by_us: the launcher or a monitor ended the rank, and no other end tells more.
+    """
+
+    rank: Rank | None = None
+    kind: CauseKind = CauseKind.MEMBERSHIP
+    text: str = ""
+    detail: str = ""
+    host: str = ""
+    iteration: int | None = None
+    follows: bool = False
+    by_us: bool = False
+
+    @property
+    def line(self) -> str:
+        """The text with the iteration, where it is known, and the detail."""
+        line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
+        return f"{line}, {self.detail}" if self.detail else line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleStarted:
+    """The ranks of this node were created.
+
+    Args:
+        ranks: of this node.
+        group_rank: of this node.
+        world_size: ranks of all nodes.
+        restarts_left: of ``max_restarts``.
+        met_ns: when all nodes had met.
+        spawned_ns: when the last of these ranks was created.
+    """
+
+    cycle: Cycle
+    ranks: tuple[RankStarted, ...] = ()
+    group_rank: Count | None = None
+    world_size: WorldSize | None = None
+    max_restarts: Count | None = None
+    restarts_left: Count | None = None
+    met_ns: Moment | None = None
+    spawned_ns: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleEnded:
+    """A cycle is over on this node: its ranks have ended.
+
+    Args:
+        outcome: "succeeded", "failed" or "stopped".
+        cause: null if nothing failed. Of several nodes, one knows it best: those that only say "membership" don't.
+        action: what follows: "restart", "finish", ...
+        iteration: done when the cycle ended, by the rank that caused it if one did.
+    """
+
+    cycle: Cycle
+    outcome: str = "unknown"
+    cause: Cause | None = None
+    action: str = ""
+    iteration: int | None = None
+    restarts_left: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingAgain:
+    """All ranks of this node are through their first step after a restart.
+
+    Args:
+        seconds: by phase, where the time since the fault was detected went.
+    """
+
+    cycle: Cycle
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Processes of ranks can't be killed."""
+
+    cycle: Cycle
+    processes: tuple[ProcessFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """How long memory of ended ranks was waited for.
+
+    Args:
+        held: memory that was still held when the wait ended.
+    """
+
+    waited_s: Seconds
+    held: tuple[Holding, ...] = ()
+
+
+# -- their processes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """A rank's process.
+
+    Args:
+        at_ns: when it was created.
+    """
+
+    rank: Rank
+    local_rank: LocalRank = 0
+    pid: Pid | None = None
+    at_ns: Moment = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process has ended, at ``t``.
+
+    Args:
+        exitcode: negative is the signal that ended it; ``signal`` is that.
+        by_us: the launcher or the monitor has ended it.
+        iteration: done by then.
+        error: its exception, if it is known.
+        at_ns: when the launcher saw it.
+        signals_sent: numbers of the signals that the launcher or the rank's monitor had sent it before.
+        signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
+        error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
+        where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    local_rank: LocalRank = 0
+    pid: Pid | None = None
+    exitcode: int
+    signal: int | None = field(default=None, init=False)
+    by_us: bool = False
+    iteration: int | None = None
+    error: str | None = None
+    at_ns: Moment = 0
+    signals_sent: tuple[int, ...] = ()
+    signalled_at_ns: Moment = 0
+    error_at_s: Count | None = None
+    raised_at_ns: Moment = 0
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if self.exitcode < 0:
+            object.__setattr__(self, "signal", -self.exitcode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WouldHaveEnded:
+    """A rank was found hung, and isn't ended (--ft-observe-only).
+
+    Args:
+        text: the verdict in words.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    local_rank: LocalRank | None = None
+    iteration: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorReplaced:
+    """A monitor has died, or did no work any more; another one goes on with its rank.
+
+    Args:
+        pid: of the old one.
+    """
+
+    local_rank: LocalRank
+    rank: Rank | None = None
+    reason: str = ""
+    pid: Pid | None = None
+
+
+# -- how they are made: forked from the script that is run ahead, or fresh interpreters -------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServer:
+    """The process that runs the script ahead, and forks ranks.
+
+    Args:
+        state: "started", "ready", "ended", "not started", or "for something else".
+        where, what: at which line the script waits, and what it was about to do there.
+        took_s: until it did.
+        names: of the variables that the ranks have otherwise now.
+        reason: why it can't be used.
+    """
+
+    state: str = ""
+    pid: Pid | None = None
+    where: str = ""
+    what: str = ""
+    took_s: Seconds | None = None
+    names: tuple[str, ...] = ()
+    exit_code: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkFailed:
+    """Ranks couldn't be forked: this time they are fresh interpreters.
+
+    Args:
+        pids: of the fork server.
+    """
+
+    pids: tuple[Pid, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshInterpreters:
+    """Ranks are no longer forked."""
+
+    reason: str = ""
+
+
+# -- those that hang, or may: what their monitors can't know alone ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of a hang diagnosis: which rank hung. One launcher of the job writes it.
+
+    Args:
+        text: in words.
+    """
+
+    cycle: Cycle
+    rank: Rank | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreTime:
+    """A learned timeout was over, but a rank made progress: this one isn't terminated yet.
+
+    Args:
+        kind, section: what was overdue, as in a ``verdict``.
+        elapsed_s: for how long it had lasted.
+        timeout_s: what was learned.
+        until_s: how long it may last now, since it began.
+        progress: who was seen to do what, in words.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    kind: str
+    section: str | None = None
+    local_rank: LocalRank | None = None
+    iteration: int | None = None
+    elapsed_s: Seconds | None = None
+    timeout_s: Seconds | None = None
+    until_s: Seconds | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCollective:
+    """No collective has completed on any rank for long, in a job whose script calls no hooks. One launcher writes it.
+
+    Args:
+        rank: that keeps the others waiting; null if that isn't known, or no rank waits.
+        elapsed_s: for so long, when the ranks were examined.
+        text: in words: who, where it is, and what the others do.
+        ends: the cycle is ended for it (--ft-watch-collectives end).
+    """
+
+    cycle: Cycle
+    rank: Rank | None = None
+    elapsed_s: Seconds
+    timeout_s: Seconds
+    text: str = ""
+    ends: bool = False
+
+
+Record = (
+    Config
+    | Meeting
+    | NodeHealth
+    | StopRequested
+    | Abandoned
+    | SignalForwarded
+    | Paused
+    | Resumed
+    | LauncherFailed
+    | RunEnded
+    | CycleStarted
+    | CycleEnded
+    | Finding
+    | NoCollective
+    | TrainingAgain
+    | Stuck
+    | DeviceMemory
+    | RankExited
+    | MoreTime
+    | WouldHaveEnded
+    | WorkloadControl
+    | MonitorReplaced
+    | ForkServer
+    | ForkFailed
+    | FreshInterpreters
+)
