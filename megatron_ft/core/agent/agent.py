@@ -18,6 +18,7 @@ from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_ended
+from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
@@ -103,6 +104,10 @@ class Agent:
         """Whether ranks that are about to be started are still to be."""
         return self.phase is AgentPhase.STARTING and not (self._orders.is_over or self._leaving.is_due)
 
+    def _move(self, event: PhaseEvent) -> None:
+        """Enter the phase that the table names."""
+        self.phase = TRANSITIONS[self.phase, event]
+
     # -- what happens -----------------------------------------------------------------------------------------
 
     def _hear(self, event: edge.Event) -> None:
@@ -116,9 +121,10 @@ class Agent:
                 self._do(Say(lines.abandoned(text)), Write(event))
             case NodeHealth():
                 is_fit = self._health.take_result(event, self._turn)
-                self.phase = AgentPhase.READY if is_fit else AgentPhase.ASIDE
                 if is_fit:
                     self._get_ready()
+                else:
+                    self._move(PhaseEvent.UNFIT)
             case WorkloadControl():
                 self._requested(event)
             case job.Begin() | job.StandBy() | End() | Verdict() | job.LeftOut() | job.Leave():
@@ -158,7 +164,7 @@ class Agent:
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
-                self.phase = AgentPhase.JOINING if self._leaving.is_due else AgentPhase.RUNNING
+                self._move(PhaseEvent.START_GIVEN_UP if self._leaving.is_due else PhaseEvent.NOT_STARTED)
                 if cause is not None:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
@@ -218,7 +224,8 @@ class Agent:
     # -- between cycles ---------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self.phase, self._ended_well, self._health = AgentPhase.JOINING, False, HealthGate()
+        self._move(PhaseEvent.RESTART)
+        self._ended_well, self._health = False, HealthGate()
 
     def _between(self) -> None:
         left = self._orders.left
@@ -232,13 +239,14 @@ class Agent:
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
         elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
-            self.phase = AgentPhase.CHECKING
+            self._move(PhaseEvent.CHECK_DUE)
             self._do(edge.CheckHealth())
         elif self.phase is AgentPhase.READY and self._orders.has_begun:
             self._start()
 
     def _get_ready(self) -> None:
-        self.phase, self._health = AgentPhase.READY, HealthGate()
+        self._move(PhaseEvent.FIT)
+        self._health = HealthGate()
         if not self._orders.has_begun:
             self._do(Ready())
 
@@ -246,13 +254,14 @@ class Agent:
 
     def _start(self) -> None:
         decision = self._orders.take().decision
-        self.phase = AgentPhase.STARTING
+        self._move(PhaseEvent.BEGIN)
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = self._new_cycle(decision.cycle, None)
         self._do(edge.StartRanks(self.restarts_left))
 
     def _ranks_started(self) -> None:
-        self.phase, self.started, self.ended = AgentPhase.RUNNING, self.cycle, None
+        self._move(PhaseEvent.STARTED)
+        self.started, self.ended = self.cycle, None
         self.cycle.started(self._pauses, self._turn)
         record, met = self.cycle.record, self.cycle.met
         assert met is not None
@@ -301,7 +310,8 @@ class Agent:
     def _end_ranks(self, outcome: Outcome, signals: Sequence[Signals] = ()) -> None:
         """``signals`` have asked for that."""
         record = self.cycle.record
-        self.phase, self._outcome = AgentPhase.ENDING, outcome
+        self._move(PhaseEvent.CYCLE_ENDS)
+        self._outcome = outcome
         if outcome is Outcome.EXCLUDED:
             self._report(NodeState.EXCLUDED, record.request_cause())
         self.cycle.suspicion.close()
@@ -318,12 +328,13 @@ class Agent:
     def _wait_for_ranks(self) -> None:
         assert self._ending is not None
         if self._ending.is_over(self._turn.now_ns):
-            self.phase = AgentPhase.TERMINATING
+            self._move(PhaseEvent.RANKS_DUE)
             self._do(self._ending.order(self._turn.now_ns))
 
     def _ranks_ended(self, event: edge.RanksEnded) -> None:
         record, met = self.cycle.record, self.cycle.met
-        self.phase, self._ended_well, self._cycles = AgentPhase.JUDGING, record.all_ended_well(), self._cycles + 1
+        self._move(PhaseEvent.RANKS_ENDED)
+        self._ended_well, self._cycles = record.all_ended_well(), self._cycles + 1
         if self._outcome is Outcome.FAILED:
             self._report_own_failure()
         is_alone = met is not None and met.nodes == 1
@@ -391,7 +402,7 @@ class Agent:
     # -- the end of this launcher's part ------------------------------------------------------------------------
 
     def _finish_part(self) -> None:
-        self.phase = AgentPhase.DONE
+        self._move(PhaseEvent.NO_RESTART)
         if self._orders.left is None:
             self._do(Ready())
 
@@ -425,7 +436,7 @@ class Agent:
         self._say_goodbye(self._leaving.leave_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
-        self.phase = AgentPhase.LEAVING
+        self._move(PhaseEvent.GOODBYE)
         if self._orders.left is None:
             self._do(goodbye)
 
@@ -438,10 +449,10 @@ class Agent:
         if left is not None:
             self._over(*leaving.over_excluded(left, self._orders.verdict))
         elif self._orders.is_left_out:
-            self.phase = AgentPhase.EXCLUDED
+            self._move(PhaseEvent.LEFT_OUT)
         elif leaving.is_due:
             self._stop(well=True)
 
     def _over(self, over: Over, said: str = "") -> None:
-        self.phase = AgentPhase.OVER
+        self._move(PhaseEvent.OVER)
         self._do(*self._printer.over(over, self._orders.left, said), over)

@@ -11,10 +11,11 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import RankStarted
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.edge import Begin
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
-from tests.support.agents import Driven, attached, detached, observed
+from tests.support.agents import Driven, attached, detached, held, observed
 from tests.unit.core.board.test_monitor_state import board
 
 
@@ -57,11 +58,8 @@ def test_messages_of_another_cycle_mean_nothing() -> None:
 def test_one_that_has_begun_before_the_last_was_made_is_in_time() -> None:
     """A fork server's word may come after the rank's own."""
     driven = Driven(startup_timeout_s=30.0)
-    driven.run(0)
-    driven.hear(
-        edge.RanksMet([0], 0, 1, 1), attached(0, 0, driven.now_ns), RankStarted(rank=0, local_rank=0, pid=100, at_ns=0)
-    )
-    driven.hear(edge.RanksStarted())
+    driven.hear(edge.Tick(), Begin(held()), edge.RanksMet([0], 0, 1, 1), attached(0, 0, driven.now_ns))
+    driven.hear(RankStarted(rank=0, local_rank=0, pid=100, at_ns=0), edge.RanksStarted())
     driven.wait(60.0)
     assert late(driven) == []
 
