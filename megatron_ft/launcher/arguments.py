@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
             f"otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)
-    if "rdzv_backend" in given and namespace.rdzv_backend == "static":
+    if "rdzv_backend" in given and namespace.rdzv_backend == "static" and not namespace.standalone:
         min_nodes = max_nodes  # as torchrun has it
     handled = parse_signals(namespace.signals_to_handle)
     check_forwarded(options.forward_signals, handled)

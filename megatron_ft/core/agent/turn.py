@@ -34,7 +34,6 @@ class Options:
         shares_output: what the launchers of the job print goes to one place.
     """
 
-    min_nodes: int = 1
     max_nodes: int = 1
     min_healthy: bool = False
     max_restarts: int = 0

@@ -315,7 +315,6 @@ def _options(line: CommandLine) -> Options:
     given = line.options
     configured = {name: getattr(given.config, name) for name in CONFIGURED_FIELDS if given.config.is_set(name)}
     return Options(
-        min_nodes=line.min_nodes,
         max_nodes=line.max_nodes,
         min_healthy=given.is_min_healthy,
         max_restarts=line.namespace.max_restarts,

@@ -44,6 +44,7 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--standalone"], Kind.ALONE),
         (["--standalone", C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),
         (["--standalone", "--nnodes=1:2"], Kind.ALONE),
+        (["--standalone", "--nnodes=1:2", STATIC], Kind.ALONE),
         ([C10D], Kind.ALONE),
         ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
         (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
