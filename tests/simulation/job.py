@@ -499,7 +499,6 @@ def _address_on(host: Host, number: int) -> str:
 
 def _options(rules: m.Rules) -> Options:
     return Options(
-        min_nodes=rules.min_nodes,
         max_nodes=rules.max_nodes,
         min_healthy=rules.min_healthy,
         max_restarts=rules.max_restarts,
