@@ -15,7 +15,6 @@ import os
 import runpy
 import signal
 import sys
-import sysconfig
 import threading
 import time
 import types
@@ -83,8 +82,9 @@ def stand_in() -> None:
 
 
 def _use_built_helper() -> None:
-    """A checkout would compile it, into itself; the installed megatron-core has it."""
-    found = glob.glob(os.path.join(sysconfig.get_path("platlib"), "megatron", "core", "datasets", "helpers_cpp*.so"))
+    """A checkout would compile it, into itself; the installed megatron-core has it, wherever that is installed."""
+    helper = os.path.join("megatron", "core", "datasets", "helpers_cpp*.so")
+    found = [path for directory in sys.path for path in glob.glob(os.path.join(directory, helper))]
     if found:
         name = "megatron.core.datasets.helpers_cpp"
         spec = importlib.util.spec_from_file_location(name, found[0])
