@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import types
+import typing
 from collections import defaultdict
 from importlib.machinery import ModuleSpec
 from typing import Any, ClassVar
@@ -43,7 +44,9 @@ class Stub(types.ModuleType):
 
 
 def stand_in() -> None:
-    """For CUDA, and for what isn't installed."""
+    """For CUDA, for what isn't installed, and for what Megatron-LM uses of Python 3.12."""
+    if not hasattr(typing, "override"):
+        typing.override = lambda method: method  # type: ignore[attr-defined]
     has_triton_package()  # torch remembers that it isn't there
     for name in STUBS:
         if "triton" not in sys.modules or isinstance(sys.modules["triton"], Stub):

@@ -162,7 +162,15 @@ def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | Non
         return Report(cycle, state)
     why = cause or record.own_failure(seen) or record.cause()
     return Report(
-        cycle, state, why.line, kind=why.kind, rank=why.rank, follows=why.follows, reached=record.reached(seen, why)
+        cycle,
+        state,
+        why.line,
+        kind=why.kind,
+        rank=why.rank,
+        follows=why.follows,
+        reached=record.reached(seen, why),
+        rerun=why.rerun,
+        ranks=0 if why.rerun is None else len(record.ranks),
     )
 
 

@@ -101,6 +101,7 @@ class FaultTolerantAgent(TorchAgent):
         self._machine = Agent(options, monitors.paused)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._restarts_left = 0
+        self._shift = 0
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
@@ -242,8 +243,8 @@ class FaultTolerantAgent(TorchAgent):
         match work:
             case edge.CheckHealth():
                 self._check_health()
-            case edge.StartRanks(restarts_left):
-                self._start_ranks(restarts_left)
+            case edge.StartRanks(restarts_left, shift):
+                self._start_ranks(restarts_left, shift)
             case edge.TerminateRanks():
                 self._terminate(work)
             case edge.WaitForOthers():
@@ -288,8 +289,8 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
-    def _start_ranks(self, restarts_left: int) -> None:
-        self._restarts_left = restarts_left
+    def _start_ranks(self, restarts_left: int, shift: int) -> None:
+        self._restarts_left, self._shift = restarts_left, shift
         self._ranks.forget()
         failed: Cause | None = None
         try:
@@ -310,6 +311,7 @@ class FaultTolerantAgent(TorchAgent):
         """Meet, for as long as ranks are wanted."""
         meet = rendezvous if self._rounds is None else self._rounds.in_turn(rendezvous)
         starting.meet(meet, group, reactor=self._launcher.reactor, check=self._check_wanted)
+        starting.rotate(group.workers, self._shift)
         ranks = [worker.global_rank for worker in group.workers]
         cycle = self._machine.cycle.number if self._rounds is None else self._rounds.cycle
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
