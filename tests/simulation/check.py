@@ -14,6 +14,7 @@ from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.job.rotation import Rotation
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER
@@ -23,6 +24,7 @@ from tests.simulation.rules import (
     has_its_size,
     meets_at_its_store,
     notices_no_progress,
+    reruns_elsewhere,
     shuts_down,
 )
 
@@ -44,6 +46,8 @@ _EVIDENCE_S = 3.0
 _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
+    "ranks_rerun": {CauseKind.REQUEST},
+    "rerun_concluded": {CauseKind.CRASH},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
@@ -68,6 +72,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _stays,
         _is_due,
         has_its_size,
+        reruns_elsewhere,
         meets_at_its_store,
         ends_for_a_reason,
         shuts_down,
@@ -144,7 +149,10 @@ def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             if innocent and not dead:
                 yield f"{launcher.name} has no place in cycle {made.decision.cycle}"
         kept = [instance for instance in before.members if instance in made.members]
-        if [i for i in made.members if i in kept] != kept and made.by == before.by:
+        rotates = any(
+            j.verdict.rotation is Rotation.NODES for j in job.verdicts if j.verdict.cycle == before.decision.cycle
+        )
+        if [i for i in made.members if i in kept] != kept and made.by == before.by and not rotates:
             yield f"the order of places is another one in cycle {made.decision.cycle}"
 
 

@@ -17,6 +17,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.diagnosis.rerun import RerunState
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
@@ -157,6 +158,7 @@ class Launcher(Process):
         self._begun: Held | None = None
         self._error = ""
         self._is_hung = False
+        self._rerun: RerunState | None = None
         self._toy: ToyRank | None = None
         """What its rank's monitor would know, if it learns."""
         self.armed: dict[int, Arm] = {}
@@ -330,7 +332,7 @@ class Launcher(Process):
     def _seen(self) -> agent.Readings:
         iteration = int(10 * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
         board = BOARD._replace(first_iteration=0, iteration=iteration)
-        return agent.Readings({0: board}, {0: CrashOutput(self._error)}, {0: self._is_hung}, {0: {}})
+        return agent.Readings({0: board}, {0: CrashOutput(self._error, rerun=self._rerun)}, {0: self._is_hung}, {0: {}})
 
     def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance
@@ -386,7 +388,7 @@ class Launcher(Process):
         held = self.member.memory.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
-        self._error, self._is_hung, self._toy = "", False, None
+        self._error, self._is_hung, self._rerun, self._toy = "", False, None, None
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
@@ -449,6 +451,17 @@ class Launcher(Process):
         if self.ranks is not None and self._runs():
             self.hurt(fault, cycle=self.ranks.cycle)
             self._exits(-9)
+
+    def reruns(self, fault: Fault, code: int, state: RerunState) -> None:
+        """Megatron's rerun state machine ends the rank in a moment, as it ends all of the job."""
+        self._later_in_cycle(self.world.chance.uniform(0.0, 0.2), lambda: self._ends_by_rerun(fault, code, state))
+
+    def _ends_by_rerun(self, fault: Fault, code: int, state: RerunState) -> None:
+        assert self.ranks is not None
+        self.hurt(fault, cycle=self.ranks.cycle)
+        self._rerun = state
+        self._ranks_ended(is_failure=False)
+        self.hear(agent.RankExited(0, code, round(self.clock() * 1e9)))
 
     def rank_hangs(self, fault: Fault) -> None:
         """A monitor finds it hung."""

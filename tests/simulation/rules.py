@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
+from megatron_ft.core.diagnosis.rerun import Rerun
 from megatron_ft.core.job.restart_policy import Outcome
 from tests.simulation.history import cut_off, cycles, members
 
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
     from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
     from tests.simulation.plan import Plan
 
-__all__ = ["ends_for_a_reason", "has_its_size", "meets_at_its_store", "notices_no_progress", "shuts_down"]
+__all__ = [
+    "ends_for_a_reason",
+    "has_its_size",
+    "meets_at_its_store",
+    "notices_no_progress",
+    "reruns_elsewhere",
+    "shuts_down",
+]
 
 _IN_FLIGHT_S = 2.0
 """A cycle may begin for so long after the end of the job was asked for: its nodes are being asked."""
@@ -133,3 +141,18 @@ def _is_known_to_stall(job: Job, cycle: Made) -> bool:
     return bool(told) and all(
         verdict.outcome is Outcome.FAILED and verdict.kind is CauseKind.SIGNAL for verdict in told
     )
+
+
+def reruns_elsewhere(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that another node runs a rank which has asked for that, and that no cycle follows a concluded re-run."""
+    told = {judged.verdict.cycle: judged.verdict for judged in job.verdicts if judged.verdict.rerun is not None}
+    for before, after in itertools.pairwise(cycles(job)):
+        verdict = told.get(before.decision.cycle)
+        if verdict is not None and verdict.rerun is Rerun.CONCLUDED:
+            yield f"cycle {after.decision.cycle} repeats a re-run that is concluded"
+        if verdict is None or verdict.rerun is not Rerun.ELSEWHERE or verdict.rank is None:
+            continue
+        has_others = min(before.decision.world, after.decision.world) > max(1, verdict.rank)
+        ran, runs = (members(job, each)[verdict.rank] if has_others else None for each in (before, after))
+        if ran is not None and ran is runs:
+            yield f"rank {verdict.rank} runs on {ran.name} again in cycle {after.decision.cycle}"

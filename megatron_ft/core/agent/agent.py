@@ -236,7 +236,7 @@ class Agent:
         self.phase = AgentPhase.STARTING
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = self._new_cycle(decision.cycle, None)
-        self._do(edge.StartRanks(self.restarts_left))
+        self._do(edge.StartRanks(self.restarts_left, shift=decision.shift))
 
     def _ranks_started(self) -> None:
         self.phase, self.started, self.ended = AgentPhase.RUNNING, self.cycle, None
@@ -288,7 +288,13 @@ class Agent:
         if signals:
             self._do(edge.TellStop(len(record.running)))
         self._ending = RankShutdown(
-            self._options, record, outcome, restarts=self._orders.restarts, by_signals=bool(signals), turn=self._turn
+            self._options,
+            record,
+            outcome,
+            by_signals=bool(signals),
+            restarts=self._orders.restarts,
+            by_themselves=self._orders.ranks_end_by_themselves,
+            turn=self._turn,
         )
         self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
 

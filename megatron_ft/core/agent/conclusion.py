@@ -163,6 +163,8 @@ def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Rea
         rank=why.rank,
         follows=why.follows,
         reached=record.reached(seen, why),
+        rerun=why.rerun,
+        ranks=0 if why.rerun is None else len(record.ranks),
     )
 
 

@@ -101,6 +101,11 @@ class CoordinatorOrders:
         return self._end is not None and self._end.restarts
 
     @property
+    def ranks_end_by_themselves(self) -> bool:
+        """All ranks of the job are ending of their own accord."""
+        return self._end is not None and self._end.by_themselves
+
+    @property
     def outcome(self) -> Outcome:
         """How it has ended."""
         if self.has_begun:

@@ -201,9 +201,12 @@ class CheckHealth:
 class StartRanks:
     """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
     ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more.
+
+    ``shift``: by so many places the ranks of this node are rotated, as in `Decision`.
     """
 
     restarts_left: int
+    shift: int = 0
 
 
 class Way(enum.Enum):

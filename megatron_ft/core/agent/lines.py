@@ -19,7 +19,7 @@ def cycle_started(cycle: int, world_size: int, local_ranks: Sequence[int], nodes
     head = f"cycle {cycle} started: {counted(world_size, 'rank')} on {counted(nodes, 'node')}"
     if nodes == 1:
         return head
-    first, last = local_ranks[0], local_ranks[-1]
+    first, last = min(local_ranks), max(local_ranks)
     here = f"rank {first}" if first == last else f"ranks {first} to {last}"
     return f"{head}, {here} here"
 
@@ -29,6 +29,7 @@ def cycle_ended(cycle: int, cause: Cause, decision: RestartDecision, outcome: Ou
     head = f"cycle {cycle} ended: {cause.line}"
     if decision.reason or decision.action is Action.GIVE_UP:
         return f"{head}; {decision.reason}" if decision.reason else head
+    head = f"{head}: {decision.change}" if decision.change else head
     follows = f"{head}; restarting as cycle {cycle + 1}"
     if outcome is Outcome.MEMBERSHIP:
         return f"{follows}, no restart used"

@@ -21,6 +21,7 @@ class RankShutdown:
     Args:
         by_signals: the launcher was asked to stop, and that is why.
         restarts: another cycle is to follow.
+        by_themselves: all ranks of the job are ending of their own accord.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class RankShutdown:
         *,
         by_signals: bool,
         restarts: bool,
+        by_themselves: bool = False,
         turn: Turn,
     ) -> None:
         self._options = options
@@ -39,6 +41,7 @@ class RankShutdown:
         self._is_asked = by_signals
         self._is_hurried = False
         self._restarts = restarts
+        self._by_themselves = by_themselves
         self._awaited, patience_s = self._patience(turn)
         self.alarm_ns = turn.now_ns + round(patience_s * 1e9)
         """When ``is_over`` may hold by itself."""
@@ -49,6 +52,9 @@ class RankShutdown:
         request = record.shutdown_request or record.exclude_request
         if self._is_asked:
             return record.running, options.term_timeout_s
+        if self._outcome is Outcome.FAILED and self._by_themselves and not record.hung:
+            # one may still write down that the checkpoint is complete
+            return record.running, options.stop_timeout_s
         if self._outcome is Outcome.FAILED:
             # found hung: they get the signal that the user chose for that, from their monitors, and no other
             dues = [grace.due_s - turn.now_s for grace in record.hung.values()]

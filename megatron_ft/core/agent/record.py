@@ -23,6 +23,7 @@ from megatron_ft.core.diagnosis.cycle_cause import (
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_by_us
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
+from megatron_ft.core.diagnosis.rerun import rerun_meaning
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Reached
@@ -323,7 +324,8 @@ class CycleRecord:
         """
         if self.hung:
             return None
-        ending = (self.end_of_its_exception(local_rank, seen) for local_rank in sorted(self.running))
+        running = sorted(self.running)
+        ending = [self.end_of_its_exception(each, seen) or self._end_by_rerun(each, seen) for each in running]
         own = find_cause([*self.exits.values(), *filter(None, ending)], [])
         return own if own is not None and not (own.follows or own.by_us) else None
 
@@ -339,6 +341,14 @@ class CycleRecord:
         if not words.error or _has_gone_on(words, seen.boards[local_rank]):
             return None
         return self._end(local_rank, seen, exitcode=1, at_ns=words.raised_at_ns)
+
+    def _end_by_rerun(self, local_rank: int, seen: Readings) -> RankExit | None:
+        """What the end of a rank will be that Megatron's rerun state machine ends, as it has ended another one here."""
+        others = [each for each in self.exits.values() if each.rerun is not None]
+        state = seen.words[local_rank].rerun if others else None
+        if state is None or rerun_meaning(others[0].exitcode, state) is not others[0].rerun:
+            return None
+        return self._end(local_rank, seen, exitcode=others[0].exitcode, at_ns=others[0].at_ns)
 
     def _end(
         self,
@@ -366,6 +376,7 @@ class CycleRecord:
             error_at_s=words.raised_at_s,
             raised_at_ns=words.raised_at_ns,
             where=words.where,
+            rerun_state=words.rerun,
         )
 
     def _views(self, seen: Readings) -> list[RankView]:

@@ -254,10 +254,12 @@ class Consensus:
         code: int = 0,
         text: str = "",
         back: Sequence[str] = (),
+        rotates: bool = False,
     ) -> None:
         """Ask for a decision.
 
         ``members`` have places in it, and are all waited for; ``others`` only vote on it, or only receive it.
+        ``rotates``: the ranks of each node are rotated by one more place than in the last cycle.
         """
         assert self.leads, "only who leads proposes"
         voters = sorted(members) if kind is not Kind.END else sorted(self._here)
@@ -278,6 +280,7 @@ class Consensus:
             began=None if kind is Kind.CYCLE or self.decision is None else self.decision.origin,
             founded=None if self.decision is None else self.decision.founding,
             voters=instances_of(members) if kind is not Kind.END else (),
+            shift=(0 if self.decision is None else self.decision.shift) + rotates,
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))

@@ -9,12 +9,13 @@ from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, usable
+from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, rotated_slots, usable
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
+from megatron_ft.core.job.rotation import Rotation, rotated_within
 from megatron_ft.core.times import earliest
 
 _MAY_BE_BACK_S = 70.0
@@ -204,6 +205,10 @@ class NextCycle:
             self._next_slots = [Slot.of(node) for node in chosen]
         else:
             chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
+        rotation = Rotation.NONE if cycle is None or cycle.verdict is None else cycle.verdict.rotation
+        if rotation is Rotation.NODES:
+            chosen = rotated_within(chosen, rules.segment)
+            self._next_slots = rotated_slots(self._next_slots, chosen)
         takes_part = set(chosen)
         self._consensus.propose(
             Kind.CYCLE,
@@ -214,6 +219,7 @@ class NextCycle:
             restarts=0 if cycle is None else cycle.restarts_used,
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
+            rotates=rotation is Rotation.RANKS,
         )
 
     def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:

@@ -68,6 +68,12 @@ def choose(
     return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
 
 
+def rotated_slots(slots: Sequence[Slot], chosen: Sequence[Node]) -> list[Slot]:
+    """The slots with the ``chosen`` nodes, which have changed places with each other, in their new order."""
+    mine, order = {node.instance for node in chosen}, iter(chosen)
+    return [Slot.of(next(order)) if slot.instance in mine else slot for slot in slots]
+
+
 def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
     """Give empty places to ``free`` nodes, first to those that come back; returns how many more may take part."""
     returning: dict[int | str | None, list[Node]] = {}

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
+from megatron_ft.core.diagnosis.rerun import Rerun
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome
+from megatron_ft.core.job.rotation import Rotation, rotation_for
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
@@ -85,12 +87,14 @@ def verdict_on(
     """``decided_by`` is the place of the node whose report was the one that ended the cycle, ``shutdown`` who asked for
     the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
     """
+    rerun = _rerun_report(seats, decided_by) if outcome is Outcome.FAILED else None
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
     decision = rules.policy.decide(
         outcome,
         restarts_before=restarts,
         nodes_left=nodes_left if excluded else None,
         advance=advance,
+        rerun=None if rerun is None else rerun.rerun,
     )
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
@@ -112,7 +116,24 @@ def verdict_on(
         no_progress=decision.no_progress,
         code=code,
         stopped=any(seat.leaving for seat in seats),
+        rerun=None if rerun is None else rerun.rerun,
+        rotation=_rotation(rerun, decision.action, nodes=len(seats)),
     )
+
+
+def _rerun_report(seats: Sequence[Seat], decided_by: int | None) -> Report | None:
+    """The report of the node whose ranks Megatron's rerun state machine has ended, if that ended the cycle.
+
+    All ranks of the job end by it with the same code.
+    """
+    place = first_failure(seats, decided_by)
+    return None if place is None or seats[place].report.rerun is None else seats[place].report
+
+
+def _rotation(rerun: Report | None, action: Action, *, nodes: int) -> Rotation:
+    if rerun is None or rerun.rerun is not Rerun.ELSEWHERE or action is not Action.RESTART:
+        return Rotation.NONE
+    return rotation_for(nodes=nodes, ranks=rerun.ranks)
 
 
 def _host(seats: Sequence[Seat], node: int | None, found: Cause | None) -> str:

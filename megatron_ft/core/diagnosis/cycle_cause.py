@@ -21,6 +21,7 @@ from megatron_ft.core.diagnosis.exits import (
     one_line,
     was_ending,
 )
+from megatron_ft.core.diagnosis.rerun import Rerun
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, when
 
@@ -110,6 +111,8 @@ class Cause:
     """The launcher or a monitor ended the rank, and no other end tells more."""
     host: str = ""
     """Name of the node that caused it; empty if none did, or it isn't known."""
+    rerun: Rerun | None = None
+    """What Megatron's rerun state machine ended the ranks for; None if something else ended them."""
 
     @property
     def line(self) -> str:
@@ -209,6 +212,8 @@ def find_cause(
     candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
     if not candidates:
         return None
+    if (by_rerun := _rerun_cause(failed)) is not None:
+        return by_rerun
     followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
@@ -231,6 +236,28 @@ def find_cause(
         detail=detail,
         follows=cause in followed,
         by_us=is_by_us(cause),
+    )
+
+
+def _rerun_cause(failed: Sequence[RankExit]) -> Cause | None:
+    """The cause where Megatron's rerun state machine has ended the ranks, which it does on all of them by one code.
+
+    It is the rank whose result was rejected; if that one isn't here, the others followed it.
+    """
+    reruns = sorted(
+        (each for each in failed if each.rerun is not None),
+        key=lambda each: (each.rerun_state is None or not each.rerun_state.own, each.rank),
+    )
+    if not reruns:
+        return None
+    first = reruns[0]
+    return Cause(
+        kind=CauseKind.REQUEST if first.rerun is Rerun.ELSEWHERE else CauseKind.CRASH,
+        text=describe_exit(first),
+        rank=first.rank,
+        iteration=first.iteration,
+        follows=first.rerun_state is None or not first.rerun_state.own,
+        rerun=first.rerun,
     )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from megatron_ft.core.diagnosis.rerun import RerunState, rerun_state
 from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_frame
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
@@ -59,6 +60,8 @@ class CrashOutput(NamedTuple):
     """CLOCK_MONOTONIC; 0 where that isn't known."""
     raised_at_s: int | None = None
     """Whole seconds of the wall clock; None where that isn't known."""
+    rerun: RerunState | None = None
+    """The state of Megatron's rerun state machine at the exit; None if the rank has written none."""
 
 
 def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
@@ -67,7 +70,7 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     An interpreter that ends of an exception may crash on its way out (a C++ thread that is never joined aborts the
     process): then there are both, and the place is that of the exception.
     """
-    return _words(text, EXCEPTION_MARK, tuple(library))
+    return _words(text, EXCEPTION_MARK, tuple(library))._replace(rerun=rerun_state(text))
 
 
 def leaving_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss, without_empty_message
+from megatron_ft.core.diagnosis.rerun import Rerun, RerunState, describe_rerun, rerun_meaning
 from megatron_ft.core.signals import signal_name
 
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
@@ -45,6 +46,7 @@ class RankExit:
         error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
         raised_at_ns: when it raised it (CLOCK_MONOTONIC), 0 where that isn't known.
         where: in the user's code, "loader.py:88 next_batch"; empty if that isn't known.
+        rerun_state: of Megatron's rerun state machine at its end; None if the rank has written none.
     """
 
     rank: int
@@ -59,6 +61,12 @@ class RankExit:
     error_at_s: int | None = None
     raised_at_ns: int = 0
     where: str = ""
+    rerun_state: RerunState | None = None
+
+    @property
+    def rerun(self) -> Rerun | None:
+        """What Megatron's rerun state machine ended it for; None if something else did."""
+        return rerun_meaning(self.exitcode, self.rerun_state)
 
     @property
     def crashed_of_exception(self) -> bool:
@@ -88,6 +96,8 @@ def describe_exit(rank_exit: RankExit) -> str:
     """
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
+    if rank_exit.rerun is not None and rank_exit.rerun_state is not None:
+        return describe_rerun(who, rank_exit.rerun, rank_exit.rerun_state)
     if rank_exit.error is not None and code > 0:
         return f"{who} raised {one_line(rank_exit.error)}"
     if code == 0:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
+from megatron_ft.core.diagnosis.rerun import Rerun
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Outcome
 
@@ -53,6 +54,8 @@ def fault_of(verdict: Verdict) -> Fault | None:
         kind = FaultKind.LEFT
     elif verdict.outcome is not Outcome.FAILED or verdict.kind is CauseKind.REQUEST:
         return None
+    elif verdict.rerun is Rerun.CONCLUDED:
+        return None  # its rank has re-run what another GPU had computed
     else:
         kind = FaultKind.LOST if verdict.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
     return Fault(node=verdict.name, cycle=verdict.cycle, kind=kind, text=verdict.text[:_LONGEST_TEXT])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.wording import counted, listed
 
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
@@ -14,6 +15,10 @@ ANOTHER_JOB = "another job already uses this rendezvous endpoint: give each job 
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
+RERUN_CONCLUDED = (
+    "not restarting, because the checkpoint repeats this re-run: the rank's log says 'Possible persistent error' if "
+    "the GPU is bad, else 'Correct result'; resume with --rerun-mode disabled, or from an earlier checkpoint"
+)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------
@@ -72,6 +77,16 @@ def rival_is_younger(address: str) -> str:
 def silent(seconds: float) -> str:
     """Why a node is lost."""
     return f"no message from its launcher for {seconds:.1f} s"
+
+
+def rotation(kind: Rotation) -> str:
+    """Say who changes places in the next cycle, so that another GPU runs each rank; empty if nobody can."""
+    match kind:
+        case Rotation.RANKS:
+            return "ranks are rotated by one within each node"
+        case Rotation.NODES:
+            return "nodes are rotated by one place"
+    return "the job has one rank, which gets the same GPU again"
 
 
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------

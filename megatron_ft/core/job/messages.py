@@ -335,6 +335,7 @@ class End:
     """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up.
 
     ``text``: why they have; or, where the cycle has succeeded, on which nodes it hasn't, if there are any.
+    ``by_themselves``: all ranks are ending of their own accord, and some may still complete a checkpoint.
     """
 
     cycle: int
@@ -342,6 +343,7 @@ class End:
     restarts: bool
     lost: bool = False
     text: str = ""
+    by_themselves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.diagnosis.rerun import Rerun
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.core.job.rotation import Rotation
 
 
 class NodePhase(enum.Enum):
@@ -34,6 +36,8 @@ class Report:
     Args:
         follows: a rank failed only because it had lost one of another node.
         reached: how far the node's ranks had got; None where that isn't known.
+        rerun: what Megatron's rerun state machine ended its ranks for; None if something else did.
+        ranks: the number of its ranks, where ``rerun`` is given.
     """
 
     cycle: int
@@ -43,6 +47,8 @@ class Report:
     rank: int | None = None
     follows: bool = False
     reached: Reached | None = None
+    rerun: Rerun | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Verdict:
         names_nodes: ``text`` says itself which nodes it is about.
         code: the launchers' exit code, if there is no other cycle.
         stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
+        rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
+        rotation: who changes places in the next cycle because of it.
     """
 
     cycle: int
@@ -75,6 +83,8 @@ class Verdict:
     detail: str = ""
     code: int = 0
     stopped: bool = False
+    rerun: Rerun | None = None
+    rotation: Rotation = Rotation.NONE
 
     def cause(self, place: int | None) -> Cause:
         """Why, in the words for the node that has that place (None: for one that has none)."""
@@ -93,6 +103,7 @@ class Verdict:
             restarts_left=self.restarts_left,
             reason=self.reason,
             no_progress=self.no_progress,
+            change=lines.rotation(self.rotation) if self.rerun is Rerun.ELSEWHERE else "",
         )
 
 

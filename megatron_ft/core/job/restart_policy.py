@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from megatron_ft.core.diagnosis.rerun import Rerun
 from megatron_ft.core.job import lines
 
 
@@ -57,6 +58,8 @@ class RestartDecision:
     """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
     no_progress: bool = False
     """It gives up because another cycle would fail where the last ones did."""
+    change: str = ""
+    """What the next cycle does otherwise, for the launcher's line; empty if nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class RestartPolicy(ABC):
         restarts_before: int = 0,
         nodes_left: int | None = None,
         advance: Advance | None = None,
+        rerun: Rerun | None = None,
     ) -> RestartDecision:
         """What follows from a cycle that has just ended.
 
@@ -95,6 +99,7 @@ class RestartPolicy(ABC):
             nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
                 no node was left out.
             advance: how far the job has got, this cycle included; None if that isn't checked.
+            rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
         """
         advance = advance or Advance()
         used = restarts_before + (outcome is Outcome.FAILED)
@@ -107,6 +112,10 @@ class RestartPolicy(ABC):
                 return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
             case Outcome.STOPPED:
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+            case Outcome.FAILED if rerun is Rerun.CONCLUDED:
+                # the checkpoint holds the re-run: each cycle would end in the same way, whichever nodes take part
+                reason = lines.RERUN_CONCLUDED
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)

@@ -97,6 +97,7 @@ class FaultTolerantAgent(TorchAgent):
         self._machine = Agent(options, monitors.paused)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._restarts_left = 0
+        self._shift = 0
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
@@ -235,8 +236,8 @@ class FaultTolerantAgent(TorchAgent):
         match work:
             case edge.CheckHealth():
                 self._check_health()
-            case edge.StartRanks(restarts_left):
-                self._start_ranks(restarts_left)
+            case edge.StartRanks(restarts_left, shift):
+                self._start_ranks(restarts_left, shift)
             case edge.TerminateRanks():
                 self._terminate(work)
 
@@ -270,8 +271,8 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
-    def _start_ranks(self, restarts_left: int) -> None:
-        self._restarts_left = restarts_left
+    def _start_ranks(self, restarts_left: int, shift: int) -> None:
+        self._restarts_left, self._shift = restarts_left, shift
         self._ranks.forget()
         failed: Cause | None = None
         try:
@@ -289,6 +290,7 @@ class FaultTolerantAgent(TorchAgent):
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
         """Meet, for as long as ranks are wanted."""
         starting.meet(rendezvous, group, reactor=self._launcher.reactor, check=self._check_wanted)
+        starting.rotate(group.workers, self._shift)
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(edge.RanksMet(ranks, group.group_rank or 0, nodes, size))

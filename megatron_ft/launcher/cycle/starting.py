@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import Worker as TorchWorker
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
+from megatron_ft.core.job.rotation import rotated
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.environment import rank_environment
@@ -55,6 +57,13 @@ def meet(
     private_names.warn_of_no_lost_connections()  # until now they say why a host can't be reached
     for name in _MET:
         setattr(group, name, getattr(met, name))
+
+
+def rotate(workers: Sequence[TorchWorker], shift: int) -> None:
+    """Give each process the rank of the one that is ``shift`` places further on this node; its LOCAL_RANK stays."""
+    ranks = rotated([(worker.global_rank, worker.role_rank) for worker in workers], shift)
+    for worker, (rank, role_rank) in zip(workers, ranks, strict=True):
+        worker.global_rank, worker.role_rank = rank, role_rank
 
 
 def shared_environment(line: CommandLine) -> dict[str, str]:

@@ -281,6 +281,7 @@ class RankMonitorClient:
         if not self.is_initialized:
             return
         assert self._board is not None
+        self._crash_reporter.note_rerun()
         self._board.words[layout.W_CLOSING] = layout.CLOSING
         self._wake_monitor()
         self._disconnect()

@@ -12,6 +12,7 @@ No hook of a train loop runs any of this, and none of it can make a rank fail.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -30,6 +31,7 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry, is_peer_loss
+from megatron_ft.core.diagnosis.rerun import rerun_entry
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
@@ -39,6 +41,7 @@ from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives, own_rank
+from megatron_ft.rank.crash_reporter.rerun import current_rerun_state
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -65,6 +68,7 @@ class CrashReporter:
         self._socket: socket.socket | None = None
         self._hook: _ExceptionNote | None = None
         self._enabled_faulthandler = False
+        self._pid = 0
 
     @property
     def _stack_fd(self) -> int:
@@ -75,7 +79,7 @@ class CrashReporter:
         global _current
         if _current is not None:
             _current.forget()  # of an earlier monitoring in this process
-        _current = self
+        _current, self._pid = self, os.getpid()
         self._stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
         self._socket = socket.socket(fileno=ask_fd)
         self._signal = _register(stack_fd)
@@ -96,6 +100,15 @@ class CrashReporter:
         """Report the exception with which the script is about to end its monitoring: others may wait for this rank."""
         if isinstance(error, Exception):
             _write(self._stack, LEAVING_MARK, error, type(error), error.__traceback__)
+
+    def note_rerun(self) -> None:
+        """Report the state of Megatron's rerun state machine, if that is about to end this rank."""
+        if self._pid != os.getpid() or not self._stack.is_ours:
+            return  # a forked child has a copy of the machine
+        state = current_rerun_state()
+        if state is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._stack.number, rerun_entry(state).encode(errors="replace"))
 
     def restore_signals(self) -> None:
         """Install the signals for stacks again, if code that resets all signals has reset them."""
@@ -206,6 +219,14 @@ def ends_main_thread() -> bool:
         outermost = outermost.f_back
     # what logs an exception while the interpreter exits (atexit, a destructor) runs below no module, either
     return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
+
+
+def _note_rerun_at_exit() -> None:
+    if _current is not None and not hasattr(sys, "last_value"):  # an exception ends the rank
+        _current.note_rerun()
+
+
+atexit.register(_note_rerun_at_exit)
 
 
 def restore_signals() -> None:

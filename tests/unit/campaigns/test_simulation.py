@@ -20,11 +20,13 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.faults import fault_of
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
+from megatron_ft.core.job.rotation import Rotation
 from tests.simulation import simulate as simulate_module
-from tests.simulation.plan import Fault, plain_plan_of, plan_of
+from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
 from tests.simulation.world import Link, Process, World
@@ -125,6 +127,40 @@ def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> Non
     for seed in (35, 141, 193, 232):
         plan = plan_of(seed)
         assert simulate(replace(plan, loss=0.3)).broken == []
+
+
+def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan:
+    plan = plain_plan_of(seed, nodes=nodes, faults=0)
+    given = {"min_nodes": nodes - 1, "min_healthy": False, "max_restarts": 5, "max_stalled": 0, "launchers": 0, **rules}
+    return replace(plan, rules=replace(plan.rules, **given), spares=0, work_s=25.0, faults=faults)
+
+
+@pytest.mark.parametrize("more", [None, "coordinator_killed", "launcher_killed", "rank_fails", "host_off"])
+def test_another_node_runs_the_rank_that_asks_for_another_gpu(more: str | None) -> None:
+    """Whatever else happens about then, and whether the coordinator lives to see it."""
+    moved = 0
+    for seed in range(10):
+        others = [Fault(at_s=6.0 + 0.15 * (seed % 5), kind=more, which=seed, seconds=30.0)] if more else []
+        asks = Fault(at_s=6.0, kind="ranks_rerun", which=seed, seconds=0.0)
+        run = simulate(_rerun_plan(seed, *sorted([asks, *others], key=lambda fault: fault.at_s)))
+        assert run.broken == [], seed
+        rotating = [judged.verdict for judged in run.job.verdicts if judged.verdict.rotation is Rotation.NODES]
+        moved += bool(rotating)
+        for verdict in rotating:
+            assert verdict.cycle == 0
+            assert fault_of(verdict) is None
+            assert any("nodes are rotated by one place; restarting as cycle 1" in text for text in run.job.said)
+    assert moved >= (10 if more is None else 5)
+
+
+@pytest.mark.parametrize("is_healthy_enough", [False, True])
+def test_a_concluded_rerun_ends_the_job_with_its_own_code(is_healthy_enough: bool) -> None:
+    for seed in range(8):
+        fault = Fault(at_s=6.0, kind="rerun_concluded", which=seed, seconds=0.0)
+        run = simulate(_rerun_plan(seed, fault, min_healthy=is_healthy_enough))
+        assert run.broken == [], seed
+        assert {launcher.code for launcher in run.job.launchers} == {93}
+        assert not any(made.decision.cycle > 0 for made in run.job.made)
 
 
 def test_what_is_sent_after_a_lost_packet_waits_for_it() -> None:
