@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -51,8 +52,8 @@ def run(
     log: EventLog,
     log_dir: str | None,
     server: ServerProcess | None = None,
-) -> int:
-    """Run the job and tidy up; the launcher's exit code. ``server`` forks ranks, if there is one already.
+) -> End:
+    """Run the job and tidy up; return how it has ended. ``server`` forks ranks, if there is one already.
 
     A ``log_dir`` of None: no logs are written, as one of the line's warnings says.
 
@@ -98,16 +99,16 @@ def run(
                     ranks=node.ranks,
                 ),
             )
-            code = life.run(node.joins_by, past)
+            end = life.run(node.joins_by, past)
         finally:
             node.close()
     finally:
         process_setup.restore_file_limit()
-    log.write(records.RunEnded(exit_code=code))
+    log.write(records.RunEnded(exit_code=end.code))
     if place.kind is Kind.COORDINATED:
         port = int(place.endpoints[0].rpartition(":")[2])
         batch_script.stand_in(result, os.environ, say, port=port)
-    return code
+    return end
 
 
 def sayer_for_all(line: CommandLine, place: MeetingPlace, say: _Say) -> _Say:
@@ -171,8 +172,8 @@ class _Life:
         self._over: Over | None = None
         """How it has ended; None while it runs, or if the launcher itself has failed."""
 
-    def run(self, joins_by: joining.Launcher, past: joining.Past) -> int:
-        """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
+    def run(self, joins_by: joining.Launcher, past: joining.Past) -> End:
+        """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         place, result = self._place, self._result
         coordination: Coordination | None = None
@@ -189,7 +190,7 @@ class _Life:
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
-            end = self._end_by(error)
+            end = replace(self._end_by(error), error=error)
             self._write_end(end, coordination)
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
@@ -197,7 +198,7 @@ class _Life:
                 self._launcher.say(advice(scheduler.value, name, reason))
         if scheduler is Scheduler.KUBERNETES:
             outcome.tell_kubernetes(end)
-        return end.code
+        return end
 
     def _has_finished(self) -> bool:
         # only where a scheduler's id tells this start from all others: a user may use a chosen id again

@@ -24,6 +24,7 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 if TYPE_CHECKING:
     from megatron_ft.launcher.base.command_line import CommandLine
+    from megatron_ft.launcher.outcome import End
 
 _EXIT_FAILED = 1
 _LONGEST_EXIT_S = 10.0
@@ -33,32 +34,48 @@ _LONGEST_EXIT_S = 10.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch, and return the exit code.
 
+    Without ``argv`` this is the command ``ft_launcher``, which ends the process instead of returning. With ``argv`` it
+    keeps the promise of torchrun's ``main``: a job that has failed raises.
+
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
     with 0 in time. 2: a mistake of the user; no rank was started. 93 (``--ft-no-restart-exit-code``): cycle after cycle
     got no further. 94: too few nodes to go on from here; the job may be started again. 130: stopped by SIGINT (Ctrl-C).
 
-    Without ``argv`` it is the command itself, and ends the process instead of returning.
+    Raises:
+        ConfigError: ``argv`` has a mistake, no rank was started. It is a ValueError.
+        ChildFailedError: ranks have failed, and no restart is left.
+        Exception: whatever else has failed the launcher, as it was raised.
     """
     if argv is None:
         _open_standard_streams()
+        ask_again_soon()
+        _leave(run_command())
     with _ending_at_once_on_interrupt():
-        server = None
-        if argv is None:
-            ask_again_soon()
-            server = _run_ahead(sys.argv[1:])
+        end = _run(argv, None)
+    if end.code and end.error is not None:
+        raise end.error
+    if any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
+        _leave(end.code)
+    return end.code
+
+
+def run_command(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code of the command, having said on standard error what went wrong.
+
+    Without ``argv`` the arguments are the process's own, and ranks may be forked from a script that is run ahead.
+    """
+    with _ending_at_once_on_interrupt():
+        server = None if argv is not None else _run_ahead(sys.argv[1:])
         try:
-            code = _run(argv, server)
+            return _run(argv, server).code
         except ConfigError as error:
             put(lines.user_mistake(str(error)))
-            code = MISTAKE_CODE
-            _tell_kubernetes(str(error), code)
+            _tell_kubernetes(str(error), MISTAKE_CODE)
             if server is not None and not server.is_gone:  # the job may have begun, and ended it
                 server.end(set)
+            return MISTAKE_CODE
         except OSError as error:
-            code = _cannot_start(error, server)
-    if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
-        _leave(code)
-    return code
+            return _cannot_start(error, server)
 
 
 def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
@@ -157,20 +174,20 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
-    from megatron_ft.launcher import arguments  # torch takes a second to import
+def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> End:
+    from megatron_ft.launcher import arguments, outcome  # torch takes a second to import
 
     line = arguments.parse(argv)
     try:
         return _launch(line, server)
     except OSError as error:
-        return _cannot_start(error, server, has_others=line.max_nodes > 1)
+        return outcome.End(_cannot_start(error, server, has_others=line.max_nodes > 1), error=error)
 
 
-def _launch(line: CommandLine, server: ServerProcess | None) -> int:
+def _launch(line: CommandLine, server: ServerProcess | None) -> End:
     from megatron_ft.core.records.launcher import RunEnded
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
-    from megatron_ft.launcher import arguments, job
+    from megatron_ft.launcher import arguments, job, outcome
     from megatron_ft.launcher.base import log_directory
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
@@ -207,7 +224,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
             text = job.report_unforeseen(error, log, lines.sayer(has_others=line.max_nodes > 1))
             code = _failed(text, server)
             log.write(RunEnded(exit_code=code))
-            return code
+            return outcome.End(code, error=error)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.agent.edge import Exit, Over
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
@@ -48,6 +48,8 @@ class End:
     cause: str = ""
     ranks_exited_with_0: bool = False
     """All ranks of the last cycle did, on all nodes."""
+    error: Exception | None = field(default=None, compare=False)
+    """Raised to a caller of the launcher's ``main``, which has no exit code to read."""
 
 
 def end_of(over: Over, line: CommandLine) -> End:

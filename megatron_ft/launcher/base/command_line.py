@@ -86,8 +86,11 @@ class CommandLine:
 
 
 def rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
-    """What --rdzv-conf sets, by name."""
-    pairs = (pair.partition("=") for pair in str(namespace.rdzv_conf or "").split(","))
+    """What --rdzv-conf sets, by name. Quotes around all of it are those of a program that has started no shell."""
+    text = str(namespace.rdzv_conf or "").strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    pairs = (pair.partition("=") for pair in text.split(","))
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

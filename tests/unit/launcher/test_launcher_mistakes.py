@@ -18,7 +18,8 @@ import pytest
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments, job, outcome
 from megatron_ft.launcher import main as launcher_main
-from megatron_ft.launcher.main import main
+from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.main import run_command
 from megatron_ft.launcher.outcome import End
 
 YAML = "fault_tolerance:\n  {line}\n"
@@ -44,7 +45,7 @@ def of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]) -> str:
     """The one line that these arguments give."""
-    assert main(list(argv)) == 2
+    assert run_command(list(argv)) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("\n") == 1, err
@@ -142,6 +143,12 @@ def test_a_torch_without_the_newer_options_is_no_mistake() -> None:
     arguments._check_what_torch_finds_too_late(argparse.Namespace())
 
 
+def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path) -> None:
+    """A program that starts launchers without a shell may leave them."""
+    line = parse(["--rdzv-conf='join_timeout=5,timeout=6'", str(script)])
+    assert line.rendezvous_settings == {"join_timeout": "5", "timeout": "6"}
+
+
 def _no_file(*_: object, **__: object) -> int:
     raise OSError(errno.EMFILE, "Too many open files")
 
@@ -161,14 +168,14 @@ def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_ar
     monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     said = "the launcher can't start: OSError: [Errno 24] Too many open files"
-    assert main([str(script)]) == 1
+    assert run_command([str(script)]) == 1
     assert capfd.readouterr().err == f"[ft_launcher] {said}\n"
-    assert main(["--nnodes=2", "--rdzv-endpoint=localhost:1", str(script)]) == 1
+    assert run_command(["--nnodes=2", "--rdzv-endpoint=localhost:1", str(script)]) == 1
     node = re.escape(socket.gethostname())
     assert re.fullmatch(rf"\[ft_launcher\] \d\d:\d\d:\d\d {node}: {re.escape(said)}\n", capfd.readouterr().err)
     monkeypatch.setattr(sys, "stderr", _Gone())
-    assert main([str(script)]) == 1
-    assert main(["--no-such-option", str(script)]) == 2
+    assert run_command([str(script)]) == 1
+    assert run_command(["--no-such-option", str(script)]) == 2
     assert [(end.code, end.ending) for end in ends] == [(1, Ending.FAILED)] * 3 + [(2, Ending.MISTAKE)]
     assert ends[0].cause == said
 
@@ -184,7 +191,7 @@ def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
     monkeypatch.setattr(job, "run", _unforeseen)
     monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert main([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
+    assert run_command([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
     (log,) = tmp_path.glob("logs/launcher-*.jsonl")
     said = "the launcher failed: KeyError: 'planted'"
     assert capfd.readouterr().err == f"[ft_launcher] {said} (its traceback is in {log})\n"
