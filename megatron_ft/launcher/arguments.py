@@ -16,7 +16,7 @@ from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import ConfigError, nearest
-from megatron_ft.ipc.config.options import add_ft_options, read_ft_options, with_hint
+from megatron_ft.ipc.config.options import GivenFlag, add_ft_options, read_ft_options, record_flags, with_hint
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     check_forwarded,
@@ -38,8 +38,8 @@ _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "ma
 """Options that mean something just by being given; what isn't may be taken from the scheduler."""
 
 
-def parse(argv: Sequence[str] | None) -> CommandLine:
-    """Read and check the command line.
+def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> CommandLine:
+    """Read and check the command line, and append each of its flags to ``flags``, up to the first mistake.
 
     Raises:
         ConfigError: a mistake of the user.
@@ -50,6 +50,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     parser.description = "torchrun that detects hung and failed ranks, reports which and why, and restarts fast."
     say_what_they_mean(parser)
     add_ft_options(parser)
+    if flags is not None:
+        record_flags(parser, flags)
 
     def error(message: str) -> NoReturn:
         raise ConfigError(with_hint(message, parser))

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import columns
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Life
 from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, view
-from megatron_ft.core.wording import counted, printable
+from megatron_ft.core.wording import columns, counted, printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 if TYPE_CHECKING:

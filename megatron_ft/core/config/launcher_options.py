@@ -64,6 +64,14 @@ class LauncherOptions:
         in_yaml=False,
         is_printed=False,
     )
+    dry_run: bool = option(
+        False,
+        FLAG,
+        "Print what each flag means here, the effective configuration and environment, and exit: 0, or 2 with the "
+        "mistakes. Starts no process, opens no port, writes no file.",
+        in_yaml=False,
+        is_printed=False,
+    )
     log_dir: str | None = option(
         None,
         path("of a directory", "DIR"),

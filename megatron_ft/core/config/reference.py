@@ -58,6 +58,26 @@ IGNORED: dict[str, str] = {
 }
 """By the option's name as a key of YAML: what is lost."""
 
+SERVED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("cfg_path", "ignore_missing_cfg", "rank_section_timeouts", "restart_policy", "term_timeout"),
+            *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file", "cycle_info_dir"),
+            *("cycle_info_job_id", "no_restart_exit_code", "segment", "use_infra_group_rank", "numa_bind_strict"),
+            *("per_cycle_applog_prefix", "node_health_check_endpoint"),
+        ),
+        "",
+    ),
+    "initial_rank_heartbeat_timeout": "3600 s unless given; 0.5 and later have no default",
+    "rank_heartbeat_timeout": "2700 s unless given; 0.5 and later have no default",
+    "rank_out_of_section_timeout": "also before the first 'step', unless the script imports nvidia-resiliency-ext",
+    "safety_factor": "the same formula with --ft-learn reference only",
+    "workload_check_interval": "a hang is detected when its timeout expires, not at the next check",
+    "rank_termination_signal": "a rank still running 5 s later gets SIGKILL",
+    "log_level": "user lines are printed at INFO and below",
+}
+"""Options of nvidia-resiliency-ext that work here: what differs, "" for nothing."""
+
 
 def meaning(name: object) -> str | None:
     """Why a configuration of ranks ignores this name; None if the name is unknown."""

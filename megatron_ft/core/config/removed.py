@@ -1,4 +1,4 @@
-"""Options of earlier versions, and what to use instead."""
+"""Options and commands of earlier versions, and what to use instead."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ REMOVED: dict[str, str] = {
     "calculated_timeout_floor": "it is fixed: no learned timeout is below 5 s",
 }
 """By the option's name as a key of YAML."""
+
+REMOVED_COMMANDS: dict[str, str] = {"check-launch": "add --ft-dry-run to the flags of your ft_launcher line"}
+"""Commands of megatron-ft of earlier versions, and what to use instead."""
 
 
 def removed(name: object) -> str:
