@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, replay, report
-from megatron_ft.cli.node_health import __main__ as node_health
+from megatron_ft.cli import check_config, node_health, replay, report
 from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator

@@ -25,7 +25,7 @@ from megatron_ft.ipc.config.torchrun import (
     term_timeout,
 )
 from megatron_ft.launcher.base import log_directory
-from megatron_ft.launcher.base.command_line import CommandLine, doubts_about_node_service, rendezvous_settings
+from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import ending_together, numa
 from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
@@ -68,7 +68,6 @@ def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> C
         raise ConfigError(f"--node-rank: {node_rank} is negative")
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
-    options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
     where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)

@@ -28,7 +28,7 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
-from megatron_ft.launcher.processes.health_command import HealthCheck, command_of
+from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
@@ -81,7 +81,7 @@ class Node:
         self.monitors, self._control = self._make_sockets(ranks)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
-        self.health = self._make_health_check(ranks)
+        self.health = self._make_health_check()
         self._cycle_info = reference_names.cycle_info(line, os.environ, log)
         self.ranks = self._make_ranks()
         status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
@@ -150,14 +150,17 @@ class Node:
         self._run_dir.add(monitors)
         return monitors, control
 
-    def _make_health_check(self, ranks: int) -> HealthCheck | None:
-        """Create the node health check; None if no option configures one."""
-        line = self._line
-        command = command_of(line.options, line.node_health_command, log_dir=self._log_dir, ranks=ranks)
-        if command is None:
+    def _make_health_check(self) -> HealthCheck | None:
+        options = self._line.options
+        if options.node_health_command is None:
             return None
-        timeout_s = line.options.node_health_timeout
-        health = HealthCheck(command, timeout_s=timeout_s, reactor=self._reactor, known_children=self._children.pids)
+        health = HealthCheck(
+            options.node_health_command,
+            timeout_s=options.node_health_timeout,
+            reactor=self._reactor,
+            known_children=self._children.pids,
+            directories=job_directories(options, self._log_dir),
+        )
         self._children.add(health.pids)
         return health
 

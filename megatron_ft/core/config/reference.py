@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 
-_LINKS = "network links are not checked; --ft-node-health-command can run a check of yours before each round"
-_STORAGE = "storage is not checked; --ft-node-health-command can, as in 'timeout 10 test -r PATH'"
+_LINKS = "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net'"
+_STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
 _MEMORY = "ranks wait for device memory until the driver has taken it back, within bounds that aren't options"
 _LOG_SERVER = "there is no log server: each node writes the ranks' output itself, see --log-dir and --tee"
 _ATTRIBUTION = "no service reads the logs; ft_launcher itself reports which rank hung or crashed first, and why"
@@ -44,6 +44,7 @@ IGNORED: dict[str, str] = {
         ),
         _ATTRIBUTION,
     ),
+    "node_health_check_endpoint": "no node health service is asked; use --ft-node-health-command with a client of it",
     "node_health_check_interval": "a node's health is checked before each round and not in between",
     "restart_check_interval": "nothing is lost: the launcher detects the end of a rank at once",
     "skip_section_response": "nothing is lost: no hook waits for an answer",
@@ -64,7 +65,7 @@ SERVED: dict[str, str] = {
             *("cfg_path", "ignore_missing_cfg", "rank_section_timeouts", "restart_policy", "term_timeout"),
             *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file", "cycle_info_dir"),
             *("cycle_info_job_id", "no_restart_exit_code", "segment", "use_infra_group_rank", "numa_bind_strict"),
-            *("per_cycle_applog_prefix", "node_health_check_endpoint"),
+            *("per_cycle_applog_prefix",),
         ),
         "",
     ),

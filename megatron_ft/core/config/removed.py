@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 REMOVED: dict[str, str] = {
+    "node_health": "use --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage'",
     "timeout_rule": "use learn: reference (--ft-learn reference) for the rule of nvidia-resiliency-ext",
     "learn_timeouts": "use learn: report, on or off (--ft-learn)",
     "false_kill_budget": "it is fixed: one interval in a million",

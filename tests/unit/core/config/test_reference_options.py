@@ -26,7 +26,7 @@ WORKS = """
     --ft-rank_termination_signal --ft-restart-policy --ft-restart_policy --ft-safety-factor --ft-safety_factor
     --ft-use-infra-group-rank --ft-use_infra_group_rank --ft-workload-check-interval --ft-workload_check_interval
     --ft_cycle_info_dir --ft_cycle_info_job_id --ft_no_restart_exit_code --ignore-missing-fault-tol-cfg
-    --ft-node-health-check-endpoint --ft-node_health_check_endpoint --ft-per-cycle-applog-prefix
+    --ft-per-cycle-applog-prefix
     --ft_per_cycle_applog_prefix --ft-segment --ft_segment
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
@@ -44,6 +44,7 @@ IGNORED_WITH_A_LINE = """
     --ft-log-aggregator-count --ft-log-leaf-max-queue-chunks --ft-log-server-graceful-shutdown-timeout
     --ft-log-server-log --ft-log-server-log-prefix --ft-log-server-port --ft-min-progress-iterations
     --ft-min_progress_iterations --ft-node-health-check-interval
+    --ft-node-health-check-endpoint --ft-node_health_check_endpoint
     --ft-node_health_check_interval --ft-nvrx-logfile
     --ft-param-enable-nic-monitor --ft-param-link-down-path-template --ft-param-node_health_check_interval
     --ft-param-pci-topo-file --ft-param-restart_check_interval --ft-pci-topo-file --ft-pci_topo_file
