@@ -17,7 +17,6 @@ from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
-from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -82,7 +81,6 @@ class Node:
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
         self.health = self._make_health_check()
-        self._cycle_info = reference_names.cycle_info(line, os.environ, log)
         self.ranks = self._make_ranks()
         status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self._control.on_question = status.facts
@@ -169,7 +167,7 @@ class Node:
         termination = Termination(
             reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
         )
-        variables = RankVariables(line, monitors=self.monitors, control=self._control, cycle_info=self._cycle_info)
+        variables = RankVariables(line, monitors=self.monitors, control=self._control)
         starter = RankStarter(
             line=line,
             reactor=reactor,
@@ -188,7 +186,6 @@ class Node:
             termination=termination,
             device_memory=DeviceMemory(reactor, log=log, say=say),
             crash_evidence=CrashEvidence(log, self._log_dir, say),
-            cycle_info=self._cycle_info,
             checkpoint_file=line.options.checkpoint_iteration_file,
         )
 
@@ -209,8 +206,7 @@ class Node:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
-        steps += [] if self.health is None else [self.health.close]
+        steps: list[Callable[[], object]] = [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [self.monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]

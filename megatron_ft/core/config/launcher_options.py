@@ -179,17 +179,6 @@ class LauncherOptions:
         "All output of the ranks of a cycle goes to one file, FILE with _cycleN before its extension, each line with "
         "its rank before it, and not to the launcher's output. All nodes append to it.",
     )
-    cycle_info_dir: str | None = option(
-        None,
-        path("of a directory", "DIR"),
-        "Where the node of rank 0 writes cycle_info.JOB.ATTEMPT.CYCLE (JSON) for each cycle, and the link "
-        "cycle_info.JOB.current, which ranks find as NVRX_CURRENT_CYCLE_INFO.",
-    )
-    cycle_info_job_id: str | None = option(
-        None,
-        text("the id of a job", "JOB"),
-        "The JOB in these names. Default: SLURM_ARRAY_JOB_ID, SLURM_JOB_ID or --rdzv-id.",
-    )
     startup_timeout: float | None = option(
         None,
         TIMEOUT,

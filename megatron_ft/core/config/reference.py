@@ -46,6 +46,10 @@ IGNORED: dict[str, str] = {
     ),
     "node_health_check_endpoint": "no node health service is asked; use --ft-node-health-command with a client of it",
     "node_health_check_interval": "a node's health is checked before each round and not in between",
+    **dict.fromkeys(
+        ("cycle_info_dir", "cycle_info_job_id"),
+        "no JSON file is written for each cycle; the cycles are in --ft-log-dir, see megatron-ft report LOG_DIR --json",
+    ),
     "restart_check_interval": "nothing is lost: the launcher detects the end of a rank at once",
     "skip_section_response": "nothing is lost: no hook waits for an answer",
     "check_remaining_processes": "nothing is lost: a rank's whole process group is ended and waited for",
@@ -63,8 +67,8 @@ SERVED: dict[str, str] = {
     **dict.fromkeys(
         (
             *("cfg_path", "ignore_missing_cfg", "rank_section_timeouts", "restart_policy", "term_timeout"),
-            *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file", "cycle_info_dir"),
-            *("cycle_info_job_id", "no_restart_exit_code", "segment", "use_infra_group_rank", "numa_bind_strict"),
+            *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file"),
+            *("no_restart_exit_code", "segment", "use_infra_group_rank", "numa_bind_strict"),
             *("per_cycle_applog_prefix",),
         ),
         "",
