@@ -1,7 +1,6 @@
-"""What a node must have before its ranks start: the ready checks, and what is wrong with what they found. Pure.
+"""Checks of ``megatron-ft node-health``: what is wrong with what they found.
 
-They refuse a node only for what is certain: a fact that can't be determined is no problem, unless the user has asked
-for it.
+A node is refused only for what is certain. A fact that can't be determined is no problem, unless the user asked for it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.wording import counted
 
-CHECKS = ("gpu", "disk", "net", "nvidia-smi")
+CHECKS = ("gpu", "disk", "net", "storage", "nvidia-smi")
+DIRECTORIES_VARIABLE = "FT_JOB_DIRECTORIES"
+"""Directories that the job writes to, for the health command of a launcher; separated by colons."""
 LEAST_FREE_BYTES = 1 << 30
 """In each directory that is checked."""
 _OF_THE_PROGRAM = frozenset({13, 31, 43, 45, 63, 94})
@@ -46,22 +47,19 @@ class Port:
     cable: str
 
 
-def parse_checks(value: object) -> tuple[str, ...]:
-    """Names of checks; ``disk:PATH`` is the check of one more directory.
+def parse_checks(text: str) -> tuple[str, ...]:
+    """Return the names of checks; ``disk:PATH`` and ``storage:PATH`` check one more directory.
 
     Raises:
         Refused: there is no such check.
     """
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-        raise Refused
-    checks = tuple(dict.fromkeys(word.strip() for word in words))
+    checks = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for check in checks:
         name, colon, path = check.partition(":")
         if name not in CHECKS:
             raise Refused(nearest(name, CHECKS))
-        if colon and (name != "disk" or not path.startswith("/")):
-            raise Refused(f"; {check!r}: only disk has a path, as in disk:/checkpoints")
+        if colon and (name not in ("disk", "storage") or not path.startswith("/")):
+            raise Refused(f"; {check!r}: only disk and storage have a path, as in storage:/checkpoints")
     return checks
 
 
@@ -91,11 +89,11 @@ def xids(kernel_log: Iterable[str]) -> list[int]:
     return [int(match[1]) for match in matches if match]
 
 
-def disk_problems(path: str, free_bytes: int) -> list[str]:
-    """What is wrong with a directory that has answered."""
+def directory_problems(check: str, path: str, free_bytes: int) -> list[str]:
+    """Return what is wrong with a directory that has answered; ``check``: disk or storage."""
     if free_bytes >= LEAST_FREE_BYTES:
         return []
-    return [f"disk: {free_bytes / 2**20:.0f} MiB free in {path}, {LEAST_FREE_BYTES >> 20} MiB are needed"]
+    return [f"{check}: {free_bytes / 2**20:.0f} MiB free in {path}, {LEAST_FREE_BYTES >> 20} MiB are needed"]
 
 
 def net_problems(interfaces: Sequence[str], ports: Sequence[Port]) -> list[str]:

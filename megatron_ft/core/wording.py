@@ -23,6 +23,12 @@ def listed(parts: Sequence[str], *, most: int = 8, joint: str = ", ") -> str:
     return shown if more <= 0 else f"{shown}{joint.replace(',', '')}and {more} more"
 
 
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return each row of cells as a line, with columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
 def when(iteration: int) -> str:
     """Where a rank was that had reported this iteration: ``after iteration 25``."""
     return "in the first iteration" if iteration == 0 else f"after iteration {iteration}"

@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import add_ft_options, read_ft_options, with_hint
+from megatron_ft.ipc.config.options import GivenFlag, add_ft_options, read_ft_options, record_flags, with_hint
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     check_forwarded,
@@ -26,7 +26,7 @@ from megatron_ft.ipc.config.torchrun import (
     term_timeout,
 )
 from megatron_ft.launcher.base import log_directory
-from megatron_ft.launcher.base.command_line import CommandLine, doubts_about_node_service, rendezvous_settings
+from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import ending_together, numa
 from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
@@ -41,8 +41,8 @@ _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "ma
 """Options that mean something just by being given; what isn't may be taken from the scheduler."""
 
 
-def parse(argv: Sequence[str] | None) -> CommandLine:
-    """Read and check the command line.
+def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> CommandLine:
+    """Read and check the command line, and append each of its flags to ``flags``, up to the first mistake.
 
     Raises:
         ConfigError: a mistake of the user.
@@ -53,6 +53,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     parser.description = "torchrun that detects hung and failed ranks, reports which and why, and restarts fast."
     say_what_they_mean(parser)
     add_ft_options(parser)
+    if flags is not None:
+        record_flags(parser, flags)
 
     def error(message: str) -> NoReturn:
         raise ConfigError(with_hint(message, parser))
@@ -70,7 +72,6 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     _check_backend(namespace)
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
-    options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
     where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)

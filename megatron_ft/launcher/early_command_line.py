@@ -47,7 +47,7 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
     except ConfigError:
         return None  # reported when the command line is parsed
     is_other = "NVRX_GPUS_PER_NUMA" in environ or any(
-        given.get(name, "0") != "0" for name in ("help", "no-python", "run-path", "numa-binding")
+        given.get(name, "0") != "0" for name in ("help", "ft-dry-run", "no-python", "run-path", "numa-binding")
     )
     if preload is None or is_other or not words or words[0].startswith("-") or "${" in words[0]:
         return None

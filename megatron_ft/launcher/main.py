@@ -23,6 +23,7 @@ from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 if TYPE_CHECKING:
+    from megatron_ft.ipc.config.options import GivenFlag
     from megatron_ft.launcher.base.command_line import CommandLine
     from megatron_ft.launcher.outcome import End
 
@@ -175,9 +176,17 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> End:
-    from megatron_ft.launcher import arguments, outcome  # torch takes a second to import
+    from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
 
-    line = arguments.parse(argv)
+    flags: list[GivenFlag] = []
+    try:
+        line = arguments.parse(argv, flags)
+    except ConfigError as error:
+        if dry_run.is_asked(flags):
+            return outcome.End(dry_run.show_mistakes(flags, error))
+        raise
+    if line.options.dry_run:
+        return outcome.End(dry_run.show(line, flags))
     try:
         return _launch(line, server)
     except OSError as error:

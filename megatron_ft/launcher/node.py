@@ -17,7 +17,6 @@ from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
-from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -28,7 +27,7 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
-from megatron_ft.launcher.processes.health_command import HealthCheck, command_of
+from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
@@ -81,8 +80,7 @@ class Node:
         self.monitors, self._control = self._make_sockets(ranks)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
-        self.health = self._make_health_check(ranks)
-        self._cycle_info = reference_names.cycle_info(line, os.environ, log)
+        self.health = self._make_health_check()
         self.ranks = self._make_ranks()
         status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self._control.on_question = status.facts
@@ -150,14 +148,17 @@ class Node:
         self._run_dir.add(monitors)
         return monitors, control
 
-    def _make_health_check(self, ranks: int) -> HealthCheck | None:
-        """Create the node health check; None if no option configures one."""
-        line = self._line
-        command = command_of(line.options, line.node_health_command, log_dir=self._log_dir, ranks=ranks)
-        if command is None:
+    def _make_health_check(self) -> HealthCheck | None:
+        options = self._line.options
+        if options.node_health_command is None:
             return None
-        timeout_s = line.options.node_health_timeout
-        health = HealthCheck(command, timeout_s=timeout_s, reactor=self._reactor, known_children=self._children.pids)
+        health = HealthCheck(
+            options.node_health_command,
+            timeout_s=options.node_health_timeout,
+            reactor=self._reactor,
+            known_children=self._children.pids,
+            directories=job_directories(options, self._log_dir),
+        )
         self._children.add(health.pids)
         return health
 
@@ -166,7 +167,7 @@ class Node:
         termination = Termination(
             reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
         )
-        variables = RankVariables(line, monitors=self.monitors, control=self._control, cycle_info=self._cycle_info)
+        variables = RankVariables(line, monitors=self.monitors, control=self._control)
         starter = RankStarter(
             line=line,
             reactor=reactor,
@@ -185,7 +186,6 @@ class Node:
             termination=termination,
             device_memory=DeviceMemory(reactor, log=log, say=say),
             crash_evidence=CrashEvidence(log, self._log_dir, say),
-            cycle_info=self._cycle_info,
             checkpoint_file=line.options.checkpoint_iteration_file,
         )
 
@@ -206,8 +206,7 @@ class Node:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
-        steps += [] if self.health is None else [self.health.close]
+        steps: list[Callable[[], object]] = [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [self.monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]

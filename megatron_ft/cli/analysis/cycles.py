@@ -72,6 +72,7 @@ class CycleSummary:
         training_again_after_s: from the fault (if that is unknown: from its notice) until every rank had begun
             an iteration in a later cycle.
         iterations_redone: finished in this cycle and run again in that later one.
+        restarts_left: for the next cycle, once this one has ended on a node; else as it began.
     """
 
     cycle: int
@@ -90,6 +91,7 @@ class CycleSummary:
     training_again_after_s: float | None = None
     iterations_redone: int | None = None
     phases: RestartPhases = RestartPhases()
+    restarts_left: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ class RunSummary:
         exit_code: of the launcher (the largest, if nodes differ); None if it isn't in the logs.
         passed_over: lines of its logs that couldn't be read.
         missing_ranks: of the last cycle, those whose launchers' logs aren't here.
+        max_restarts: as configured.
     """
 
     run_id: str
@@ -111,6 +114,7 @@ class RunSummary:
     cycles: tuple[CycleSummary, ...]
     passed_over: int
     missing_ranks: tuple[int, ...] = ()
+    max_restarts: int | None = None
 
     @property
     def restarts(self) -> int:
@@ -128,16 +132,17 @@ def summarize_run(run: RunLogs) -> RunSummary:
     records = run.records
     of_cycle = _by_cycle(records)
     exit_codes = [each.record.exit_code for each in records if isinstance(each.record, RunEnded)]
-    sizes = [each.record.world_size for each in records if isinstance(each.record, CycleStarted)]
+    started = [each.record for each in records if isinstance(each.record, CycleStarted)]
     return RunSummary(
         run_id=run.run_id,
         opened_wall_ns=run.opened_wall_ns,
         hosts=tuple(sorted({log.host for log in run.files}, key=natural)),
-        world_size=next((size for size in reversed(sizes) if size is not None), None),
+        world_size=next((each.world_size for each in reversed(started) if each.world_size is not None), None),
         exit_code=max((code for code in exit_codes if code is not None), default=None),
         cycles=_summaries([_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]),
         passed_over=sum(log.passed_over for log in run.files),
-        missing_ranks=_missing_ranks([each.record for each in records if isinstance(each.record, CycleStarted)]),
+        missing_ranks=_missing_ranks(started),
+        max_restarts=next((each.max_restarts for each in started), None),
     )
 
 
@@ -223,6 +228,7 @@ class _Cycle:
             training_again_after_s=_seconds(origin_ns, again_ns),
             iterations_redone=self._redone(resumed),
             phases=self._phases(fault_ns, noticed_ns, following),
+            restarts_left=self._restarts_left(),
         )
 
     def _phases(self, fault_ns: int | None, noticed_ns: int | None, following: _Cycle | None) -> RestartPhases:
@@ -268,6 +274,11 @@ class _Cycle:
     def _last_iteration(self) -> int | None:
         told = (getattr(each.record, "iteration", None) for each in self._records)
         return max((iteration for iteration in told if iteration is not None), default=None)
+
+    def _restarts_left(self) -> int | None:
+        ended = [each.record.restarts_left for each in self._of(CycleEnded)]
+        started = [each.record.restarts_left for each in self._of(CycleStarted)]
+        return min((left for left in ended if left is not None), default=next(iter(started), None))
 
     def _fault(self) -> InjectedFault | None:
         for each in self._of(FaultInjected):

@@ -60,12 +60,6 @@ def add_rows(table: Table, rows: Iterable[Sequence[str]], style: str = "") -> No
         table.add_row(*(Text(plain(cell, keep_lines=True), style=style) for cell in row))
 
 
-def columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Cells as lines of text, each column as wide as its widest cell; for where rich may be missing."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
 def took(seconds: float | None) -> str:
     """Milliseconds below one second; a dash for None."""
     if seconds is None:

@@ -8,17 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import columns
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Life
-from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, view
-from megatron_ft.core.wording import counted, printable
+from megatron_ft.core.wording import columns, counted, printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs
+    from megatron_ft.cli.status.job_view import JobView, NodeRow
 
 _LONG_S = 120.0
 _WITHIN = "megatron_ft"
@@ -35,6 +34,7 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     """
     from megatron_ft.cli.logs.read import read_newest
     from megatron_ft.cli.logs.runs import split_runs
+    from megatron_ft.cli.status.job_view import view
 
     if not directory:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
@@ -46,38 +46,15 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     except OSError as error:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)
-    launchers = _launchers(runs[-1]) if runs else []
-    if not launchers:
+    if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return False
-    job = view(launchers, _life(directory, runs[-1]), time.time_ns())
+    job = view(runs[-1], _life(directory, runs[-1]), time.time_ns())
     if as_json:
         document: dict[str, Any] = {"run_id": runs[-1].run_id, "log_dir": directory, **fields(job, full=True)}
         print(json.dumps(document, indent=2), flush=True)
     else:
         print("\n".join(map(printable, lines(runs[-1].run_id, job))), flush=True)
     return True
-
-
-def _launchers(run: RunLogs) -> list[Launcher]:
-    """With what monitors and ranks have recorded on the same host."""
-    newest: dict[str, int] = {}
-    iterations: dict[str, int] = {}
-    for log, clock in zip(run.files, run.clocks, strict=True):
-        newest[log.host] = max(newest.get(log.host, 0), log.newest + clock.offset_ns)
-        for track in log.progress:
-            if track.iterations.size:
-                iterations[log.host] = max(iterations.get(log.host, 0), int(track.iterations[-1]))
-    return [
-        Launcher(
-            host=log.host,
-            opened_ns=log.header.wall_ns,
-            records=[(entry.t + clock.offset_ns, entry.record) for entry in log.entries],
-            newest_ns=newest[log.host],
-            iteration=iterations.get(log.host),
-        )
-        for log, clock in zip(run.files, run.clocks, strict=True)
-        if log.header.role == "launcher"
-    ]
 
 
 def _life(directory: str, run: RunLogs) -> Life | None:

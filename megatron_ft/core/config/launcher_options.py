@@ -21,7 +21,6 @@ from megatron_ft.core.config.kinds import (
 )
 from megatron_ft.core.config.option import option, table_of
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
-from megatron_ft.core.node_health import CHECKS, parse_checks
 from megatron_ft.core.run_ahead import parse_preload
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
@@ -30,12 +29,6 @@ SAY = ("one", "all")
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
-READY_CHECKS = Kind(
-    check=parse_checks,
-    allowed=f"names of checks ({', '.join(CHECKS)}, disk:/PATH)",
-    plain=",".join,
-    metavar="CHECKS",
-)
 _MODULES = Kind(
     check=parse_preload,
     allowed="names of modules, as in a,b.c, or none",
@@ -61,6 +54,14 @@ class LauncherOptions:
         FLAG,
         "Continue with the defaults if that file or its fault_tolerance section is missing.",
         names=("ignore-missing-fault-tol-cfg", "ft-ignore-missing-cfg"),
+        in_yaml=False,
+        is_printed=False,
+    )
+    dry_run: bool = option(
+        False,
+        FLAG,
+        "Print what each flag means here, the effective configuration and environment, and exit: 0, or 2 with the "
+        "mistakes. Starts no process, opens no port, writes no file.",
         in_yaml=False,
         is_printed=False,
     )
@@ -115,25 +116,10 @@ class LauncherOptions:
         None,
         text("a shell command", "COMMAND"),
         "Shell command to run before this node joins a round. While it exits with a code other than 0, the node "
-        "does not join, and the command is retried.",
-    )
-    node_health: tuple[str, ...] = option(
-        (),
-        READY_CHECKS,
-        "Built-in checks, run before the health command and with the same effect: gpu (a device for each rank, none "
-        "that needs a reset, no Xid since the node booted but 13, 31, 43, 45, 63 and 94), disk (the log directory, "
-        "those of --ft-checkpoint-iteration-file and FAULT_TOL_FINISHED_FLAG_FILE, and /PATH of disk:/PATH respond and "
-        "have 1 GiB free), net (links are up), nvidia-smi (exits with 0).",
-        names=("ft-node-health",),
+        "does not join, and the command is retried. 'megatron-ft node-health gpu,disk,net,storage' is such a command.",
     )
     node_health_timeout: float | None = option(
-        60.0, TIMEOUT, "A health check that takes longer is killed and counts as failed; null: no limit."
-    )
-    node_health_check_endpoint: str | None = option(
-        None,
-        text("the socket of a node health service: a path, or unix://PATH", "SOCKET"),
-        "Before this node joins a round, also ask the node health service (nvhcd's gRPC) at this socket. If the "
-        "service can't be reached, the node joins. Needs the Python package grpcio.",
+        60.0, TIMEOUT, "A health command that takes longer is killed and counts as failed; null: no limit."
     )
     max_no_progress_cycles: int = option(
         3,
@@ -192,17 +178,6 @@ class LauncherOptions:
         path("of a file, beginning with /", "FILE"),
         "All output of the ranks of a cycle goes to one file, FILE with _cycleN before its extension, each line with "
         "its rank before it, and not to the launcher's output. All nodes append to it.",
-    )
-    cycle_info_dir: str | None = option(
-        None,
-        path("of a directory", "DIR"),
-        "Where the node of rank 0 writes cycle_info.JOB.ATTEMPT.CYCLE (JSON) for each cycle, and the link "
-        "cycle_info.JOB.current, which ranks find as NVRX_CURRENT_CYCLE_INFO.",
-    )
-    cycle_info_job_id: str | None = option(
-        None,
-        text("the id of a job", "JOB"),
-        "The JOB in these names. Default: SLURM_ARRAY_JOB_ID, SLURM_JOB_ID or --rdzv-id.",
     )
     startup_timeout: float | None = option(
         None,

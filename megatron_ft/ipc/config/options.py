@@ -17,7 +17,7 @@ from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.records.launcher import Setting
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
 
-_NAME_THE_FILE = ("cfg_path", "ignore_missing_cfg")  # the sources of values tell it
+_NOT_LISTED = ("cfg_path", "ignore_missing_cfg", "dry_run")  # the sources of values name the file
 _IN_FILES = {name: each for name, each in {**FIELDS, **LAUNCHER_OPTIONS}.items() if each.in_yaml}
 
 
@@ -149,6 +149,18 @@ class ResolvedOptions(LauncherOptions):
         everything = {**self.sources, **self.options}
         return {name: Setting(value=value, source=source) for name, (value, source) in everything.items()}
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return name, value and source of every option, with one row for each section's timeout."""
+        table = []
+        for name, (value, source) in self.sources.items():
+            if isinstance(value, dict) and value:
+                table += [(f"{name}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
+            else:
+                table.append((name, as_text(value) or "(none)", source))
+        for name, (value, source) in self.options.items():
+            table.append((f"--{name}", "(none)" if value in (None, "") else as_text(value), source))
+        return table
+
     def summary(self) -> str:
         """One line: the values that aren't defaults, each with its source."""
         silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_printed}
@@ -158,6 +170,47 @@ class ResolvedOptions(LauncherOptions):
             if source != "default" and name not in silent
         ]
         return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
+
+
+@dataclass(frozen=True)
+class GivenFlag:
+    """A flag of a command line, as the parser understood it."""
+
+    dest: str
+    word: str
+    value: str | None
+    """None for a flag without a value."""
+    ignored: str = ""
+    """Name of the ignored option of nvidia-resiliency-ext; "" for any other flag."""
+
+
+def record_flags(parser: argparse.ArgumentParser, into: list[GivenFlag]) -> None:
+    """Have the parser append each flag that it meets."""
+    for action in parser._actions:
+        action.__class__ = _recording(type(action), into)
+
+
+def _recording(kind: type[argparse.Action], into: list[GivenFlag]) -> type[argparse.Action]:
+    def record(self: argparse.Action, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if option_string is not None:
+            ignored = self.name if isinstance(self, _Ignore) else ""
+            into.append(GivenFlag(self.dest, option_string, None if self.nargs == 0 else str(values), ignored))
+        kind.__call__(self, parser, namespace, values, option_string)
+
+    return type(kind.__name__, (kind,), {"__call__": record})
+
+
+def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
+    """Return one line for each flag of this package whose value is refused."""
+    found = []
+    known = {each.dest: each for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) if not each.is_flag}
+    for flag in flags:
+        if flag.dest in known and flag.value is not None:
+            try:
+                _parse(known[flag.dest], flag.value)
+            except ConfigError as error:
+                found.append(str(error))
+    return found
 
 
 def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
@@ -196,7 +249,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         options={
             each.names[0]: (each.kind.plain(effective[name]), sources.get(name, "default"))
             for name, each in LAUNCHER_OPTIONS.items()
-            if name not in _NAME_THE_FILE
+            if name not in _NOT_LISTED
         },
         **effective,
     )

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
-import shlex
 import signal
-import sys
 from dataclasses import dataclass
 
-from megatron_ft.core.config.launcher_options import LauncherOptions
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.node_service import socket_of
 from megatron_ft.ipc.config.options import ResolvedOptions
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
-
-_HEALTH_TIMEOUT_S = 60.0
-_SERVICE_SHARE = 0.8
-"""Of the time that the checks have together, the node health service's share: a slow service is reported as such."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +59,6 @@ class CommandLine:
         return tuple({signal.SIGUSR1, signal.SIGUSR2} - {*self.signals, *self.options.forward_signals})
 
     @property
-    def node_health_command(self) -> str | None:
-        """What says whether this node is fit."""
-        return node_health_command(self.options)
-
-    @property
     def rendezvous_settings(self) -> dict[str, str]:
         """What --rdzv-conf sets."""
         return rendezvous_settings(self.namespace)
@@ -92,30 +76,3 @@ def rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
         text = text[1:-1]
     pairs = (pair.partition("=") for pair in text.split(","))
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def node_health_command(options: LauncherOptions) -> str | None:
-    """Asks ``--ft-node-health-check-endpoint``, then runs the user's own command, for /bin/sh; None without either."""
-    endpoint, own = options.node_health_check_endpoint, options.node_health_command
-    if endpoint is None:
-        return own
-    seconds = (options.node_health_timeout or _HEALTH_TIMEOUT_S) * _SERVICE_SHARE
-    asks = shlex.join([sys.executable, "-m", "megatron_ft.cli.node_service", endpoint, f"{seconds:g}"])
-    return asks if own is None else f"{asks} && {{ {own}\n}}"
-
-
-def doubts_about_node_service(endpoint: str | None) -> list[str]:
-    """Why that service can't be asked, as far as is known at the start.
-
-    Raises:
-        ConfigError: it isn't the socket of one.
-    """
-    if endpoint is None:
-        return []
-    try:
-        path = socket_of(endpoint)
-    except ValueError as error:
-        raise ConfigError(f"--ft-node-health-check-endpoint: {error}") from None
-    if importlib.util.find_spec("grpc") is None:
-        return ["--ft-node-health-check-endpoint: the service isn't asked: the Python package grpcio isn't installed"]
-    return [] if os.path.exists(path) else [f"--ft-node-health-check-endpoint: there is no {path} yet"]

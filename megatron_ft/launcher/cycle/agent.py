@@ -328,7 +328,7 @@ def _options(line: CommandLine) -> Options:
         hang_signal=given.config.rank_termination_signal,
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
-        checks_health=line.node_health_command is not None or bool(given.node_health),
+        checks_health=given.node_health_command is not None,
         watches_collectives=given.watch_collectives != "off",
         collectives_timeout_s=given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",

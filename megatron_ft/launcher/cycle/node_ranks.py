@@ -19,7 +19,7 @@ from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.base import bounded_file_calls
-from megatron_ft.launcher.cycle.reference_names import CycleInfo, checkpointed
+from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import process_tree
@@ -36,7 +36,6 @@ class NodeRanks:
     """The ranks of this node.
 
     ``checkpoint_file`` holds the iteration of the last checkpoint; None: there is no such file.
-    ``cycle_info`` of None: ``--ft-cycle-info-dir`` isn't given.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class NodeRanks:
         termination: Termination,
         device_memory: DeviceMemory,
         crash_evidence: CrashEvidence,
-        cycle_info: CycleInfo | None,
         checkpoint_file: str | None,
     ) -> None:
         self._monitors = monitors
@@ -57,7 +55,6 @@ class NodeRanks:
         self._termination = termination
         self._device_memory = device_memory
         self._crash_evidence = crash_evidence
-        self._cycle_info = cycle_info
         self._checkpointed = functools.partial(checkpointed, checkpoint_file)
         self._workers: dict[int, Worker] = {}
         """Of the last cycle, by local rank."""
@@ -173,8 +170,6 @@ class NodeRanks:
 
     def let_go(self) -> None:
         """Give up what belonged to ranks that have ended."""
-        if self._cycle_info is not None:
-            self._cycle_info.ended()
         self._device_memory.begin(self._termination.take_let_go())
 
 

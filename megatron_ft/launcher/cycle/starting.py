@@ -74,7 +74,7 @@ def shared_environment(line: CommandLine) -> dict[str, str]:
 
 
 class RankVariables:
-    """The variables of each rank in a cycle; ``cycle_info`` is None without ``--ft-cycle-info-dir``."""
+    """The variables of each rank in a cycle."""
 
     def __init__(
         self,
@@ -82,13 +82,11 @@ class RankVariables:
         *,
         monitors: Monitors,
         control: ControlSocket,
-        cycle_info: reference_names.CycleInfo | None,
     ) -> None:
         self._monitors = monitors
         self._control = control
         self._watch = "off" if line.options.watch_collectives == "off" else "on"
         self._infra_rank = reference_names.infra_rank(line, os.environ)
-        self._cycle_info = cycle_info
 
     def complete(self, envs: Mapping[int, dict[str, str]], cycle: int) -> None:
         """Add them to the environments of the ranks (by local rank) that are about to start."""
@@ -96,10 +94,6 @@ class RankVariables:
         for local_rank, env in envs.items():
             env.update(self._of_rank(local_rank, cycle))
             env.update(reference_names.variables(cycle, now, self._infra_rank))
-            if self._cycle_info is not None:
-                env["NVRX_CURRENT_CYCLE_INFO"] = self._cycle_info.current
-        if self._cycle_info is not None and envs[0].get("GROUP_RANK") == "0":
-            self._cycle_info.begun(cycle, nodes=int(envs[0]["GROUP_WORLD_SIZE"]))
 
     def _of_rank(self, local_rank: int, cycle: int) -> dict[str, str]:
         return {

@@ -1,19 +1,19 @@
-"""The command that says whether this node is fit: ready checks and the user's, run with a bound, and ended whole."""
+"""``--ft-node-health-command``: run with a bound, and ended whole."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.node_health import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.config.options import ResolvedOptions
-from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
+from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import without_secret
@@ -30,26 +30,11 @@ _LOOK_AGAIN_S = 0.01
 _KEPT_BYTES = 4096
 
 
-def command_of(options: ResolvedOptions, others: str | None, *, log_dir: str | None, ranks: int) -> str | None:
-    """The ready checks and what else says whether this node is fit, as one command; None: nothing is to be checked.
-
-    ``others`` runs where the ready checks have found nothing.
-    """
-    parts = [_ready_checks(options, log_dir, ranks)] if options.node_health else []
-    if others is not None:
-        parts.append(others)
-    return " || exit\n".join(parts) or None
-
-
-def _ready_checks(options: ResolvedOptions, log_dir: str | None, ranks: int) -> str:
-    """The command of ours; the directories are those that are known to be written to."""
+def job_directories(options: ResolvedOptions, log_dir: str | None) -> list[str]:
+    """Return the directories that this job is known to write to."""
     files = (options.checkpoint_iteration_file, os.environ.get("FAULT_TOL_FINISHED_FLAG_FILE"))
-    directories = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
-    words = [*isolated_command("megatron_ft.cli.node_health"), ",".join(options.node_health), f"--ranks={ranks}"]
-    if options.node_health_timeout is not None:  # so that it can say what doesn't answer
-        words.append(f"--bound={options.node_health_timeout * 0.8:g}")
-    words += [f"--directory={each}" for each in dict.fromkeys(directories) if each]
-    return shlex.join(words)
+    found = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +54,23 @@ class HealthCheck:
     """Runs the command, one at a time, while everything else is served."""
 
     def __init__(
-        self, command: str, *, timeout_s: float | None, reactor: Reactor, known_children: Callable[[], Collection[int]]
+        self,
+        command: str,
+        *,
+        timeout_s: float | None,
+        reactor: Reactor,
+        known_children: Callable[[], Collection[int]],
+        directories: Sequence[str] = (),
     ) -> None:
-        """A timeout of None is none; ``known_children`` are no leftovers of it."""
+        """A timeout of None is none; ``known_children`` are no leftovers of it.
+
+        ``directories``: as of `job_directories`.
+        """
         self._command = command
         self._timeout_s = timeout_s
         self._reactor = reactor
         self._known_children = known_children
+        self._directories = os.pathsep.join(directories)
         self._setpriv = find_setpriv()
         self._process: subprocess.Popen[bytes] | None = None
         self._output = b""
@@ -135,7 +130,7 @@ class HealthCheck:
         """
         process = self._process = subprocess.Popen(
             [*self._setpriv, _SHELL, "-c", self._command],
-            env={**without_secret(os.environ), **environment},
+            env={**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -25,16 +25,12 @@ _CLIENT = {
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
 _COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
-_STATES = _all_in(
-    _COMPATIBILITY,
-    *("InvalidStateTransitionException", "RankMonitorState", "RankMonitorStateMachine"),
-)
 _FAULTS = _all_in("megatron_ft.integrations.lightning_faults", "SimulatedFaultParams")
 _HEARTBEATS = _all_in("megatron_ft.integrations.lightning_heartbeats", "FaultToleranceCallback")
 _SECTIONS = _all_in("megatron_ft.integrations.lightning_sections", "FaultToleranceSectionsCallback")
 
 SERVED: dict[str, dict[str, str]] = {
-    _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER, **_STATES},
+    _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER},
     f"{_FT}.config": _CONFIG,
     f"{_FT}.data": {
         "FT_LAUNCHER_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:LAUNCHER_SOCKET",
@@ -44,11 +40,7 @@ SERVED: dict[str, dict[str, str]] = {
         **_CONTROL,
     },
     f"{_FT}.rank_monitor_client": _CLIENT,
-    f"{_FT}.rank_monitor_server": {
-        **_SERVER,
-        **_all_in(_COMPATIBILITY, "RankMonitorLogger"),
-    },
-    f"{_FT}.rank_monitor_state_machine": _STATES,
+    f"{_FT}.rank_monitor_server": _SERVER,
     f"{_FT}.utils": _all_in(_COMPATIBILITY, "is_process_alive", "wait_for_mp_events"),
     _PTL: {
         **_FAULTS,

@@ -42,7 +42,7 @@ FLOORS = {
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
-        outside_in_functions=("grpc", "matplotlib", "plotly"),
+        outside_in_functions=("matplotlib", "plotly"),
     ),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
@@ -220,7 +220,7 @@ def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
 
 
 def test_the_report_loads_no_torch_and_no_plotting_before_it_draws() -> None:
-    assert not {"torch", "grpc", "matplotlib", "plotly", "rich"} & loaded_by("cli")
+    assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("cli")
 
 
 def test_a_coordinator_loads_little() -> None:

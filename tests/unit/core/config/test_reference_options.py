@@ -14,7 +14,7 @@ from megatron_ft.ipc.config.torchrun import add_torchrun_options
 
 WORKS = """
     --fault-tol-cfg-path --ft-cfg-path --ft-cfg_path --ft-checkpoint-iteration-file --ft-checkpoint_iteration_file
-    --ft-cycle-info-dir --ft-cycle-info-job-id --ft-ignore-missing-cfg --ft-initial-rank-heartbeat-timeout
+    --ft-ignore-missing-cfg --ft-initial-rank-heartbeat-timeout
     --ft-initial_rank_heartbeat_timeout --ft-log-level --ft-log_level --ft-max-no-progress-cycles
     --ft-max-no-progress-restarts --ft-max_no_progress_cycles --ft-max_no_progress_restarts
     --ft-no-restart-exit-code --ft-numa-bind-strict --ft-numa_bind_strict
@@ -25,8 +25,8 @@ WORKS = """
     --ft-rank_heartbeat_timeout --ft-rank_out_of_section_timeout --ft-rank_section_timeouts
     --ft-rank_termination_signal --ft-restart-policy --ft-restart_policy --ft-safety-factor --ft-safety_factor
     --ft-use-infra-group-rank --ft-use_infra_group_rank --ft-workload-check-interval --ft-workload_check_interval
-    --ft_cycle_info_dir --ft_cycle_info_job_id --ft_no_restart_exit_code --ignore-missing-fault-tol-cfg
-    --ft-node-health-check-endpoint --ft-node_health_check_endpoint --ft-per-cycle-applog-prefix
+    --ft_no_restart_exit_code --ignore-missing-fault-tol-cfg
+    --ft-per-cycle-applog-prefix
     --ft_per_cycle_applog_prefix --ft-segment --ft_segment
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
@@ -44,8 +44,10 @@ IGNORED_WITH_A_LINE = """
     --ft-log-aggregator-count --ft-log-leaf-max-queue-chunks --ft-log-server-graceful-shutdown-timeout
     --ft-log-server-log --ft-log-server-log-prefix --ft-log-server-port --ft-min-progress-iterations
     --ft-min_progress_iterations --ft-node-health-check-interval
+    --ft-node-health-check-endpoint --ft-node_health_check_endpoint
     --ft-node_health_check_interval --ft-nvrx-logfile
     --ft-param-enable-nic-monitor --ft-param-link-down-path-template --ft-param-node_health_check_interval
+    --ft-cycle-info-dir --ft-cycle-info-job-id --ft_cycle_info_dir --ft_cycle_info_job_id
     --ft-param-pci-topo-file --ft-param-restart_check_interval --ft-pci-topo-file --ft-pci_topo_file
     --ft-rdzv-impl --ft-rdzv_impl --ft-restart-check-interval
     --ft-restart_check_interval --ft-skip-section-response --ft-skip_section_response

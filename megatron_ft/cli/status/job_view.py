@@ -1,5 +1,7 @@
 """How a whole job stands, from what its launchers have recorded on all nodes, and how old that is. Pure.
 
+What a cycle was is the report's own summary (``analysis.cycles``); here are the nodes, now, and what the job waits for.
+
 Times are nanoseconds since the epoch unless a name says otherwise. A launcher records what changes, and monitors what
 ranks do at least every 30 s, if these call hooks: of a job without hooks that trains nothing is heard for hours.
 """
@@ -10,6 +12,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
+from megatron_ft.cli.logs.read import EventLogFile
+from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.records import launcher as records
@@ -17,17 +22,6 @@ from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.wording import counted, listed
 
 _RESTARTS = "restart"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """What one launcher has recorded, oldest first, and when; ``newest_ns`` and ``iteration``: its ranks', too."""
-
-    host: str
-    opened_ns: int
-    records: Sequence[tuple[int, Record | None]]
-    newest_ns: int
-    iteration: int | None = None
 
 
 class State(enum.Enum):
@@ -95,51 +89,59 @@ class JobView:
     last_cause: str = ""
 
 
-def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobView:
-    """``life``: the job's, as ``result.json`` has it; None if that isn't known. There is at least one launcher."""
-    begun = [(at_ns, each) for node in launchers for at_ns, each in node.records if type(each) is records.CycleStarted]
-    cycle = max((each.cycle for _, each in begun), default=None)
-    newest = [(at_ns, each) for at_ns, each in begun if each.cycle == cycle]
-    rows = _ending(_without_replaced([(node, _row(node, cycle, now_ns)) for node in launchers], cycle), cycle)
-    ends = [(at_ns, each) for node in launchers for at_ns, each in node.records if type(each) is records.CycleEnded]
-    last = _last_cause(ends)
+def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
+    """Return how the job of a run stands; ``life``: the job's, as ``result.json`` has it, None if that isn't known."""
+    launchers = [log for log in run.files if log.header.role == "launcher"]
+    newest_ns = _newest_ns(run)
+    told = [(log, _told_by(log)) for log in launchers]
+    cycle = max((each.started.cycle for _, each in told if each.started is not None), default=None)
+    ages_s = {host: max(0, now_ns - at_ns) / 1e9 for host, at_ns in newest_ns.items()}
+    nodes = [(log, _row(log, each, cycle, ages_s[log.host])) for log, each in told]
+    rows = _ending(_without_replaced(nodes, cycle), cycle)
+    summary = summarize_run(run)
+    newest = next((each for each in summary.cycles if each.cycle == cycle), None)
+    failed = [each for each in summary.cycles if each.text is not None]
     has_ended = life is not None and life.outcome is not Ending.RUNNING
-    codes = _exit_codes(launchers, max((at_ns for at_ns, _ in newest), default=0))
+    codes = _exit_codes(run, launchers, 0 if newest is None else newest.begin_ns)
     is_over = has_ended or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
     rows = tuple(replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows)
-    runs = not is_over and any(row.state is State.TRAINING for row in rows)
-    first = newest[0][1] if newest else None
-    # what is left for the next cycle, once the last one has ended
-    left = [each.restarts_left for _, each in ends if each.cycle == cycle and each.restarts_left is not None]
     return JobView(
-        age_s=max(0, now_ns - max(node.newest_ns for node in launchers)) / 1e9,
+        age_s=max(0, now_ns - max(newest_ns.values())) / 1e9,
         nodes=rows,
         is_over=is_over,
         outcome=life.outcome if life is not None and has_ended else None,
         exit_code=life.exit_code if life is not None and has_ended else _same(codes) if is_over else None,
         cause=life.cause if life is not None and has_ended else "",
         cycle=cycle,
-        cycle_s=max(0, now_ns - min(at_ns for at_ns, _ in newest)) / 1e9 if newest else 0.0,
-        runs=runs,
-        ranks=None if first is None else first.world_size,
-        max_restarts=None if first is None else first.max_restarts,
-        restarts_left=min(left) if left else None if first is None else first.restarts_left,
-        iteration=_iteration(launchers, ends, life),
+        cycle_s=0.0 if newest is None else max(0, now_ns - newest.begin_ns) / 1e9,
+        runs=not is_over and any(row.state is State.TRAINING for row in rows),
+        ranks=summary.world_size,
+        max_restarts=summary.max_restarts,
+        restarts_left=None if newest is None else newest.restarts_left,
+        iteration=_iteration(run, summary, life),
         waits_for="" if is_over else _waits_for(rows, cycle),
-        last_cycle=None if last is None else last.cycle,
-        last_cause="" if last is None or last.cause is None else last.cause.text or "",
+        last_cycle=failed[-1].cycle if failed else None,
+        last_cause=failed[-1].text or "" if failed else "",
     )
 
 
-def _exit_codes(launchers: Sequence[Launcher], since_ns: int) -> list[int | None]:
-    """Exit codes of the launchers that stayed until the job's end; of all, if none did."""
+def _newest_ns(run: RunLogs) -> dict[str, int]:
+    """Return by host when its launcher, monitors and ranks wrote their newest record."""
+    found: dict[str, int] = {}
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        found[log.host] = max(found.get(log.host, 0), log.newest + clock.offset_ns)
+    return found
+
+
+def _exit_codes(run: RunLogs, launchers: Sequence[EventLogFile], since_ns: int) -> list[int | None]:
+    """Return the exit codes of the launchers that stayed until the job's end; of all, if none did."""
     all_, stayed = [], []
-    for node in launchers:
-        was_asked = any(type(each) in (records.StopRequested, records.Abandoned) for _, each in node.records)
-        for at_ns, each in node.records:
-            if type(each) is records.RunEnded:
-                all_.append(each.exit_code)
-                stayed += [each.exit_code] if at_ns >= since_ns and not was_asked else []
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        was_asked = any(type(each.record) in (records.StopRequested, records.Abandoned) for each in log.entries)
+        for each in log.entries:
+            if type(each.record) is records.RunEnded:
+                all_.append(each.record.exit_code)
+                stayed += [each.record.exit_code] if each.t + clock.offset_ns >= since_ns and not was_asked else []
     return all_ if len(all_) == len(launchers) else stayed
 
 
@@ -147,26 +149,37 @@ def _same(codes: Sequence[int | None]) -> int | None:
     return codes[0] if len(set(codes)) == 1 else None
 
 
-def _row(node: Launcher, newest: int | None, now_ns: int) -> NodeRow:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The last records of a launcher that matter for the state of its node."""
+
     started: records.CycleStarted | None = None
     ended: records.CycleEnded | None = None
     last: Record | None = None
-    for _, record in node.records:
-        match record:
-            case records.CycleStarted():
-                started, ended, last = record, None, None
-            case records.CycleEnded() if started is not None and record.cycle == started.cycle:
-                ended = record
-            case records.NodeHealth() | records.StopRequested() | records.Abandoned() | records.RunEnded():
-                last = record
-    state, detail = _state(started, ended, last, newest)
+
+
+def _told_by(log: EventLogFile) -> _Told:
+    told = _Told()
+    for entry in log.entries:
+        match entry.record:
+            case records.CycleStarted() as record:
+                told = _Told(started=record)
+            case records.CycleEnded() as record if told.started is not None and record.cycle == told.started.cycle:
+                told = replace(told, ended=record)
+            case records.NodeHealth() | records.StopRequested() | records.Abandoned() | records.RunEnded() as record:
+                told = replace(told, last=record)
+    return told
+
+
+def _row(log: EventLogFile, told: _Told, newest: int | None, age_s: float) -> NodeRow:
+    state, detail = _state(told.started, told.ended, told.last, newest)
     return NodeRow(
-        name=node.host,
+        name=log.host,
         state=state,
         detail=detail,
-        cycle=None if started is None else started.cycle,
-        place=None if started is None else started.group_rank,
-        age_s=max(0, now_ns - node.newest_ns) / 1e9,
+        cycle=None if told.started is None else told.started.cycle,
+        place=None if told.started is None else told.started.group_rank,
+        age_s=age_s,
     )
 
 
@@ -191,10 +204,11 @@ def _state(
     return (State.READY if ended.action == _RESTARTS else State.FINISHED), ended.outcome if not ended.action else ""
 
 
-def _without_replaced(rows: Sequence[tuple[Launcher, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
+def _without_replaced(rows: Sequence[tuple[EventLogFile, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
     """Without launchers of earlier cycles whose host has had another one since; in the order of places."""
-    last_ns = {node.host: node.opened_ns for node, _ in sorted(rows, key=lambda each: each[0].opened_ns)}
-    kept = [row for node, row in rows if row.cycle == newest or node.opened_ns == last_ns[node.host]]
+    opened = sorted(rows, key=lambda each: each[0].header.wall_ns)
+    last_ns = {log.host: log.header.wall_ns for log, _ in opened}
+    kept = [row for log, row in rows if row.cycle == newest or log.header.wall_ns == last_ns[log.host]]
     return tuple(sorted(kept, key=lambda row: (row.place is None, row.place or 0, natural(row.name))))
 
 
@@ -206,20 +220,10 @@ def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
     return tuple(replace(row, state=now) if row.state is before else row for row in rows)
 
 
-def _last_cause(ends: Sequence[tuple[int, records.CycleEnded]]) -> records.CycleEnded | None:
-    """The end of the last cycle that failed; of several launchers' records one that names more than a lost node."""
-    failed = [(at_ns, end, end.cause) for at_ns, end in ends if end.cause is not None]
-    best = max(failed, key=lambda each: (each[1].cycle, each[2].kind != "membership", -each[0]), default=None)
-    return None if best is None else best[1]
-
-
-def _iteration(
-    launchers: Sequence[Launcher], ends: Sequence[tuple[int, records.CycleEnded]], life: Life | None
-) -> int | None:
-    iterations = [node.iteration for node in launchers]
-    if all(each is None for each in iterations):
-        iterations = [end.iteration for _, end in ends] + [life.iteration if life is not None else None]
-    return max((each for each in iterations if each is not None and each >= 0), default=None)
+def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | None:
+    tracks = [int(track.iterations[-1]) for log in run.files for track in log.progress if track.iterations.size]
+    told = tracks or [each.last_iteration for each in summary.cycles] + [life.iteration if life is not None else None]
+    return max((each for each in told if each is not None and each >= 0), default=None)
 
 
 def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:

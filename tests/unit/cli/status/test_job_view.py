@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from megatron_ft.cli.logs.read import Entry, EventLogFile
+from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.cli.status.job_view import JobView, NodeRow, State, view
 from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, State, view
+from megatron_ft.core.records.monitor import FirstIteration
+from megatron_ft.core.records.shared import LogOpened
 
 S = 1_000_000_000
 BEGAN = records.CycleStarted(cycle=0, group_rank=0, world_size=16, max_restarts=3, restarts_left=3)
@@ -20,15 +24,26 @@ def began(place: int, cycle: int = 0, left: int = 3) -> records.CycleStarted:
 
 def node(
     name: str, *told: Record, newest_s: float = 0.0, opened_s: float = 0.0, iteration: int | None = None
-) -> Launcher:
-    """One record each second."""
-    dated = [(round((opened_s + number) * S), record) for number, record in enumerate(told)]
-    newest_ns = max([round(newest_s * S), *(at_ns for at_ns, _ in dated)])
-    return Launcher(host=name, opened_ns=round(opened_s * S), records=dated, newest_ns=newest_ns, iteration=iteration)
+) -> list[EventLogFile]:
+    """A launcher that writes one record each second, and a monitor that has written its last one at ``newest_s``."""
+    entries = [Entry(round((opened_s + number) * S), record) for number, record in enumerate(told)]
+    begun = [] if iteration is None else [FirstIteration(cycle=0, rank=0, iteration=iteration, at_ns=0)]
+    of_monitor = [Entry(round(newest_s * S), record) for record in begun]
+    return [
+        log_file("launcher", name, opened_s, entries),
+        *([log_file("monitor", name, 0, of_monitor)] if begun else []),
+    ]
 
 
-def seen(*nodes: Launcher, life: Life | None = None, now_s: float = 100.0) -> JobView:
-    return view(nodes, life, round(now_s * S))
+def log_file(role: str, host: str, opened_s: float, entries: list[Entry]) -> EventLogFile:
+    opened = round(opened_s * S)
+    header = LogOpened(schema=1, role=role, host=host, pid=1, run_id="job", wall_ns=opened)
+    return EventLogFile(name=f"{role}-{host}", header=header, opened=opened, entries=tuple(entries), passed_over=0)
+
+
+def seen(*nodes: list[EventLogFile], life: Life | None = None, now_s: float = 100.0) -> JobView:
+    files = tuple(log for each in nodes for log in each)
+    return view(RunLogs(run_id="job", opened_wall_ns=0, files=files), life, round(now_s * S))
 
 
 def states(job: JobView) -> list[tuple[str, State]]:
