@@ -1,4 +1,4 @@
-"""Names of nvidia-resiliency-ext that this package serves and doesn't use itself: restarts in a process, helpers."""
+"""Names of nvidia-resiliency-ext that this package serves but doesn't use: restarts in a process, helpers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class InvalidStateTransitionException(Exception):
-    """From this state that one can't be reached."""
+    """Raised for a state transition that isn't allowed."""
 
 
 class RankMonitorState(enum.Enum):
-    """Where a restart inside the process stands."""
+    """State of a restart within the process."""
 
     UNINITIALIZED = 1
     INITIALIZE = 2
@@ -60,7 +60,7 @@ _TOLD_AS = {
     _S.FINALIZED: "finalized",
     _S.ABORTED: "aborted",
 }
-# by what happens: the state that it leads to, from each in which it may
+# next state by current state, for each event
 _PROGRESS = {_S.UNINITIALIZED: _S.INITIALIZE, **dict.fromkeys(_RESTARTING, _S.HANDLING_COMPLETED)}
 _LOST = {
     **dict.fromkeys((_S.INITIALIZE, _S.HANDLING_COMPLETED), _S.HANDLING_START),
@@ -72,45 +72,39 @@ del _SIGNAL[_S.UNINITIALIZED]
 
 
 class RankMonitorStateMachine:
-    """Follows one rank. ``logger`` has a method ``log_restarter_event``, which is called with each change."""
+    """State machine of one rank. ``logger.log_restarter_event`` is called with each change."""
 
     def __init__(self, logger: Any) -> None:
         self.state = _S.UNINITIALIZED
         self.logger = logger
 
     def is_restarting(self) -> bool:
-        """Whether a restart has begun and isn't completed."""
+        """Return True while a restart has begun and isn't completed."""
         return self.state in _RESTARTING
 
     def handle_heartbeat_msg(self) -> None:
-        """A heartbeat came."""
         self._follow("heartbeat", _PROGRESS, ignored_in=(_S.INITIALIZE, _S.HANDLING_COMPLETED))
 
     def handle_section_msg(self) -> None:
-        """A section was opened or closed."""
         self._follow("section", _PROGRESS, ignored_in=(_S.INITIALIZE, _S.HANDLING_COMPLETED))
 
     def periodic_restart_check(self) -> None:
-        """A restart is waited for."""
         self._follow("periodic_restart_check", _CHECKED, ignored_in=())
 
     def handle_ipc_connection_lost(self) -> None:
-        """The rank has ended."""
         self._follow("handle_ipc_connection_lost", _LOST, ignored_in=(_S.ABORTED, _S.UNINITIALIZED, _S.FINALIZED))
 
     def handle_signal(self) -> None:
-        """The monitor is asked to end."""
         self._follow("handle_signal", _SIGNAL, ignored_in=(_S.UNINITIALIZED,))
 
     def can_transition_to(self, new_state: RankMonitorState) -> bool:
-        """Whether ``new_state`` may come next."""
         return new_state in _NEXT[self.state]
 
     def transition_to(self, new_state: RankMonitorState) -> None:
         """Change the state, and report it to ``logger``.
 
         Raises:
-            InvalidStateTransitionException: it may not come next.
+            InvalidStateTransitionException: ``new_state`` may not come next.
         """
         if not self.can_transition_to(new_state):
             problem = f"Invalid transition attempted from {self.state} to {new_state}"
@@ -130,7 +124,7 @@ class RankMonitorStateMachine:
 
 
 class RankMonitorLogger(logging.Logger):
-    """Writes to standard error; what it reports of restarts goes to standard output, if that is asked for."""
+    """Logs to standard error; restart events go to standard output, if ``is_restarter_logger``."""
 
     def __init__(
         self,
@@ -150,29 +144,29 @@ class RankMonitorLogger(logging.Logger):
         self.set_connected_rank(connected_rank)
 
     def set_connected_rank(self, rank: int | None) -> None:
-        """Name this rank in each line from here on."""
+        """Name this rank in each line from now on."""
         self.rank = rank
         who = f"{self.name}{os.getpid()}@{socket.gethostname()}:{'<none>' if rank is None else rank}"
         for handler in self.handlers:
             handler.setFormatter(logging.Formatter(f"[%(asctime)s] [%(levelname)s] [{who}] %(message)s"))
 
     def log_for_restarter(self, message: str, *arguments: object) -> None:
-        """Write a line about a restart."""
+        """Log a line about a restart."""
         if self.is_restarter_logger:
             self.restarter_logger.debug(message, *arguments)
 
     def log_restarter_event(self, message: str, *arguments: object) -> None:
-        """Do the same as ``log_for_restarter``."""
+        """Alias of ``log_for_restarter``."""
         self.log_for_restarter(message, *arguments)
 
 
 def is_module_available(module: str) -> bool:
-    """Whether a module could be imported."""
+    """Return True if the module can be found, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether a process of that number is alive: a zombie isn't."""
+    """Return True if the process is alive; a zombie isn't."""
     stat = read_stat(pid)
     return stat is not None and stat.state != "Z"
 
@@ -181,7 +175,7 @@ def wait_for_mp_events(events: Iterable[Any], timeout: float = 60) -> None:
     """Wait until all of these events of ``multiprocessing`` are set.
 
     Raises:
-        RuntimeError: one isn't after ``timeout`` seconds in all.
+        RuntimeError: an event isn't set after ``timeout`` seconds in all.
     """
     deadline = time.monotonic() + timeout
     for event in events:
