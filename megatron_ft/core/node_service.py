@@ -1,4 +1,4 @@
-"""What a node health service (``nvhcd.HealthCheckService``) is asked, and what its answer means. Pure."""
+"""Request and answer of a node health service (``nvhcd.HealthCheckService``). Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from megatron_ft.core.wording import shown
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
 _ARGUMENT = b"--no-slurm"
 REQUEST = bytes((0x0A, len(_ARGUMENT))) + _ARGUMENT
-"""A message of protobuf whose repeated text 1 holds the check's arguments."""
+"""Protobuf message whose repeated text field 1 holds the check's arguments."""
 _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 _VARINT, _FIXED_64, _TEXT, _FIXED_32 = 0, 1, 2, 5
 _SCHEME = "unix://"
 
 
 def socket_of(endpoint: str) -> str:
-    """The path of its socket.
+    """Return the path of the endpoint's socket.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the endpoint is malformed.
     """
     path = endpoint.removeprefix(_SCHEME)
     if not path.startswith(("/", "./")):
@@ -30,10 +30,10 @@ def socket_of(endpoint: str) -> str:
 
 
 def judge(answer: bytes) -> str:
-    """Why the node isn't fit; empty if it is.
+    """Return why the node isn't fit; empty if it is.
 
     Raises:
-        ProtocolError: it isn't such an answer.
+        ProtocolError: the answer is malformed.
     """
     values = dict(_fields(answer))
     output, error = (_text(values.get(number, b"")) for number in (_OUTPUT, _ERROR))
