@@ -10,7 +10,7 @@ class ThreadFacts:
     """One thread.
 
     Args:
-        comm: name.
+        comm: name of the thread.
         state: as in /proc: "R", "S", "D", "T".
         wchan: kernel function in which it waits; empty or "0" if unknown.
     """

@@ -1,7 +1,7 @@
-"""How a whole job stands, from what its launchers have recorded on all nodes, and how old that is. Pure.
+"""State of a whole job by the records of its launchers on all nodes, and its age. Pure.
 
-Times are nanoseconds since the epoch unless a name says otherwise. A launcher records what changes, and monitors what
-ranks do at least every 30 s, if these call hooks: of a job without hooks that trains nothing is heard for hours.
+Times are nanoseconds since the epoch unless a name says otherwise. A launcher records changes, and monitors record
+ranks' events at least every 30 s, if these call hooks: a training job without hooks may be silent for hours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RESTARTS = "restart"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """What one launcher has recorded, oldest first, and when; ``newest_ns`` and ``iteration``: its ranks', too."""
+    """Records of one launcher with their times, oldest first; ``newest_ns`` and ``iteration`` include its ranks'."""
 
     host: str
     opened_ns: int
@@ -31,22 +31,22 @@ class Launcher:
 
 
 class State(enum.Enum):
-    """What a node does, as far as is recorded."""
+    """State of a node, as far as recorded."""
 
     WAITING = "waiting for the first cycle"
     TRAINING = "training"
     ENDING = "ending its ranks, or lost"
-    """Half of the nodes or more have recorded the end of the cycle, and it hasn't."""
+    """Half of the nodes or more have recorded the end of the cycle, and this one hasn't."""
     READY = "waiting for the next cycle"
     FINISHED = "finished"
     STANDBY = "on standby"
     UNFIT = "failing its health check"
     LEAVING = "leaving the job"
     SILENT = "lost, or cut off from the log directory"
-    """Others have begun a cycle since, and it hasn't recorded the end of its own."""
+    """Others have begun a cycle since, and this node hasn't recorded the end of its own."""
     ENDED = "its launcher has exited"
     LOST = "lost: it has recorded no end"
-    """The job is over."""
+    """The job is over, without a recorded end of this node."""
 
 
 _OPEN = (State.TRAINING, State.ENDING, State.SILENT)
@@ -54,7 +54,7 @@ _OPEN = (State.TRAINING, State.ENDING, State.SILENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One node. ``cycle``, ``place`` are of the last cycle that it had a part in; ``detail`` is as in "code 0"."""
+    """One node. ``cycle``, ``place``: of the last cycle it took part in; ``detail`` as in "code 0"."""
 
     name: str
     state: State
@@ -66,15 +66,15 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The job. ``age_s`` is the time since its newest record; None is what isn't known.
+    """The job. ``age_s`` is the time since its newest record; None is unknown.
 
     Args:
-        is_over: by ``result.json``, or else by what the launchers have recorded.
+        is_over: by ``result.json``, or else by the launchers' records.
         outcome, cause: by ``result.json``, once the job has ended.
-        exit_code: by that, or that of all launchers that have recorded one, if these are the same.
-        cycle: the last that has begun, so many seconds ago; ``runs``: it hasn't ended on every node.
-        waits_for: in words; empty if for nothing.
-        last_cycle, last_cause: that has not ended well, and why.
+        exit_code: by ``result.json``, or that of all launchers that have recorded one, if equal.
+        cycle: last cycle that has begun, ``cycle_s`` seconds ago; ``runs``: it hasn't ended on every node.
+        waits_for: in words; empty for nothing.
+        last_cycle, last_cause: last cycle that has not ended well, and why.
     """
 
     age_s: float
@@ -96,7 +96,7 @@ class JobView:
 
 
 def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobView:
-    """``life``: the job's, as ``result.json`` has it; None if that isn't known. There is at least one launcher."""
+    """Build the view. ``life``: the job's in ``result.json``, None if unknown. There is at least one launcher."""
     begun = [(at_ns, each) for node in launchers for at_ns, each in node.records if type(each) is records.CycleStarted]
     cycle = max((each.cycle for _, each in begun), default=None)
     newest = [(at_ns, each) for at_ns, each in begun if each.cycle == cycle]
@@ -109,7 +109,7 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
     rows = tuple(replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows)
     runs = not is_over and any(row.state is State.TRAINING for row in rows)
     first = newest[0][1] if newest else None
-    # what is left for the next cycle, once the last one has ended
+    # restarts left for the next cycle, once the last one has ended
     left = [each.restarts_left for _, each in ends if each.cycle == cycle and each.restarts_left is not None]
     return JobView(
         age_s=max(0, now_ns - max(node.newest_ns for node in launchers)) / 1e9,
@@ -132,7 +132,7 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
 
 
 def _exit_codes(launchers: Sequence[Launcher], since_ns: int) -> list[int | None]:
-    """Exit codes of the launchers that stayed until the job's end; of all, if none did."""
+    """Return exit codes of the launchers that stayed until the job's end; of all, if none did."""
     all_, stayed = [], []
     for node in launchers:
         was_asked = any(type(each) in (records.StopRequested, records.Abandoned) for _, each in node.records)
@@ -192,14 +192,14 @@ def _state(
 
 
 def _without_replaced(rows: Sequence[tuple[Launcher, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
-    """Without launchers of earlier cycles whose host has had another one since; in the order of places."""
+    """Drop launchers of earlier cycles whose host has had a later one; sort by place."""
     last_ns = {node.host: node.opened_ns for node, _ in sorted(rows, key=lambda each: each[0].opened_ns)}
     kept = [row for node, row in rows if row.cycle == newest or node.opened_ns == last_ns[node.host]]
     return tuple(sorted(kept, key=lambda row: (row.place is None, row.place or 0, natural(row.name))))
 
 
 def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
-    """A node that others have lost records the end of a cycle that goes on, but those are fewer than half."""
+    """Correct states by majority: a node that others have lost records the end of a cycle that goes on."""
     training = sum(row.state is State.TRAINING for row in rows)
     goes_on = 2 * training > sum(row.cycle == newest for row in rows)
     before, now = (State.READY, State.STANDBY) if goes_on else (State.TRAINING, State.ENDING)
@@ -207,7 +207,7 @@ def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
 
 
 def _last_cause(ends: Sequence[tuple[int, records.CycleEnded]]) -> records.CycleEnded | None:
-    """The end of the last cycle that failed; of several launchers' records one that names more than a lost node."""
+    """Return the end of the last cycle that failed, preferring a record that names more than a lost node."""
     failed = [(at_ns, end, end.cause) for at_ns, end in ends if end.cause is not None]
     best = max(failed, key=lambda each: (each[1].cycle, each[2].kind != "membership", -each[0]), default=None)
     return None if best is None else best[1]
@@ -223,7 +223,7 @@ def _iteration(
 
 
 def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
-    """What the next cycle needs, or this one's end."""
+    """Return what the next cycle needs, or this one's end."""
     ready = [row for row in rows if row.state in (State.READY, State.WAITING)]
     if not ready:
         return ""
