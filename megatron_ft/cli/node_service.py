@@ -1,7 +1,7 @@
 """``python -m megatron_ft.cli.node_service ENDPOINT SECONDS``: ask a node health service whether this node is fit.
 
 The launcher runs it before each round, for ``--ft-node-health-check-endpoint``. Exit code 1: the service says that the
-node isn't fit. A service that isn't there, or can't be asked, is no reason to keep a node out: 0, and a line.
+node isn't fit. A service that is missing, or can't be asked, doesn't keep a node out: exit code 0, and a line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron_ft.core.node_service import METHOD, REQUEST, judge, socket_of
 
 
 def main(argv: list[str]) -> int:
-    """The exit code."""
+    """Ask the service and return the exit code."""
     endpoint, seconds = argv[0], float(argv[1])
     path = socket_of(endpoint)
     if not os.path.exists(path):

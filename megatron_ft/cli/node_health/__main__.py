@@ -1,4 +1,4 @@
-"""Runs the ready checks, each in a process of its own, so that one that doesn't answer delays no other."""
+"""Runner of the ready checks, each in its own process, so that a stuck one delays no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Problems = Callable[[], list[str]]
 
 @dataclass
 class _Running:
-    """One check. Its process may be stuck in the kernel: then it is left behind."""
+    """One check. A process stuck in the kernel is left behind."""
 
     name: str
     pid: int
@@ -39,7 +39,6 @@ class _Running:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its command line."""
     parser.add_argument(
         "checks",
         metavar="CHECKS",
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code."""
+    """Run the checks and return the exit code."""
     try:
         checks = parse_checks(args.checks)
     except Refused as refused:
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
-    """What all of them find, each within the bound, all at the same time. Seconds."""
+    """Return the problems of all checks, run at the same time, each within the bound (seconds)."""
     running = [_start(name, problems) for name, problems in planned]
     deadline_s = time.monotonic() + bound_s
     found: list[str] = []
@@ -146,7 +145,7 @@ def _start(name: str, problems: Problems) -> _Running:
 
 
 def _read(running: _Running, deadline_s: float) -> bool:
-    """Whether it has ended in time."""
+    """Read the check's output. Return True if it has ended in time."""
     while select.select([running.fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
         data = os.read(running.fd, 4096)
         if not data:
@@ -157,14 +156,13 @@ def _read(running: _Running, deadline_s: float) -> bool:
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     add_arguments(
         commands.add_parser("node-health", help="whether this node is ready for ranks", description=DESCRIPTION)
     )
 
 
 def main() -> int:
-    """As the launcher starts it."""
+    """Run as the launcher starts it."""
     parser = argparse.ArgumentParser(prog="megatron-ft node-health", description=DESCRIPTION)
     add_arguments(parser)
     return run(parser.parse_args())
