@@ -1,4 +1,4 @@
-"""Files and variables that jobs of nvidia-resiliency-ext find from their launcher, under its names."""
+"""Files and variables under nvidia-resiliency-ext's names, for jobs that expect them from their launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron_ft.launcher.spawn.rank_logs import cycle_file
 
 
 def variables(cycle: int, now_s: float, infra_rank: int | None) -> dict[str, str]:
-    """What Megatron-LM reads: of this cycle, by the wall clock, and the number that the scheduler gave this node."""
+    """Return the variables that Megatron-LM reads: cycle, wall-clock time, and the scheduler's number of this node."""
     values = {
         "NVRX_CYCLE": str(cycle),
         "NVRX_LAUNCH_TIME": repr(now_s),
@@ -29,14 +29,14 @@ def variables(cycle: int, now_s: float, infra_rank: int | None) -> dict[str, str
 
 
 def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
-    """This node's number: --node-rank, else the scheduler's."""
+    """Return this node's number: --node-rank, else the scheduler's."""
     if line.node_rank is not None:
         return line.node_rank
     return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
 
 
 def checkpointed(path: str | None) -> int | None:
-    """The iteration of the last checkpoint; None if the file isn't there yet, or holds no number."""
+    """Return the iteration of the last checkpoint; None if the file is missing, or holds no number."""
     if path is None:
         return None
 
@@ -51,7 +51,7 @@ def checkpointed(path: str | None) -> int | None:
 
 
 def cycle_info(line: CommandLine, environ: Mapping[str, str], log: EventLog) -> CycleInfo | None:
-    """What writes --ft-cycle-info-dir; None if the option isn't given."""
+    """Return the writer of --ft-cycle-info-dir; None if the option isn't given."""
     options = line.options
     if options.cycle_info_dir is None:
         return None
@@ -82,7 +82,7 @@ class CycleInfo:
         do: Callable[[Callable[[], None]], object],
         output: str | None = None,
     ) -> None:
-        """``hosts`` are the scheduler's; ``do`` runs what writes files; ``output``: --ft-per-cycle-applog-prefix."""
+        """``hosts`` are the scheduler's; ``do`` runs file operations; ``output``: --ft-per-cycle-applog-prefix."""
         self._output = output
         self._directory = os.path.abspath(directory)
         self._job, self._attempt = job, attempt
@@ -92,7 +92,7 @@ class CycleInfo:
         self.current = os.path.join(self._directory, f"cycle_info.{job}.current")
 
     def begun(self, cycle: int, *, nodes: int) -> None:
-        """The ranks of a cycle, on so many nodes, are about to be made."""
+        """Write the start of a cycle on this number of nodes, before its ranks are made."""
         self.ended()
         names = self._hosts if len(self._hosts) == nodes else (self._hostname,) if nodes == 1 else ()
         self._now = {
@@ -110,7 +110,7 @@ class CycleInfo:
         self._do(functools.partial(self._write, dict(self._now), is_new=True))
 
     def ended(self) -> None:
-        """The cycle, if there is one, is over."""
+        """Write the end of the cycle, if there is one."""
         if self._now is not None:
             values = {**self._now, "cycle_end_time": _utc(), "generation": 1}
             self._now = None
@@ -118,7 +118,7 @@ class CycleInfo:
 
     def _write(self, values: dict[str, Any], *, is_new: bool) -> None:
         name = f"cycle_info.{self._job}.{self._attempt}.{values['cycle_number']}"
-        # as JSON of protobuf has it, 64 bits are a text
+        # protobuf's JSON format has 64-bit numbers as text
         text = json.dumps({**values, "generation": str(values["generation"])}, indent=2)
         try:
             os.makedirs(self._directory, exist_ok=True)
