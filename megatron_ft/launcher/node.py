@@ -61,7 +61,7 @@ class Node:
         self._line = line
         self._log = log
         self._log_dir = log_dir
-        """None: no logs."""
+        """Directory of the logs; None without logs."""
         self._say = say
         self._orphans = process_tree.Orphans()
         self._children = Children()

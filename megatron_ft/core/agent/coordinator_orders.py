@@ -1,4 +1,4 @@
-"""What the coordinator and this node have told each other about the last cycle that has begun. Pure."""
+"""Orders of the coordinator and reports of this node for the last cycle that has begun. Pure."""
 
 from __future__ import annotations
 

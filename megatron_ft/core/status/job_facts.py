@@ -82,7 +82,7 @@ class RankFacts:
     local_rank: int
     pid: int
     exit_code: int | None
-    """None while the rank runs; negative is the signal that ended it."""
+    """Exit code, negative for a signal; None while the rank runs."""
     hung: bool
     """True if the rank was found hung, and is being ended or was."""
 

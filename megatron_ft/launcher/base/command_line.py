@@ -39,7 +39,7 @@ class CommandLine:
     given: frozenset[str] = frozenset()
     """Options that the user gave, among those whose being given matters, as an option or a PET_ variable."""
     node_rank: int | None = None
-    """None if not given; torchrun's default is 0."""
+    """Rank of this node; None if not given, although torchrun's default is 0."""
     where: SchedulerEnvironment = SchedulerEnvironment()  # noqa: RUF009 - frozen
     taken: str = ""
     """Options taken from the scheduler, for the user; empty if none."""

@@ -112,7 +112,7 @@ class RankStarter:
     run_dir: RunDirectory
     variables: RankVariables
     forking: ForkingSpawner | None
-    """None: ranks are never forked."""
+    """Spawner that forks ranks; None if ranks are never forked."""
     spawner: Spawner
     termination: Termination
 

@@ -57,7 +57,7 @@ class Checked:
     """Result of the command."""
 
     ended: str
-    """As in "exited with code 3"; empty if it exited with 0 in time."""
+    """Text such as "exited with code 3"; empty if it exited with 0 in time."""
     code: int | None
     """Exit code as in ``subprocess``; None if it had to be killed."""
     last_line: str

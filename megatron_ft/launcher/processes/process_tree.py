@@ -145,7 +145,7 @@ class Orphans:
 
     def __init__(self) -> None:
         self._seen_s: dict[int, float] = {}
-        """As process 1, zombies of the own session: since when each has been seen (time.monotonic)."""
+        """Zombies of the own session, for process 1: since when each has been seen (time.monotonic)."""
 
     @property
     def are_awaited(self) -> bool:

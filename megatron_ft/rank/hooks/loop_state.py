@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """Where and how the loop saves."""
+    """Checkpoint settings of the loop."""
 
     save: str | None = None
     """Directory of the checkpoints and of ``ft_state.json``."""
@@ -49,7 +49,7 @@ class LoopConfig:
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     ft: FaultToleranceSettings | None = None
-    """None: every hook is a no-op."""
+    """Settings of fault tolerance; with None, every hook is a no-op."""
     train: TrainingConfig = field(default_factory=TrainingConfig)
 
 
