@@ -161,7 +161,7 @@ class _Pairs:
 
 
 def _pair(sections: npt.NDArray[np.uint16], starts: npt.NDArray[np.bool_]) -> _Pairs:
-    """Pair starts and ends: a section isn't opened twice at a time, so its own events alternate, however sections nest."""
+    """Pair starts and ends: a section's own events alternate, however sections nest."""
     by_section = np.argsort(sections, kind="stable")
     of, is_start = sections[by_section], starts[by_section]
     last_of_section = np.append(of[1:] != of[:-1], True)[: len(of)]

@@ -67,7 +67,7 @@ class ForkingSpawner:
         self._have_server(without_ranks(self.environment()))
 
     def expect_restart(self, expected: bool) -> None:
-        """Set if another cycle may follow the one whose ranks are spawned next; otherwise no server is needed after it."""
+        """Set if a cycle may follow the one whose ranks are spawned next; otherwise no server is needed then."""
         self._expects_restart = expected
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
