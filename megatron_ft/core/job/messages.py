@@ -63,7 +63,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the command lines of all launchers of a job say, the same for all. Times are seconds.
+    """Options common to the command lines of all launchers of a job. Times are seconds.
 
     Args:
         last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
@@ -143,7 +143,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Identity:
-    """What each `Hello` of a launcher says alike. ``endpoints``: where the job is coordinated at first."""
+    """Common part of each `Hello` of a launcher. ``endpoints``: where the job is coordinated at first."""
 
     job: str
     rules: Rules
@@ -420,7 +420,7 @@ Said = (
     | Regroup
     | Goodbye
 )
-"""What a launcher says of its node and its ranks."""
+"""Messages of a launcher about its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
