@@ -1,4 +1,4 @@
-"""`megatron-ft check-config`: what a configuration comes to, and where each value comes from; starts nothing."""
+"""`megatron-ft check-config`: shows the effective configuration, and the source of each value; starts nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _COLUMNS = ("name", "value", "from")
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     parser = commands.add_parser(
         "check-config",
         help="what ft_launcher would use with a YAML file and options, and from where",

@@ -1,4 +1,4 @@
-"""`megatron-ft`: reports from the event logs of runs, and commands for jobs that are running."""
+"""`megatron-ft`: reports from the event logs of runs, and commands for running jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
     Returns:
-        The exit code: 0; 1 if there was nothing to report; 2 for a user's mistake, after one line on stderr.
+        The exit code: 0; 1 if there was nothing to report; 2 for a user error, after one line on stderr.
     """
     try:
         words = sys.argv[1:] if argv is None else argv
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its complaints are one line, with the option that was probably meant."""
+    """Parser whose complaints are one line, with the option that was probably meant."""
 
     used: argparse.ArgumentParser | None = None
 

@@ -40,7 +40,7 @@ Problems = Callable[[], list[str]]
 
 @dataclass
 class _Running:
-    """One check. Its process may be stuck in the kernel: then it is left behind."""
+    """One check. A process stuck in the kernel is left behind."""
 
     name: str
     pid: int
@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
-    """What all of them find, each within the bound, all at the same time. Seconds."""
+    """Return the problems of all checks, run at the same time, each within the bound (seconds)."""
     running = [_start(name, problems) for name, problems in planned]
     deadline_s = time.monotonic() + bound_s
     found: list[str] = []
@@ -161,7 +161,7 @@ def _start(name: str, problems: Problems) -> _Running:
 
 
 def _read(running: _Running, deadline_s: float) -> bool:
-    """Whether it has ended in time."""
+    """Read the check's output. Return True if it has ended in time."""
     while select.select([running.fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
         data = os.read(running.fd, 4096)
         if not data:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of a person, and those that only a launcher gives."""
+    """Add options for a person, and hidden ones that only a launcher gives."""
     parser.add_argument(
         "--listen",
         default=":29500",

@@ -280,7 +280,7 @@ class Service:
             link.peer.give_up()  # a port scanner: it sees the end of the connection
 
     def _message(self, link: _Link, body: bytes) -> FromMember | None:
-        """None: it wasn't for the machine."""
+        """Return the message for the machine, None for one of the handshake."""
         if not link.handshake.is_done:
             if body == _ASK:
                 return None  # the challenge is on its way
@@ -382,4 +382,4 @@ def _read(body: bytes) -> FromMember | Ask:
 
 
 _read_short = functools.lru_cache(maxsize=1024)(_read)
-"""What thousands of launchers answer at once is the same, byte by byte."""
+"""Cache of parsed bodies: simultaneous answers of thousands of launchers are equal, byte by byte."""

@@ -1,7 +1,7 @@
-"""Planned faults: which rank does what to itself, at which iteration of which cycle.
+"""Planned faults: which rank suffers which fault, at which iteration of which cycle.
 
-A plan may leave the rank, the iteration or the kind of fault to chance; the seed decides then, alike on all
-ranks and in every run. Parsing, drawing and asking what is due are pure; ``rank/faults/injection.py`` acts.
+Rank, iteration and type may be random; the seed decides, alike on all ranks and in every run. Parsing, drawing and
+looking up due faults are pure; ``rank/faults/injection.py`` acts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_ft.core.wording import when
 
 RANDOM = "random"
 RANDOM_TYPES = ("rank_killed", "rank_hung")
-"""What type ``random`` draws from."""
+"""Types from which ``random`` draws."""
 FAULT_TYPES: Mapping[str, str] = {
     "rank_killed": "is killed (SIGKILL)",
     "rank_hung": "is stopped (SIGSTOP)",
@@ -32,9 +32,9 @@ FAULT_TYPES: Mapping[str, str] = {
     "sigterm": "gets SIGTERM",
     "disk_full": "finds the disk of its checkpoints full",
 }
-"""Type -> what the rank does."""
+"""Effect on the rank by type, as a predicate."""
 IN_LOOP_TYPES = ("sleep", "spin", "stuck_collective", "slow", "exception")
-"""Only the thread that trains can do these to itself; the others hit the process from any thread."""
+"""Faults that only the training thread can carry out; the others can be injected from any thread."""
 
 DEFAULT_SLOWER_BY_S = 1.0
 _PLAN_KEYS = ("seed", "faults")
@@ -54,10 +54,10 @@ class PlannedFault:
     exit_code: int = _DEFAULT_EXIT_CODE
     """Only for type ``exit``."""
     seconds: float = DEFAULT_SLOWER_BY_S
-    """Only for type ``slow``: so much longer takes each step."""
+    """Only for type ``slow``: seconds added to each step."""
 
     def describe(self) -> str:
-        """What happens where and when, in one line."""
+        """Return the fault in one line."""
         what = FAULT_TYPES[self.type]
         if self.type == "exit":
             what += f" with code {self.exit_code}"
@@ -68,7 +68,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultEntry:
-    """One fault as written; ``None`` is a rank left to chance, a range of iterations is inclusive."""
+    """One fault as written; rank None is random, the range of iterations is inclusive."""
 
     cycle: int
     rank: int | None
@@ -80,26 +80,24 @@ class FaultEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """A plan as written."""
-
     seed: int
     faults: tuple[FaultEntry, ...]
     source: str
-    """Where it was read, for messages."""
+    """Origin of the plan, for messages."""
 
 
 def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
     """Check a plan.
 
     Args:
-        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code", "seconds"}]}``;
-            ``rank`` is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one
-            of :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) and ``seconds``
-            (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
-        source: what to call it in messages.
+        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code", "seconds"}]}``; ``rank``
+        is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one of
+        :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) and ``seconds``
+        (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
+        source: name of the plan in messages.
 
     Raises:
-        ConfigError: one line that says what is wrong, and what is allowed.
+        ConfigError: one line: what is wrong, and what is allowed.
     """
     if not isinstance(document, Mapping):
         raise ConfigError(f"{source}: a mapping with the key 'faults' is expected, not {show(document)}")
@@ -115,14 +113,14 @@ def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
 
 
 def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
-    """The faults with everything drawn: the same for the same plan and ``world_size``, on every rank.
+    """Return the faults with everything drawn: the same on every rank, for the same plan and ``world_size``.
 
     Raises:
-        ConfigError: a rank that a job of ``world_size`` ranks doesn't have, or two faults for one moment.
+        ConfigError: the job has no such rank, or a rank has two faults at one moment.
     """
     resolved: list[PlannedFault] = []
     for number, entry in enumerate(plan.faults):
-        # one generator for each fault, so that editing one of them doesn't move the others
+        # one generator per fault, so that editing one fault doesn't move the others
         draw = random.Random(f"{plan.seed}/{number}")
         drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
         fault = PlannedFault(
@@ -145,7 +143,7 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
 
 
 def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -> PlannedFault | None:
-    """The fault of exactly this moment, if there is one."""
+    """Return the fault of exactly this moment, None without one."""
     for fault in faults:
         if (fault.cycle, fault.rank, fault.iteration) == (cycle, rank, iteration):
             return fault

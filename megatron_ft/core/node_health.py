@@ -16,19 +16,19 @@ CHECKS = ("gpu", "disk", "net", "storage", "nvidia-smi")
 DIRECTORIES_VARIABLE = "FT_JOB_DIRECTORIES"
 """Directories that the job writes to, for the health command of a launcher; separated by colons."""
 LEAST_FREE_BYTES = 1 << 30
-"""In each directory that is checked."""
+"""Free bytes required in each checked directory."""
 _OF_THE_PROGRAM = frozenset({13, 31, 43, 45, 63, 94})
-"""Xids that a program's mistake causes, or that were mended: they say nothing of the device."""
+"""Xids caused by a program's error, or repaired: they say nothing about the device."""
 _ACTIVE, _CABLE = "ACTIVE", "LinkUp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What the driver reports of one device; None is what it doesn't report of this kind.
+    """Driver's report of one device; None is what it doesn't report for this kind.
 
     Args:
-        pages_pending: pages of its memory are to be retired at the next reset.
-        rows_pending: the same for rows, on newer devices.
+        pages_pending: pages of its memory will be retired at the next reset.
+        rows_pending: rows will be remapped at the next reset, on newer devices.
         rows_failed: rows couldn't be replaced.
     """
 
@@ -40,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """A port of an InfiniBand device: the state of its link, and of the cable, as in ``/sys/class/infiniband``."""
+    """Port of an InfiniBand device: state of its link and cable, as in ``/sys/class/infiniband``."""
 
     name: str
     link: str
@@ -51,7 +51,7 @@ def parse_checks(text: str) -> tuple[str, ...]:
     """Return the names of checks; ``disk:PATH`` and ``storage:PATH`` check one more directory.
 
     Raises:
-        Refused: there is no such check.
+        Refused: a check is unknown.
     """
     checks = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for check in checks:
@@ -64,7 +64,7 @@ def parse_checks(text: str) -> tuple[str, ...]:
 
 
 def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks: int) -> list[str]:
-    """What is wrong with the devices; ``gpus`` None: there is no driver. ``ranks`` of this node need a device each."""
+    """Return problems of the devices; ``gpus`` None: no driver. Each of the node's ``ranks`` needs a device."""
     if gpus is None:
         return ["gpu: there is no NVIDIA driver (libnvidia-ml.so.1)"]
     found = []
@@ -84,7 +84,7 @@ def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks
 
 
 def xids(kernel_log: Iterable[str]) -> list[int]:
-    """The numbers of the driver's errors, oldest first."""
+    """Return the numbers of the driver's errors, oldest first."""
     matches = (re.search(r"NVRM: Xid \([^)]*\): (\d+)", line) for line in kernel_log)
     return [int(match[1]) for match in matches if match]
 
@@ -97,7 +97,7 @@ def directory_problems(check: str, path: str, free_bytes: int) -> list[str]:
 
 
 def net_problems(interfaces: Sequence[str], ports: Sequence[Port]) -> list[str]:
-    """What is wrong with the network; ``interfaces`` are those that are up, but for the loopback."""
+    """Return problems of the network; ``interfaces`` are those that are up, without the loopback."""
     found = [] if interfaces else ["net: no network interface is up"]
     for port in ports:
         if port.cable == _CABLE and port.link != _ACTIVE:

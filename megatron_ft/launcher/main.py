@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _EXIT_FAILED = 1
 _LONGEST_EXIT_S = 10.0
-"""Longer than each exit function of this package may wait for a file server, or for a reader of the output."""
+"""Longer than any exit function of this package may wait for a file server, or for a reader of the output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,32 +80,32 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
-    """Begin now: the script and this process import torch at the same time."""
+    """Start the fork server now: the script and this process import torch at the same time."""
     seen = parse_early(argv, os.environ)
     if seen is None or why_fresh(seen.command) is not None:
         return None
     if seen.command[2] != "-m" and not os.path.exists(seen.command[2]):
         return None
-    become_subreaper()  # what the script starts, and leaves, is ours
+    become_subreaper()  # orphans of the script become children of this process
     try:
         return ServerProcess(seen)
     except OSError:
-        return None  # tried again, and reported, when there is a log
+        return None  # tried again, and reported, once there is a log
 
 
 def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
-    """Say what the launcher can't get before the job begins: files, processes, memory. Returns the exit code."""
+    """Report what the launcher can't get before the job begins: files, processes, memory. Return the exit code."""
     text = lines.cannot_start(error)
     lines.sayer(has_others=has_others)(text)
     return _failed(text, server)
 
 
 def _failed(text: str, server: ServerProcess | None) -> int:
-    """Do what is left where the launcher itself has failed, which was reported already. Returns the exit code."""
+    """Clean up after a reported failure of the launcher itself. Return the exit code."""
     with contextlib.suppress(OSError, ImportError):  # imports need files, too
         _tell_kubernetes(text, _EXIT_FAILED)
     if server is not None and not server.is_gone:
-        with contextlib.suppress(OSError):  # it is killed first; what it has started may be left
+        with contextlib.suppress(OSError):  # it is killed first; its children may be left
             server.end(set)
     return _EXIT_FAILED
 
@@ -124,12 +124,13 @@ def _tell_kubernetes(why: str, code: int) -> None:
 def _leave(code: int) -> NoReturn:
     """Exit as Python does, but without finalizing the interpreter and torch.
 
-    A thread of the launcher may wait inside torch for a node that doesn't answer; where one comes back from there while
-    Python is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
+    A thread of the launcher may wait inside torch for a node that doesn't answer; if one returns while Python is
+    finalized, C++ ends the process by SIGABRT, and the exit code of a successful job is lost.
     """
-    if bounded_file_calls.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
+    # otherwise torch's threads, which copy the ranks' output, wait for a file server
+    if bounded_file_calls.are_copied():
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
-    # where the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
+    # if the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
     last = threading.Thread(target=_run_exit_functions, daemon=True)
     last.start()
     last.join(_LONGEST_EXIT_S)
@@ -145,7 +146,7 @@ def _run_exit_functions() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Started without them (by a daemon, say): else the first file that is opened takes the number of one."""
+    """Open missing standard streams (as under a daemon), whose numbers the first opened files would take."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -153,10 +154,10 @@ def _open_standard_streams() -> None:
 
 @contextlib.contextmanager
 def _ending_at_once_on_interrupt() -> Iterator[None]:
-    """Until the node takes the signals, Ctrl-C just ends us: nothing was started that would have to be tidied up.
+    """Let Ctrl-C just end the process until the node takes the signals: nothing needs cleanup yet.
 
-    A KeyboardInterrupt in the middle of the import of torch would end in whatever torch makes of it. For process 1 of
-    a container the kernel drops a SIGTERM that has no handler, so it is the same with that.
+    A KeyboardInterrupt during the import of torch would end in whatever torch makes of it. For process 1 of a container
+    the kernel drops a SIGTERM without a handler, so SIGTERM is handled there, too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

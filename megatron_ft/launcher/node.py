@@ -1,4 +1,4 @@
-"""What the launcher of one node needs for the whole job, opened at its start and closed at its end."""
+"""Resources of one node's launcher, opened at the start of the job and closed at its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from megatron_ft.launcher.spawn.rank_logs import inherited_streams
 
 
 class Node:
-    """Puts the parts of this node's launcher together: each user is handed what it needs, and none is handed this."""
+    """Assembles the parts of this node's launcher; each user gets only the parts it needs."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Node:
     ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
 
-        ``announce`` says what all launchers of the job have alike, unless another one says it.
+        ``announce`` prints lines common to all launchers of the job, unless another one prints them.
 
         Raises:
             ConfigError: there is no place for the run directory.
@@ -60,7 +60,7 @@ class Node:
         self._line = line
         self._log = log
         self._log_dir = log_dir
-        """None: no logs are written."""
+        """Directory of the logs; None without logs."""
         self._say = say
         self._orphans = process_tree.Orphans()
         self._children = Children()
@@ -98,12 +98,12 @@ class Node:
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
-        """None: ranks are never forked."""
+        """Return the forking spawner; None if ranks are never forked."""
         options, namespace = self._line.options, self._line.namespace
         # a rank bound to a NUMA node is started by a command, which starts interpreters
         if options.preload is None or numa.variable() is not None:
             if server is not None:
-                server.end(set)  # it was started by the early parse of the command line
+                server.end(set)  # started by the early parse of the command line
             return None
         forking = ForkingSpawner(
             fresh=FreshInterpreterSpawner(),
@@ -123,7 +123,7 @@ class Node:
         return forking
 
     def _make_sockets(self, ranks: int) -> tuple[Monitors, ControlSocket]:
-        """What listens in the run directory: for each rank its monitor, and the launcher's own socket."""
+        """Create the sockets in the run directory: a monitor's for each rank, and the launcher's own."""
         options = self._line.options
         control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self._say)
         monitors = Monitors(
@@ -190,10 +190,10 @@ class Node:
         )
 
     def start(self, command: Sequence[str]) -> None:
-        """Listen for monitors and ranks, and start to import what the ranks' ``command`` may need.
+        """Listen for monitors and ranks, and start to run the ranks' ``command`` ahead.
 
         Raises:
-            FaultToleranceError: that can't be done.
+            FaultToleranceError: a socket or process can't be made.
         """
         try:
             self._control.start()
@@ -222,7 +222,7 @@ class Node:
     def _woken(self) -> None:
         self._signals.drain()
         self._running.forward_signals()
-        self._signals.report()  # one of those forwarded may have become a request to stop
+        self._signals.report()  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         if self._forking is not None:
             self._forking.check_states()

@@ -1,4 +1,4 @@
-"""What happened in each cycle of a run: how it ended, which rank caused that, how long until training went on. Pure."""
+"""Cycles of a run: how each ended, which rank caused that, and how long until training continued. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _R = TypeVar("_R", bound=Record)
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedFault:
-    """A fault that a plan or a simulation caused; None is what isn't known."""
+    """A fault injected by a plan or a simulation; None is unknown."""
 
     type: str | None
     rank: int | None
@@ -31,17 +31,17 @@ class InjectedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPhases:
-    """Where the time from a fault to training again went, in seconds; None where the logs don't tell.
+    """Phases from a fault to training again, in seconds; None where the logs don't tell.
 
     Args:
-        notice: from the fault to the moment it was noticed.
+        notice: from the fault to its detection.
         stop: until the ranks were gone and the cycle was over.
         rendezvous: until all nodes of the next cycle had met.
         spawn: until its ranks were created.
-        user_code: until the last rank's script began; None for fresh interpreters, which don't tell.
-        imports: until the last rank had connected to its monitor. What else its script did before is in it, too: in
-            Megatron's training scripts, the process group.
-        setup: until the last rank began its first iteration: the load of the checkpoint is in it.
+        user_code: until the last rank's script began; None for fresh interpreters, which don't report it.
+        imports: until the last rank had connected to its monitor, with everything else its script did before: in
+        Megatron's training scripts, the process group.
+        setup: until the last rank began its first iteration, with the load of the checkpoint.
         first_step: until that iteration was over on all ranks.
     """
 
@@ -62,10 +62,10 @@ class CycleSummary:
     Args:
         begin_ns, end_ns: wall ns; the end is that of the launcher that knows the cause best, None if no log has it.
         outcome: "succeeded", "failed" or "stopped"; "unknown" if its end isn't in the logs (it may still run).
-        kind: of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
-        text: the cause in words, as the launcher printed it; detail: what the evidence added, None if nothing.
-        rank: the one that caused the end; None if none did, or it isn't known.
-        iteration: of that rank at that time.
+        kind: kind of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
+        text: the cause as printed by the launcher; detail: details of the evidence, None without any.
+        rank: rank at fault; None if none is, or if unknown.
+        iteration: iteration of that rank at that time.
         first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
         noticed_after_s: from the fault to the verdict or the noticed exit. The fault is the injected one; else,
             for a hang, the moment from which the overdue section was open; else unknown.
@@ -118,17 +118,17 @@ class RunSummary:
 
     @property
     def restarts(self) -> int:
-        """How often the ranks were started again."""
+        """Number of restarts of the ranks."""
         return max(0, len(self.cycles) - 1)
 
 
 def summarize(files: Sequence[EventLogFile]) -> list[RunSummary]:
-    """All runs in these logs, oldest first."""
+    """Return all runs in these logs, oldest first."""
     return [summarize_run(run) for run in split_runs(files)]
 
 
 def summarize_run(run: RunLogs) -> RunSummary:
-    """One run, cycle by cycle."""
+    """Summarize one run, cycle by cycle."""
     records = run.records
     of_cycle = _by_cycle(records)
     exit_codes = [each.record.exit_code for each in records if isinstance(each.record, RunEnded)]
@@ -155,7 +155,7 @@ def _missing_ranks(started: Sequence[CycleStarted]) -> tuple[int, ...]:
 
 
 def _summaries(cycles: Sequence[_Cycle]) -> tuple[CycleSummary, ...]:
-    """From the last one back: each needs to know which cycle was the next, and which the next that trained."""
+    """Summarize backwards: each cycle needs the next one, and the next one that trained."""
     following = resumed = None
     found = []
     for cycle in reversed(cycles):
@@ -175,7 +175,7 @@ def _by_cycle(records: Iterable[Timed[Record | None]]) -> dict[int, list[Timed[R
 
 
 class _Cycle:
-    """The records of one cycle, and what they say about it. All times are wall ns."""
+    """Records of one cycle, with all times in wall ns."""
 
     def __init__(self, number: int, records: Sequence[Timed[Record | None]]) -> None:
         self.number = number
@@ -197,12 +197,12 @@ class _Cycle:
         return self._by_kind.get(kind, [])
 
     def _last(self, kind: type[_R], moment_of: Callable[[_R], int | None]) -> int | None:
-        """The last moment (wall ns) of those that records of this kind tell; None if none does."""
+        """Return the last moment (wall ns) in records of this kind; None without one."""
         told = ((each, moment_of(each.record)) for each in self._of(kind))
         return max((each.wall_ns(moment) for each, moment in told if moment is not None), default=None)
 
     def summary(self, following: _Cycle | None, resumed: _Cycle | None) -> CycleSummary:
-        """``following`` is the next cycle, ``resumed`` the next one in which all ranks trained."""
+        """Summarize the cycle; ``following`` is the next one, ``resumed`` the next one in which all ranks trained."""
         outcome = "unknown" if self._end is None else self._end.outcome
         told = None if self._end is None else self._end.cause
         cause, failed = told or Cause(), told is not None or outcome == "failed"
@@ -249,11 +249,11 @@ class _Cycle:
         )
 
     def user_code_ns(self) -> int | None:
-        """When the last rank's script began."""
+        """Return when the last rank's script began."""
         return self._last(Attached, lambda record: record.user_code_ns)
 
     def first_step_ns(self) -> int | None:
-        """When the last rank was through its first iteration; None if not all ranks were."""
+        """Return when the last rank was through its first iteration; None if not all ranks were."""
         ended = {each.record.rank: each.wall_ns(each.record.at_ns) for each in self._of(FirstStep)}
         return max(ended.values()) if ended and ended.keys() >= self._ranks() else None
 
@@ -262,12 +262,12 @@ class _Cycle:
 
     @cached_property
     def all_training_ns(self) -> int | None:
-        """When the last rank began its first iteration; None if not all ranks did."""
+        """Time at which the last rank began its first iteration; None if not all ranks did."""
         begun = {each.record.rank: each.wall_ns(each.record.at_ns) for each in self._of(FirstIteration)}
         return max(begun.values()) if begun and begun.keys() >= self._ranks() else None
 
     def _ranks(self) -> set[int]:
-        """All ranks of the cycle, as far as the logs know."""
+        """Return all ranks of the cycle that the logs mention."""
         started = (rank.rank for each in self._of(CycleStarted) for rank in each.record.ranks)
         return {*started, *(each.record.rank for each in self._of(Attached))}
 
@@ -287,7 +287,7 @@ class _Cycle:
         return None
 
     def _noticed_ns(self) -> int | None:
-        """The first verdict, or the first exit that we hadn't caused ourselves."""
+        """Return the time of the first verdict, or of the first exit not caused by launcher or monitor."""
         moments = [each.wall_ns(each.record.at_ns) for each in self._verdicts()]
         for each in self._of(RankExited):
             if not each.record.by_us and each.record.exitcode != 0:
@@ -295,7 +295,7 @@ class _Cycle:
         return min(moments, default=self.ended_ns)
 
     def _verdicts(self) -> list[Timed[RankHung]]:
-        """Those that had consequences."""
+        """Return the verdicts that had consequences."""
         return [each for each in self._of(RankHung) if not each.record.observed_only]
 
     def _fault_ns(self, fault: InjectedFault | None, noticed_ns: int | None) -> int | None:
@@ -307,12 +307,12 @@ class _Cycle:
         last, first = self._last_iteration(), resumed.first_iteration() if resumed is not None else None
         if last is None or first is None:
             return None
-        # Iteration n is reported as it begins: the one that was under way, `last`, wasn't finished.
+        # iteration n is reported as it begins: the current one, `last`, wasn't completed
         return max(0, last - first)
 
 
 def _importance(ended: Timed[CycleEnded]) -> tuple[bool, bool, int]:
-    """Of the ends that several launchers recorded for one cycle the one that knows the cause comes first."""
+    """Return a sort key for the ends recorded for one cycle: one that knows the cause comes first."""
     cause = ended.record.cause
     return cause is None, cause is not None and cause.kind == "membership", ended.at_ns
 

@@ -1,4 +1,4 @@
-"""`megatron-ft status JOB_DIR`: how a whole job stands, from the event logs in the directory that its nodes share."""
+"""`megatron-ft status JOB_DIR`: state of a whole job, from the event logs in its shared directory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _LONG_S = 120.0
 _WITHIN = "megatron_ft"
-"""Where logs are in what was given as --log-dir, which is torchrun's."""
+"""Subdirectory of the logs in --log-dir, which is torchrun's."""
 _NO_ID = "none"
-"""torchrun's --rdzv-id where none was given."""
+"""torchrun's default --rdzv-id."""
 
 
 def print_job(directory: str, *, as_json: bool) -> bool:
-    """Print how the newest run in there stands; False if there is none.
+    """Print the state of the newest run in the directory. Return False if there is none.
 
     Raises:
         ConfigError: the directory can't be read.
@@ -58,7 +58,7 @@ def print_job(directory: str, *, as_json: bool) -> bool:
 
 
 def _life(directory: str, run: RunLogs) -> Life | None:
-    """The last one of ``result.json``, unless it had ended before this run began."""
+    """Return the last life in ``result.json``, unless it had ended before this run began."""
     try:
         lives = read_lives_file(lives_path(directory)).lives
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def _life(directory: str, run: RunLogs) -> Life | None:
 
 
 def lines(run_id: str, job: JobView) -> Iterator[str]:
-    """How the job stands, for a person."""
+    """Yield the job's state for a person."""
     yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_where_it_is(job)}"
     if job.waits_for:
         yield f"waiting for {job.waits_for}"

@@ -1,4 +1,4 @@
-"""How a whole job stands, from what its launchers have recorded on all nodes, and how old that is. Pure.
+"""State of a whole job by the records of its launchers on all nodes, and its age. Pure.
 
 What a cycle was is the report's own summary (``analysis.cycles``); here are the nodes, now, and what the job waits for.
 
@@ -25,22 +25,22 @@ _RESTARTS = "restart"
 
 
 class State(enum.Enum):
-    """What a node does, as far as is recorded."""
+    """State of a node, as far as recorded."""
 
     WAITING = "waiting for the first cycle"
     TRAINING = "training"
     ENDING = "ending its ranks, or lost"
-    """Half of the nodes or more have recorded the end of the cycle, and it hasn't."""
+    """Half of the nodes or more have recorded the end of the cycle, and this one hasn't."""
     READY = "waiting for the next cycle"
     FINISHED = "finished"
     STANDBY = "on standby"
     UNFIT = "failing its health check"
     LEAVING = "leaving the job"
     SILENT = "lost, or cut off from the log directory"
-    """Others have begun a cycle since, and it hasn't recorded the end of its own."""
+    """Others have begun a cycle since, and this node hasn't recorded the end of its own."""
     ENDED = "its launcher has exited"
     LOST = "lost: it has recorded no end"
-    """The job is over."""
+    """The job is over, without a recorded end of this node."""
 
 
 _OPEN = (State.TRAINING, State.ENDING, State.SILENT)
@@ -48,7 +48,7 @@ _OPEN = (State.TRAINING, State.ENDING, State.SILENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One node. ``cycle``, ``place`` are of the last cycle that it had a part in; ``detail`` is as in "code 0"."""
+    """One node. ``cycle``, ``place``: of the last cycle it took part in; ``detail`` as in "code 0"."""
 
     name: str
     state: State
@@ -60,15 +60,15 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The job. ``age_s`` is the time since its newest record; None is what isn't known.
+    """The job. ``age_s`` is the time since its newest record; None is unknown.
 
     Args:
-        is_over: by ``result.json``, or else by what the launchers have recorded.
+        is_over: by ``result.json``, or else by the launchers' records.
         outcome, cause: by ``result.json``, once the job has ended.
-        exit_code: by that, or that of all launchers that have recorded one, if these are the same.
-        cycle: the last that has begun, so many seconds ago; ``runs``: it hasn't ended on every node.
-        waits_for: in words; empty if for nothing.
-        last_cycle, last_cause: that has not ended well, and why.
+        exit_code: by ``result.json``, or that of all launchers that have recorded one, if equal.
+        cycle: last cycle that has begun, ``cycle_s`` seconds ago; ``runs``: it hasn't ended on every node.
+        waits_for: in words; empty for nothing.
+        last_cycle, last_cause: last cycle that has not ended well, and why.
     """
 
     age_s: float
@@ -213,7 +213,7 @@ def _without_replaced(rows: Sequence[tuple[EventLogFile, NodeRow]], newest: int 
 
 
 def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
-    """A node that others have lost records the end of a cycle that goes on, but those are fewer than half."""
+    """Correct states by majority: a node that others have lost records the end of a cycle that goes on."""
     training = sum(row.state is State.TRAINING for row in rows)
     goes_on = 2 * training > sum(row.cycle == newest for row in rows)
     before, now = (State.READY, State.STANDBY) if goes_on else (State.TRAINING, State.ENDING)
@@ -227,7 +227,7 @@ def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | No
 
 
 def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
-    """What the next cycle needs, or this one's end."""
+    """Return what the next cycle needs, or this one's end."""
     ready = [row for row in rows if row.state in (State.READY, State.WAITING)]
     if not ready:
         return ""

@@ -1,7 +1,7 @@
 """The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
 
-``handle`` takes an event, the time and how the ranks look, and returns what is to be done, in order. `docs/agent.md`
-has the phases, and what moves it from one to the next.
+``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. `docs/agent.md`
+lists the phases and their transitions.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from megatron_ft.core.times import earliest
 
 
 class Agent:
-    """The machine of one launcher. ``pauses`` are times in which hang detection is suspended."""
+    """State machine of one launcher. ``pauses``: times in which hang detection is suspended."""
 
     def __init__(self, options: Options, pauses: Pauses) -> None:
         self.phase = AgentPhase.JOINING
         self.started: NodeCycle | None = None
-        """The last cycle whose ranks were started."""
+        """Last cycle whose ranks were started."""
         self.ended: Ended | None = None
-        """How the last cycle ended; None while ranks run."""
+        """End of the last cycle; None while ranks run."""
         self.failed: Ended | None = None
-        """How the last cycle ended that didn't end well."""
+        """Last end of a cycle that didn't end well."""
         self.restarts_left = options.max_restarts
         self._options = options
         self._pauses = pauses
@@ -49,22 +49,22 @@ class Agent:
         self._health = HealthGate()
         self._learning = NodeLearning(options)
         self._would_hang: set[tuple[str, int | None]] = set()
-        """Intervals that were reported to the user: hangs that end nothing."""
+        """Intervals reported to the user as hangs that end nothing."""
         self.cycle = NodeCycle(options, -1, None, self._learning, now_ns=0)
-        """The cycle that is about to start, or runs, or has ended last."""
+        """Cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
         self._leaving = Leaving(options)
         self._outcome = Outcome.STOPPED
         self._ending: RankShutdown | None = None
         self._ended_well = False
-        """All ranks of the last cycle ended with 0."""
+        """True if all ranks of the last cycle ended with 0."""
         self._stuck = ""
-        """Processes of its ranks that can't be killed, in words."""
+        """Processes of the node's ranks that can't be killed, in words."""
         self._known: Known | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
-        """Returns what is to be done. At most one of the effects is `edge.Work`; no other comes before that is done."""
+        """Return what is to be done. At most one effect is an `edge.Work`; the next one follows after its result."""
         self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
@@ -77,7 +77,7 @@ class Agent:
 
     @property
     def alarm_ns(self) -> int | None:
-        """When a `Tick` is due at the latest."""
+        """Latest time of the next `Tick`."""
         times = [self.cycle.alarm_ns(self._turn.now_ns), self._learning.alarm_ns]
         if self.phase is AgentPhase.ASIDE:
             times.append(self._health.retry_ns)
@@ -87,7 +87,7 @@ class Agent:
 
     @property
     def wants_ranks(self) -> bool:
-        """Whether ranks that are about to be started are still to be."""
+        """True while ranks that are about to be started are still wanted."""
         return self.phase is AgentPhase.STARTING and not (self._orders.is_over or self._leaving.is_due)
 
     # -- what happens -----------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Agent:
         return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)
 
     def _would_be_hang(self, review: job.Reviewed) -> None:
-        """Say once in the job what an interval waits for that exceeds a timeout which is only reported."""
+        """Report, once per job, what an interval waits for that exceeds a report-only timeout."""
         interval = review.timed, review.iteration
         if interval not in self._would_hang:
             self._would_hang.add(interval)
@@ -268,7 +268,7 @@ class Agent:
                 self._do(Tell(now), *([] if self._orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:
-        """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
+        """Report why the cycle has failed, maybe because others have lost a rank of this node that is slow to end."""
         cause = None if self._options.min_healthy else self.cycle.record.own_failure(self._turn.seen)
         if cause is not None:
             self._report(NodeState.UNHEALTHY, cause)
@@ -276,7 +276,7 @@ class Agent:
     # -- its end ----------------------------------------------------------------------------------------------
 
     def _end_ranks(self, outcome: Outcome, signals: Sequence[Signals] = ()) -> None:
-        """``signals`` have asked for that."""
+        """End the ranks of this node; ``signals`` are those that asked for it."""
         record = self.cycle.record
         self.phase, self._outcome = AgentPhase.ENDING, outcome
         if outcome is Outcome.EXCLUDED:
@@ -317,7 +317,7 @@ class Agent:
             self._do(event_records.stuck(record.cycle, event.processes))
 
     def _wait_for_verdict(self) -> None:
-        """Wait for why the cycle has ended; no answer comes if this node leaves, or the others have lost it."""
+        """Wait for the verdict on the cycle; none comes if this node leaves, or the others have lost it."""
         orders = self._orders
         leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and self._leaving.is_due)
         if leaves:
@@ -340,9 +340,11 @@ class Agent:
             self._do(edge.TellStop(0))
         decision, cause = conclude(known, self._outcome)
         if self._stuck and decision.action is Action.RESTART:
-            self._exclude(cause, self._stuck)  # what they hold (devices, memory, ports) new ranks would need
+            # new ranks would need what the stuck processes hold: devices, memory, ports
+            self._exclude(cause, self._stuck)
             return
-        if verdict is not None and verdict.node == orders.place and record.found is None:  # else it is logged already
+        # otherwise it is logged already
+        if verdict is not None and verdict.node == orders.place and record.found is None:
             self._do(*event_records.finding(record.cycle, cause))
         self._tell_end(decision, cause)
         if self._leaving.is_due:
@@ -393,13 +395,13 @@ class Agent:
         self._over(Over(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
 
     def _stop(self, *, well: bool = False) -> None:
-        """``well``: no rank of this node has a part in what the others run."""
+        """Stop. ``well``: no rank of this node takes part in what the others run."""
         if self._leaving.signals:
             self._do(edge.TellStop(0))
         self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _exclude(self, cause: Cause, stuck: str) -> None:
-        """A rank asked for this node to be left out, or can't be killed: the others go on, if they are enough."""
+        """Leave the job because a rank asked for it, or can't be killed: the others go on, if they are enough."""
         self._say_goodbye(self._leaving.leave_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
@@ -408,7 +410,7 @@ class Agent:
             self._do(Tell(goodbye, within_s=self._leaving.within_s))
 
     def _leave_excluded(self, left: job.Leave | None) -> None:
-        """The others go on without this node, if they are enough; its launcher stays, if there are others."""
+        """Continue the others without this node, if they are enough; its launcher stays, if there are others."""
         leaving = self._leaving
         if left is not None or self._orders.is_left_out:
             decision = leaving.decision(left or job.Leave(0), restarts_left=self.restarts_left)

@@ -1,4 +1,4 @@
-"""What the coordinator and this node have told each other of the cycle that has begun last. Pure."""
+"""Orders of the coordinator and reports of this node for the last cycle that has begun. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
 
 class CoordinatorOrders:
-    """What counts of that for this launcher now."""
+    """Orders of the coordinator that apply to this launcher now."""
 
     def __init__(self) -> None:
         self.begun: Held | None = None
-        """The last cycle that this node has a place in."""
+        """Last cycle that this node has a place in."""
         self.taken: Held | None = None
-        """The last one whose ranks it was to run."""
+        """Last cycle whose ranks it was to run."""
         self.stands_by = False
-        """Other nodes have begun a cycle without this one."""
+        """True if other nodes have begun a cycle without this one."""
         self.is_left_out = False
-        """The job goes on without this node, for good."""
+        """True if the job goes on without this node, for good."""
         self.left: Leave | None = None
-        """This launcher's job is over."""
+        """Set once this launcher's job is over."""
         self.told: Report | None = None
-        """What this node has reported of the cycle."""
+        """Last report of this node on the cycle."""
         self.is_cut_off = False
-        """The cycle ended here only, because no coordinator could be reached."""
+        """True if the cycle ended here only, because no coordinator could be reached."""
         self._end: End | None = None
         self._verdict: Verdict | None = None
 
     def hear(self, event: Begin | StandBy | EndRanks | Conclude | LeftOut | Leave) -> None:
-        """The coordinator has decided something."""
+        """Note a decision of the coordinator."""
         match event:
             case Begin(held):
                 self.begun, self._end, self._verdict, self.told = held, None, None, None
@@ -48,13 +48,13 @@ class CoordinatorOrders:
                 self.left = self.left or event
 
     def take(self) -> Held:
-        """Run the ranks of the cycle that has begun."""
+        """Return the cycle that has begun, as the one whose ranks run."""
         assert self.begun is not None
         self.taken = self.begun
         return self.begun
 
     def may_be_news(self, state: NodeState) -> bool:
-        """Whether to send a report of this state: once, and again if it no longer follows from another node's.
+        """Return True if a report of this state is news: once, and again if it no longer follows from another node's.
 
         A cycle whose successor has begun needs no report any more.
         """
@@ -63,7 +63,7 @@ class CoordinatorOrders:
         return self.told is None or self.told.state is not state or self.told.follows
 
     def report(self, report: Report) -> bool:
-        """Take note of a report that is about to be sent; returns False if it is no news."""
+        """Note a report that is about to be sent. Return False if it is no news."""
         told = self.told
         if told is not None and (told.state, told.follows) == (report.state, report.follows):
             return False
@@ -72,32 +72,32 @@ class CoordinatorOrders:
 
     @property
     def place(self) -> int | None:
-        """Of this node in the cycle that was taken."""
+        """Place of this node in the cycle that was taken."""
         return None if self.taken is None else self.taken.place
 
     @property
     def has_begun(self) -> bool:
-        """Another cycle than the one taken has begun. If the one taken still runs, its end was never received."""
+        """True if another cycle than the one taken has begun. If that one still runs, its end was lost."""
         return self.begun is not self.taken
 
     @property
     def is_over(self) -> bool:
-        """The cycle that was taken has ended."""
+        """True if the cycle that was taken has ended."""
         return self._end is not None or self.left is not None or self.has_begun
 
     @property
     def is_lost(self) -> bool:
-        """Whether no verdict on the cycle can come any more."""
+        """True if no verdict on the cycle can come any more."""
         return self._end is None or self._end.lost or self.has_begun
 
     @property
     def lost(self) -> str:
-        """Why the others have given this node up, in words; empty if that isn't known, or if they haven't."""
+        """Why the others have given this node up, in words; empty if unknown, or if they haven't."""
         return self._end.text if self._end is not None and self._end.lost else ""
 
     @property
     def restarts(self) -> bool:
-        """Another cycle is to follow."""
+        """True if another cycle is to follow."""
         return self._end is not None and self._end.restarts
 
     @property
@@ -107,12 +107,12 @@ class CoordinatorOrders:
 
     @property
     def outcome(self) -> Outcome:
-        """How it has ended."""
+        """Outcome of the cycle."""
         if self.has_begun:
             return Outcome.MEMBERSHIP
         return Outcome.STOPPED if self._end is None else self._end.outcome
 
     @property
     def verdict(self) -> Verdict | None:
-        """Why it has ended; None as long as that isn't known."""
+        """Verdict on the cycle; None while it is unknown."""
         return None if self.has_begun else self._verdict

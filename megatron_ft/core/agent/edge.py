@@ -1,6 +1,6 @@
-"""The events that the launcher's machine takes, and the effects that it asks for.
+"""Events and effects of the launcher's machine.
 
-What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``DiagnoseHang`` and
+Effects of the launcher's member of the control plane (``Begin``, ``EndRanks``, ``Conclude``, ``DiagnoseHang`` and
 ``Leave`` of `core.job.edge`) are events here, and so is a rank's ``ReceivedRequest``. Times are nanoseconds of
 CLOCK_MONOTONIC unless a name says otherwise.
 """
@@ -39,13 +39,13 @@ from megatron_ft.core.timeouts.learned import LearnedState
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the launcher reads of this node's ranks at an event, by local rank.
+    """Readings of this node's ranks at an event, by local rank.
 
     Args:
-        boards: of this cycle; None where there is none.
-        words: what each wrote of its end.
-        stopped: whether the process is stopped by a signal.
-        run_delays_ns: by thread, how long it has waited for a CPU in its life.
+        boards: boards of this cycle; None for a rank without one.
+        words: what each rank wrote about its end.
+        stopped: True if the process is stopped by a signal.
+        run_delays_ns: total CPU wait of each thread.
     """
 
     boards: Mapping[int, BoardSnapshot | None]
@@ -53,9 +53,9 @@ class Readings:
     stopped: Mapping[int, bool]
     run_delays_ns: Mapping[int, Mapping[int, int]]
     checkpointed: Callable[[], int | None] = lambda: None
-    """The iteration of the last checkpoint, where a file holds it."""
+    """Returns the iteration of the last checkpoint, None if no file holds it."""
     collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
-    """Counts by rank; None for one without a process group."""
+    """Counts by rank; None for a rank without a process group."""
 
 
 # -- events: the launcher -------------------------------------------------------------------------------------
@@ -63,12 +63,12 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """``Agent.alarm_ns`` is over. The first event, too: the launcher is up."""
+    """``Agent.alarm_ns`` is over. Also the first event, once the launcher is up."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A signal asks the launcher to stop. ``again``: for the second time; no process is to be waited for any more."""
+    """A signal asks the launcher to stop. ``again``: the second request; no process is waited for any more."""
 
     number: signal.Signals
     again: bool = False
@@ -76,7 +76,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The process that started the launcher has ended, or its output has no reader. ``text``: which, in words."""
+    """The process that started the launcher has ended, or its output has no reader. ``text``: the reason."""
 
     text: str
 
@@ -88,10 +88,10 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class HealthChecked:
-    """How ``CheckHealth`` came out. ``ended`` is empty if the node is fit, else as in "exited with code 3"."""
+    """Result of ``CheckHealth``. ``ended`` is empty if the node is fit, else as in "exited with code 3"."""
 
     cycle: int
-    """The one that would begin then."""
+    """Cycle that would begin next."""
     ended: str
     code: int | None
     last_line: str
@@ -100,9 +100,9 @@ class HealthChecked:
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """Answer to ``ReadState``. ``state``: None if there is no file, or none that can be used.
+    """Answer to ``ReadState``. ``state``: None if there is no usable file.
 
-    ``problem``: what is wrong with the file, a line; ``may_write``: this run may write it.
+    ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
     """
 
     path: str
@@ -113,7 +113,7 @@ class StateRead:
 
 @dataclass(frozen=True, slots=True)
 class StateWritten:
-    """Answer to ``WriteState``. ``problem``: why the file could not be written, a line."""
+    """Answer to ``WriteState``. ``problem``: why the file could not be written, in a line."""
 
     ok: bool
     problem: str = ""
@@ -135,7 +135,7 @@ class RanksMet:
 
 @dataclass(frozen=True, slots=True)
 class RankStarted:
-    """A rank's process was made."""
+    """A rank's process was created."""
 
     local_rank: int
     pid: int
@@ -144,19 +144,19 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """All of them were."""
+    """All ranks were created."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """They weren't: because of this, or (None) because the cycle is over, or the launcher was asked to stop."""
+    """Ranks were not started. ``cause`` is None if the cycle is over, or the launcher was asked to stop."""
 
     cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
-    """A rank's process has ended. ``exitcode`` as ``subprocess`` has it; the signals are the launcher's."""
+    """A rank's process has ended. ``exitcode`` as in ``subprocess``; the signals are the launcher's."""
 
     local_rank: int
     exitcode: int
@@ -167,7 +167,7 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """What ``TerminateRanks`` asked for is done. ``stuck``: processes that outlive SIGKILL, as text and record."""
+    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts."""
 
     stuck: str = ""
     processes: Sequence[ProcessFacts] = ()
@@ -192,9 +192,7 @@ Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | Speak | job.L
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Run the user's command that says whether the node is fit; answered by ``HealthChecked``. Given up when
-    the phase is another one.
-    """
+    """Run the user's health command; answered by ``HealthChecked``. Given up when the phase changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,21 +208,21 @@ class StartRanks:
 
 
 class Way(enum.Enum):
-    """How ranks are ended."""
+    """Way of ending ranks."""
 
     TERMINATED = "terminated"
-    """SIGTERM, and SIGKILL for what is left after the grace."""
+    """SIGTERM, then SIGKILL for what is left after the grace."""
     FINISHED = "finished"
-    """They have; what they left behind has a moment to end, and is reported."""
+    """Ranks have finished; leftover processes have a moment to end, and are reported."""
     KILLED = "killed"
-    """They were asked to stop, and their time is over."""
+    """Ranks were asked to stop, and their time is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminateRanks:
-    """End all that is left of the ranks; answered by ``RanksEnded``.
+    """End everything left of the ranks; answered by ``RanksEnded``.
 
-    ``leftover_grace_s``: what a rank that was asked to stop has left may take so long; None: it isn't waited for.
+    ``leftover_grace_s``: time for leftover processes of ranks that were asked to stop; None: no wait.
     """
 
     way: Way
@@ -234,36 +232,36 @@ class TerminateRanks:
 
 @dataclass(frozen=True, slots=True)
 class MetAgain:
-    """Another cycle is to follow: see to what the ended ranks have held."""
+    """Another cycle follows: wait for what the ended ranks have held."""
 
 
 class Exit(enum.Enum):
-    """How this launcher's part of the job ends."""
+    """Kind of end of this launcher's part in the job."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """The job has, for good, or a rank has asked for its end."""
+    """The job has failed for good, or a rank has asked for its end."""
     STOPPED = "stopped"
-    """By a signal to the launcher."""
+    """A signal to the launcher."""
     ABANDONED = "abandoned"
-    """The process that started it has ended, or its output has no reader."""
+    """The process that started the launcher has ended, or its output has no reader."""
     EXCLUDED = "excluded"
     """This node has left the others: a rank asked for that, or can't be killed."""
     STAYED = "stayed"
-    """The same, and the launcher has stayed until the job's end."""
+    """Like EXCLUDED, and the launcher has stayed until the job's end."""
     LEFT = "left"
     """The job has ended, or goes on, without this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """This launcher's part in the job is over.
+    """End of this launcher's part in the job.
 
     Args:
         code: its exit code.
-        text: why, in words, as far as is known.
-        verdict: on the last cycle; None if none has come.
-        cause: why the job has failed because of ranks of this node, which torch's table of failures names.
+        text: reason in words, as far as known.
+        verdict: verdict on the last cycle; None if none has come.
+        cause: set if ranks of this node made the job fail; named in torch's table of failures.
     """
 
     how: Exit
@@ -278,7 +276,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
-    """Signal those of them that live; one that is stopped is continued."""
+    """Signal the live ranks among these; a stopped one is continued."""
 
     local_ranks: Sequence[int]
     number: int
@@ -287,7 +285,7 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True)
 class CollectEvidence:
-    """Have its monitor collect evidence on a rank. ``passive``: without a signal to it, because it may run on."""
+    """Have a rank's monitor collect evidence. ``passive``: without a signal to the rank, because it may run on."""
 
     local_rank: int
     passive: bool
@@ -296,7 +294,7 @@ class CollectEvidence:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """Have its monitor observe a rank now and at ``again_ns``, without a signal to it: does it make progress?"""
+    """Have a rank's monitor check for progress between now and ``again_ns``, without a signal to the rank."""
 
     local_rank: int
     again_ns: int
@@ -304,7 +302,7 @@ class CheckProgress:
 
 @dataclass(frozen=True, slots=True)
 class ExtendTimeout:
-    """The interval for which this rank is suspected may last ``timeout_s`` in all."""
+    """Let the interval for which this rank is suspected last ``timeout_s`` seconds in all."""
 
     local_rank: int
     timeout_s: float
@@ -319,12 +317,12 @@ class ConfirmHang:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Everything has been seen: the monitors may end ranks that were found hung."""
+    """All evidence is collected: monitors may end hung ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmMonitor:
-    """Have the monitor of a rank apply these learned timeouts."""
+    """Have a rank's monitor apply these learned timeouts."""
 
     local_rank: int
     arm: Arm
@@ -332,7 +330,7 @@ class ArmMonitor:
 
 @dataclass(frozen=True, slots=True)
 class SurveyRank:
-    """Have the monitor of a rank report its intervals; answered by ``IntervalsReported``."""
+    """Have a rank's monitor report its intervals; answered by ``IntervalsReported``."""
 
     local_rank: int
     survey: Survey
@@ -340,7 +338,7 @@ class SurveyRank:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: if it is broken."""
+    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: rename a broken file."""
 
     path: str
     sets_aside: bool = False
@@ -364,7 +362,7 @@ class TellStateWritten:
 
 @dataclass(frozen=True, slots=True)
 class KeepEvidence:
-    """Write what is known of a rank that has ended by itself, badly."""
+    """Write the evidence on a rank that has failed by itself."""
 
     cycle: int
     ended: RankExit
@@ -372,7 +370,7 @@ class KeepEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the coordinator. ``within_s``: with a `Goodbye`, when ``Leave`` is to come at the latest."""
+    """Send a message to the coordinator. ``within_s``: with a `Goodbye`, seconds until ``Leave`` must have come."""
 
     message: Said
     within_s: float = 0.0
@@ -380,21 +378,21 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class TellStop:
-    """Say once that the launcher was asked to stop, and to how many ranks the signal goes."""
+    """Print, once, that the launcher was asked to stop, and how many ranks get the signal."""
 
     ranks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A line for the user."""
+    """Print a line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A record of the event log; ``at_ns``: when it happened, if that isn't now."""
+    """Write a record to the event log; ``at_ns``: its time, if that isn't now."""
 
     record: Record
     at_ns: int | None = None

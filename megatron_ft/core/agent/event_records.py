@@ -1,4 +1,4 @@
-"""The records that the launcher's machine has for the event log. Pure."""
+"""Records of the launcher's machine for the event log. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from megatron_ft.core.timeouts.learned import Choice, LearnedState
 
 
 def node_health(event: HealthChecked) -> Write:
-    """The health command has ended."""
     record = records.NodeHealth(
         cycle=event.cycle,
         good=not event.ended,
@@ -33,7 +32,6 @@ def node_health(event: HealthChecked) -> Write:
 
 
 def cycle_started(record: CycleRecord, met: RanksMet, max_restarts: int, restarts_left: int) -> Write:
-    """The ranks of a cycle were created."""
     ranks = tuple(
         records.StartedRank(rank=record.ranks[local_rank], local_rank=local_rank, pid=started.pid)
         for local_rank, started in record.started.items()
@@ -54,7 +52,7 @@ def cycle_started(record: CycleRecord, met: RanksMet, max_restarts: int, restart
 def cycle_ended(
     record: CycleRecord, outcome: Outcome, decision: RestartDecision, cause: Cause | None, last_iteration: int | None
 ) -> Write:
-    """The end of a cycle; well if there is no cause."""
+    """Record the end of a cycle; no cause if it ended well."""
     why = None
     if cause is not None:
         why = records.Cause(
@@ -72,7 +70,6 @@ def cycle_ended(
 
 
 def rank_exited(cycle: int, ended: RankExit) -> Write:
-    """A rank has ended."""
     exited = records.RankExited(
         cycle=cycle,
         rank=ended.rank,
@@ -88,7 +85,7 @@ def rank_exited(cycle: int, ended: RankExit) -> Write:
 
 
 def late_rank(cycle: int, verdict: HangVerdict, *, pid: int, since_ns: int, observed_only: bool) -> Write:
-    """The launcher's own verdict, like a monitor's."""
+    """Record the launcher's own verdict, like a monitor's."""
     record = RankHung(
         rank=verdict.rank,
         local_rank=verdict.local_rank,
@@ -107,7 +104,7 @@ def late_rank(cycle: int, verdict: HangVerdict, *, pid: int, since_ns: int, obse
 
 
 def would_have_ended(cycle: int, verdict: HangVerdict) -> Write:
-    """A monitor's verdict that has no consequences."""
+    """Record a monitor's verdict without consequences."""
     record = records.WouldHaveEnded(
         rank=verdict.rank,
         local_rank=verdict.local_rank,
@@ -119,7 +116,7 @@ def would_have_ended(cycle: int, verdict: HangVerdict) -> Write:
 
 
 def more_time(cycle: int, verdict: HangVerdict, until_s: float, progress: str) -> Write:
-    """A learned timeout is over, and a rank makes progress."""
+    """Record that a learned timeout was extended, because a rank makes progress."""
     record = records.MoreTime(
         rank=verdict.rank,
         local_rank=verdict.local_rank,
@@ -136,19 +133,18 @@ def more_time(cycle: int, verdict: HangVerdict, until_s: float, progress: str) -
 
 
 def finding(cycle: int, cause: Cause) -> list[Write]:
-    """The cause of a hang, by the evidence on all ranks. One launcher of the job logs it."""
+    """Record the cause of a hang, by the evidence on all ranks. One launcher of the job logs it."""
     if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
         return [Write(records.Finding(cycle=cycle, rank=cause.rank, text=cause.detail))]
     return []
 
 
 def abandoned(text: str) -> Write:
-    """The launcher can't go on where it is."""
     return Write(records.Abandoned(text=text))
 
 
 def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
-    """Ranks whose scripts call no hooks complete no collective, and evidence on all was collected."""
+    """Record that ranks without hooks complete no collective, with the evidence on all ranks."""
     record = records.NoCollective(
         cycle=cycle,
         rank=review.rank,
@@ -161,7 +157,7 @@ def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
 
 
 def timeouts_learned(event: Learned, *, rule: str) -> Write:
-    """Timeouts were learned that ranks may be terminated by."""
+    """Record learned timeouts that are enforced."""
     timeouts = {
         name: LearnedTimeout(
             timeout_s=each.timeout_s,
@@ -178,7 +174,6 @@ def timeouts_learned(event: Learned, *, rule: str) -> Write:
 
 
 def state_loaded(path: str, state: LearnedState, choice: Choice) -> Write:
-    """Learned timeouts were read from a file."""
     record = StateLoaded(
         path=path,
         timeouts=choice.timeouts,
@@ -189,12 +184,11 @@ def state_loaded(path: str, state: LearnedState, choice: Choice) -> Write:
 
 
 def stuck(cycle: int, processes: Sequence[ProcessFacts]) -> Write:
-    """Processes of the ranks can't be killed, and what they wait in."""
+    """Record processes of ranks that can't be killed, with the kernel functions they wait in."""
     return Write(records.Stuck(cycle=cycle, processes=tuple(processes)))
 
 
 def request(asked: ReceivedRequest) -> Write:
-    """A rank asked for something."""
     record = records.WorkloadControl(
         action=asked.action.name, description=asked.description, rank=asked.rank, pid=asked.pid
     )
@@ -202,5 +196,5 @@ def request(asked: ReceivedRequest) -> Write:
 
 
 def training_again(cycle: int, seconds: Mapping[str, float]) -> Write:
-    """All ranks of this node are through their first step; seconds by phase of the start."""
+    """Record that all ranks of this node are through their first step; ``seconds`` by phase of the start."""
     return Write(records.TrainingAgain(cycle=cycle, seconds=dict(seconds)))

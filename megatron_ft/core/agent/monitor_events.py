@@ -1,4 +1,4 @@
-"""Events of the launcher's machine: what a monitor reports of its rank. Times as in `core.agent.edge`."""
+"""Events of the launcher's machine: a monitor's reports on its rank. Times as in `core.agent.edge`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from megatron_ft.core.timeouts.exchange import Intervals, Milestone
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A rank has started its monitoring, or its monitor was replaced by another (then ``at_ns`` is None).
+    """A rank has started its monitoring, or its monitor was replaced (then ``at_ns`` is None).
 
-    ``user_code_ns``: when the user's script began, in a rank that was forked; ``has_group``: it had its process group.
+    ``user_code_ns``: start of the user's script, in a forked rank; ``has_group``: it had its process group.
     """
 
     local_rank: int
@@ -23,11 +23,12 @@ class Attached:
     user_code_ns: int | None = None
     has_group: bool = False
     watch_only: bool = False
-    """Its script calls no hooks (so far): evidence can be collected on it, and its collectives are counted."""
+    """True if the script calls no hooks (so far): evidence can be collected on the rank, and its collectives are
+    counted."""
     state_path: str = ""
-    """File of learned timeouts; "": there is none."""
+    """File of learned timeouts; "" for none."""
     learns: bool = False
-    """The script asks for learned timeouts (calc_ft_timeouts)."""
+    """True if the script asks for learned timeouts (calc_ft_timeouts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Detached:
 
 @dataclass(frozen=True, slots=True)
 class Trains:
-    """A rank has completed its first step, which began at ``began_ns`` (0 where that isn't known)."""
+    """A rank has completed its first step, which began at ``began_ns`` (0 if unknown)."""
 
     local_rank: int
     cycle: int
@@ -73,7 +74,7 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class ProgressChecked:
-    """The progress of a rank between the two moments of ``CheckProgress``, in words; empty if none was found."""
+    """Progress of a rank between the two moments of ``CheckProgress``, in words; empty if none was found."""
 
     local_rank: int
     cycle: int
@@ -82,7 +83,7 @@ class ProgressChecked:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCollected:
-    """The evidence that a monitor has collected on its rank."""
+    """Evidence that a monitor has collected on its rank."""
 
     local_rank: int
     cycle: int
@@ -99,7 +100,7 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class MilestoneReached:
-    """A rank has reached a point in time at which timeouts may be learned."""
+    """A rank has reached a moment at which timeouts may be learned."""
 
     local_rank: int
     cycle: int

@@ -1,4 +1,4 @@
-"""The options of ``ft_launcher`` beyond torchrun's and those of the configuration that the ranks get, too."""
+"""Options of ``ft_launcher`` beyond torchrun's and those of the configuration, which ranks get, too."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MODULES = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherOptions:
-    """The values of these options. Durations are seconds; None means no limit, or that the option isn't set."""
+    """Values of these options. Durations are seconds; None means no limit, or not set."""
 
     cfg_path: str | None = option(
         None,
@@ -70,7 +70,7 @@ class LauncherOptions:
         path("of a directory", "DIR"),
         "Directory of the event logs. Default: megatron_ft inside torchrun's --log-dir if that is given, else a "
         "directory under ~/.local/state/megatron_ft ($XDG_STATE_HOME): under Slurm slurm-JOBID.STEP, else a new one.",
-        is_printed=False,  # the launcher prints it on a line of its own
+        is_printed=False,  # printed on a line of its own
     )
     log_max_bytes: int = option(
         DEFAULT_LOG_MAX_BYTES,
@@ -226,7 +226,7 @@ class LauncherOptions:
         "Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for all "
         "ranks of the node, to where they begin to differ. none: the script isn't run ahead, ranks start as fresh "
         "interpreters. Default: the script is run ahead, and no further modules are imported.",
-        in_yaml=False,  # it is needed before a file can be read
+        in_yaml=False,  # needed before a file can be read
     )
     preload_timeout: float = option(
         60.0, DURATION, "If the script reaches no fork point in this time, each rank starts a new interpreter."
@@ -236,12 +236,12 @@ class LauncherOptions:
         one_of("on", "off"),
         "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get megatron_ft's modules, "
         "whether nvidia-resiliency-ext is installed or not. off: they get what is installed.",
-        in_yaml=False,  # it is needed before a file can be read
+        in_yaml=False,  # needed before a file can be read
     )
 
     @property
     def is_min_healthy(self) -> bool:
-        """Whether ranks restart only when too few nodes are healthy, by ``--restart-policy min-healthy``."""
+        """True if ranks restart only when too few nodes are healthy, by ``--restart-policy min-healthy``."""
         return self.restart_policy == MIN_HEALTHY
 
 

@@ -1,6 +1,6 @@
-"""Options of nvidia-resiliency-ext, 0.2 to 0.7, that this package ignores, and what is lost by that.
+"""Options of nvidia-resiliency-ext, 0.2 to 0.7, that this package ignores, and the consequences.
 
-Those that work are among the names of this package's options; all spellings of both are in
+Supported options are among the names of this package's options; all spellings of both are in
 `tests/unit/core/config/test_reference_options.py`.
 """
 
@@ -61,7 +61,7 @@ IGNORED: dict[str, str] = {
     "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
     "segment_health_check_dir": "segments of nodes have no health check of their own",
 }
-"""By the option's name as a key of YAML: what is lost."""
+"""Consequence of ignoring, by the option's name as a key of YAML."""
 
 SERVED: dict[str, str] = {
     **dict.fromkeys(
@@ -85,14 +85,14 @@ SERVED: dict[str, str] = {
 
 
 def meaning(name: object) -> str | None:
-    """Why a configuration of ranks ignores this name; None if the name is unknown."""
+    """Return why a configuration of ranks ignores this name; None if the name is unknown."""
     if name in LAUNCHER_OPTIONS:
         return "an option of ft_launcher, for its command line and YAML file"
     return IGNORED.get(name) if isinstance(name, str) else None
 
 
 def describe(ignored: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for all that are ignored for the same reason; each is its name and the words it was given with."""
+    """Return one line per reason for ignored options, each given as its name and the words it was given with."""
     by_reason: dict[str | None, list[str]] = {}
     for name, words in ignored:
         by_reason.setdefault(meaning(name), []).append(words)

@@ -9,14 +9,14 @@ REMOVED: dict[str, str] = {
     "false_kill_budget": "it is fixed: one interval in a million",
     "calculated_timeout_floor": "it is fixed: no learned timeout is below 5 s",
 }
-"""By the option's name as a key of YAML."""
+"""Replacement by the option's name as a key of YAML."""
 
 REMOVED_COMMANDS: dict[str, str] = {"check-launch": "add --ft-dry-run to the flags of your ft_launcher line"}
 """Commands of megatron-ft of earlier versions, and what to use instead."""
 
 
 def removed(name: object) -> str:
-    """Return what to say of an option that was removed, by a key of YAML or a word of the command line; else ""."""
+    """Return the message for a removed option, by a key of YAML or a word of the command line; else ""."""
     if not isinstance(name, str):
         return ""
     key = name.removeprefix("--").replace("-", "_").removeprefix("ft_").removeprefix("param_")

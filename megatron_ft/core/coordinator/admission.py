@@ -1,4 +1,4 @@
-"""Who is let into a job: launchers of that very job, whose options are those of the first one. Pure.
+"""Admission to a job: launchers of that very job, with the options of the first one. Pure.
 
 Launchers that know of no job are sent where it is coordinated, if that is another place. Those that were started after
 its end are to wait for the next one. A coordinator that no launcher has started forgets a job whose launchers have gone
@@ -18,7 +18,7 @@ FORGETS_S = GIVE_UP_S + 30.0
 
 
 class Admission:
-    """Of one coordinator. ``rules`` and ``job`` are those of the first launcher.
+    """Admission of one coordinator. ``rules`` and ``job`` are those of the first launcher.
 
     ``elsewhere``: where the launcher beside this coordinator is led; empty if it isn't.
     """
@@ -38,7 +38,7 @@ class Admission:
         self._elsewhere, self._until_s = address, float("inf")
 
     def elsewhere(self, now_s: float) -> str:
-        """Where the job is coordinated, as far as is known here; empty if it isn't known."""
+        """Return the address of the job's coordinator, as far as known here; empty if unknown."""
         return self._elsewhere if now_s < self._until_s else ""
 
     def job_ended(self, now_s: float) -> None:
@@ -46,7 +46,7 @@ class Admission:
         self.ended_s = now_s
 
     def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
-        """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
+        """Return the answer to a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
         if self.rules is None:
             self.rules, self.job = hello.rules, hello.job
         if hello.owns:
@@ -86,7 +86,7 @@ class Admission:
 
 
 def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:
-    """What to answer to a launcher that doesn't belong to that job, or has other options; None if it is let in."""
+    """Return the answer to a launcher of another job, or with other options; None if it is let in."""
     if hello.job != job:
         return Dismiss(REFUSED, lines.ANOTHER_JOB)
     if hello.rules != rules:
@@ -95,7 +95,7 @@ def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:
 
 
 def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:
-    """What differs: each option, its value in ``own``, and in ``others``."""
+    """Return the differing options, each with its value in ``own``, and in ``others``."""
     theirs = _options(others)
     return [(name, value, theirs[name]) for name, value in _options(own).items() if value != theirs[name]]
 

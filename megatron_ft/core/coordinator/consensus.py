@@ -44,7 +44,7 @@ class Consensus:
         self._candidates: tuple[str, ...] = ()
         self._following: set[int] = set()
         self._had: dict[int, Ballot] = {}
-        """What voters that follow had accepted before, by place: the decision's ``value``."""
+        """Values (`Decision.value`) that following voters had accepted before, by place."""
         self._owner: Node | None = None
         self._seen: Term = (-1, "")
         self._attempt, self._has_asked = 0, False
@@ -52,7 +52,7 @@ class Consensus:
         self._untold: list[Node] = []
         self._visitors, self._told = Visitors(), (False, "")
         self._unsure: set[Node] = set()
-        """Those connected that have accepted a first decision of another coordinator, which may have been made."""
+        """Connected nodes that have accepted a first decision of another coordinator, which may have been made."""
 
     # -- who is here ------------------------------------------------------------------------------------------
 

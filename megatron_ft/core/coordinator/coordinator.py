@@ -57,7 +57,7 @@ class Coordinator:
         self._is_owned = owned
         self._over_s: float | None = None
         self._end: m.End | None = None
-        """Of the cycle: the same for all launchers that are sent it before the next ``settle``."""
+        """End of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
         self._is_orphan, self._owner_elsewhere = False, -1
@@ -375,7 +375,7 @@ class Coordinator:
         return limit_s + (LONGEST_SKIP_S if paused_s < limit_s + LONGEST_SKIP_S else 0.0)
 
     def _took_over(self) -> None:
-        """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
+        """Lead from now on: a node that isn't connected is lost after the same time as a silent one."""
         cycle = self._cycle
         self._next_cycle.node_lost(self._clock.now_s)
         if cycle is not None:

@@ -335,7 +335,7 @@ class JobCycle:
 
     @property
     def shutdown_text(self) -> str:
-        """Who asked for the end of the job, and why."""
+        """Reason of a request for the end of the job, with the requesting node if there are several."""
         place, text = self.shutdown or (None, "")
         if place is None or len(self.seats) == 1:
             return text

@@ -1,4 +1,4 @@
-"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
+"""Next proposal, and its time: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _shrink_s(nodes: int) -> float:
 
 
 def last_call_s(rules: Rules, *, is_first: bool) -> float:
-    """So long a round is open for more nodes once there are enough; ``is_first``: the job hasn't had a cycle."""
+    """Return the seconds a round stays open for more nodes once there are enough; ``is_first``: the first round."""
     if rules.last_call_s is not None:
         return rules.last_call_s
     return _FIRST_CALL_S if is_first else _LAST_CALL_S
@@ -104,7 +104,7 @@ class NextCycle:
         """Since when it leads a job that another coordinator led before, whose launchers it needn't all have met."""
 
     def took_over(self, now_s: float) -> None:
-        """It leads, and there is a decision."""
+        """Note that this coordinator leads, with a decision already made."""
         if self._slots_are_places and self._took_over_s is None:
             self._took_over_s = now_s
 

@@ -130,7 +130,7 @@ def choose_segments(
     bad: Collection[str] = (),
     named: str = "",
 ) -> list[Node]:
-    """Who takes part, by place. ``slots``: who had which place in the last cycle; none before the first.
+    """Return the nodes that take part, by place. ``slots``: places of the last cycle; none before the first.
 
     A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
     domain take the others', segments that lack the fewest first. The nodes of segments that can't be filled, and

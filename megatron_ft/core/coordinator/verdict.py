@@ -14,7 +14,7 @@ from megatron_ft.core.job.rotation import Rotation, rotation_for
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
-"""What a node reaches by itself; that its launcher ends afterwards changes nothing."""
+"""States a node reaches by itself; the later end of its launcher changes nothing."""
 _LIKELY = (NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED)
 """Which of several nodes ended a cycle: launchers may end with their ranks, and who is left out costs no restart."""
 
@@ -33,7 +33,7 @@ class Seat:
 
     @property
     def state(self) -> NodeState:
-        """Of the node."""
+        """State of the node."""
         return self.report.state
 
     @property
@@ -137,7 +137,7 @@ def _rotation(rerun: Report | None, action: Action, *, nodes: int) -> Rotation:
 
 
 def _host(seats: Sequence[Seat], node: int | None, found: Cause | None) -> str:
-    """Of the node whose fault it was. A hang is found by a node that waits as often as by the one to blame."""
+    """Return the host of the node at fault. The node that reports a hang is often only waiting."""
     if found is not None and (found.rank is None or found.host):
         return found.host
     return "" if node is None else seats[node].name
@@ -186,7 +186,7 @@ def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
 
 
 def finished(seats: Sequence[Seat]) -> str:
-    """What there is to say of a job that has succeeded; empty if it has on all its nodes."""
+    """Return a note on a job that has succeeded; empty if it has on all its nodes."""
     count = sum(seat.has_finished for seat in seats)
     if count == len(seats):
         return ""

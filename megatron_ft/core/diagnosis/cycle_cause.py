@@ -1,7 +1,7 @@
-"""Why a cycle ended: which rank hung, or which end began it, in one line. Pure.
+"""Cause of a cycle's end in one line: the rank that hung, or the exit that began it. Pure.
 
 When one rank dies, the others die of it: of errors in their collectives, of the launcher's signals. These functions
-decide which end was the cause, and describe it.
+decide which exit was the cause, and describe it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, when
 
 COLLECTIVES = "collectives"
-"""The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
+"""Kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
 LOST_PEER = "lost peer"
-"""The kind of a verdict on a rank that has failed because another one kept it waiting, or is gone."""
+"""Kind of a verdict on a rank that failed because another one kept it waiting, or is gone."""
 _TIE_NS = 250_000_000
-"""Ends that were seen within this time of the first one: the order in which they were seen says little."""
+"""Time from the first observed exit within which the order of exits says little."""
 _DYING_NS = 2_000_000_000
-"""A large process that was killed may take this long to end; its connections are closed before that."""
+"""Time a large killed process may take to end; its connections are closed before that."""
 
 
 class CauseKind(enum.Enum):
-    """What ended a cycle; the values stand in the event log."""
+    """Kind of event that ended a cycle; the values appear in the event log."""
 
     HANG = "hang"
     CRASH = "crash"
@@ -47,7 +47,7 @@ class CauseKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class HangVerdict:
-    """A rank that its monitor found overdue. Seconds; ``kind`` is the monitor's word for what was overdue."""
+    """A rank that its monitor found overdue. Seconds; ``kind`` is the monitor's word for the exceeded timeout."""
 
     rank: int
     local_rank: int
@@ -58,57 +58,57 @@ class HangVerdict:
     iteration: int | None
     at_ns: int
     stopped: bool = False
-    """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
+    """True if the process was stopped by a signal (SIGSTOP, SIGTSTP)."""
     learned: bool = False
-    """The timeout was calculated from observed intervals."""
+    """True if the timeout was calculated from observed intervals."""
     limit_s: float | None = None
-    """Longest that the interval may last even while ranks make progress; None: a multiple of the timeout."""
+    """Hard limit of the interval even while ranks make progress; None: a multiple of the timeout."""
     enforced: bool = True
-    """False: the rank is only reported, and never ended."""
+    """False: the rank is only reported, never terminated."""
     error: str = ""
-    """The exception of a rank that has lost a peer, in one line."""
+    """Exception of a rank that has lost a peer, in one line."""
 
     @property
     def is_certain(self) -> bool:
-        """Whether the rank surely hung: its timeout is the user's, or it was stopped. A learned timeout may err."""
+        """True if the rank certainly hung: its timeout is the user's, or it was stopped. A learned timeout may err."""
         return self.stopped or not self.learned
 
     @property
     def timed(self) -> str:
-        """What was overdue."""
+        """Section or kind that was overdue."""
         return self.section or self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What was known of a rank of this node when some rank was found hung."""
+    """State of a rank of this node when some rank was found hung."""
 
     rank: int
     local_rank: int
     stopped: bool
     iteration: int | None
     section: str | None
-    """The outermost open section, None if it is out of section."""
+    """Outermost open section; None if out of section."""
     since_ns: int
-    """Since when that is so (CLOCK_MONOTONIC)."""
+    """Start of that section, or of the time out of section (CLOCK_MONOTONIC)."""
     timeout_s: float | None
     closing: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a cycle ended: one line, and the fields of the event log."""
+    """Cause of a cycle's end: one line, and the fields of the event log."""
 
     kind: CauseKind
     text: str
     rank: int | None = None
     iteration: int | None = None
     detail: str = ""
-    """What the evidence adds: where it was, and what the others did."""
+    """Details of the evidence: the rank's place, and what the others did."""
     follows: bool = False
-    """It only follows from the end of another rank, on another node."""
+    """True if the exit only follows from another rank's, on another node."""
     by_us: bool = False
-    """The launcher or a monitor ended the rank, and no other end tells more."""
+    """True if the launcher or a monitor ended the rank, and no other exit tells more."""
     host: str = ""
     """Name of the node that caused it; empty if none did, or it isn't known."""
     rerun: Rerun | None = None
@@ -116,18 +116,18 @@ class Cause:
 
     @property
     def line(self) -> str:
-        """The text with the iteration, where it is known, and the detail."""
+        """Text, iteration if known, and detail."""
         line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
         return f"{line}, {self.detail}" if self.detail else line
 
 
 def describe_hang(verdict: HangVerdict) -> str:
-    """Say what was overdue: "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    """Return "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     return f"rank {verdict.rank} {describe_overdue(verdict)}"
 
 
 def describe_overdue(verdict: HangVerdict) -> str:
-    """As ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    """Like ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
     note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
     if verdict.kind == LOST_PEER:
@@ -150,7 +150,7 @@ def describe_overdue(verdict: HangVerdict) -> str:
 
 
 def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
-    """The cause where the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
+    """Return the cause if the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
     if first.kind == LOST_PEER:
         text = f"rank {first.rank} {describe_overdue(first)}, a consequence"
@@ -160,9 +160,9 @@ def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
 
 
 def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
-    """The cause where one of several hangs; it is known if its process is stopped, and then ``places`` holds it alone.
+    """Return the cause if one of several ranks hangs: known only if ``places`` has a single, stopped rank.
 
-    ``places``: rank -> where it is, in words; empty where that isn't known.
+    ``places``: rank -> its place in words; empty if unknown.
     """
     if len(places) == 1:
         ((rank, detail),) = places.items()
@@ -174,11 +174,11 @@ def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
 
 
 def cause_on_this_node(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
-    """The rank of this node that hangs, where the one found first may only wait for it in a collective.
+    """Return the hung rank of this node; the first found may only wait for it in a collective.
 
-    Used until, or where, the snapshots of all ranks aren't there for `root_cause`, which knows who waits for whom.
-    A rank that was stopped by a signal is the one; so is one that is an iteration behind and has been where it
-    is for most of that time. If neither applies, it is the one that was found.
+    Used until, or where, the snapshots of all ranks aren't available for `root_cause`, which knows which rank waits for
+    which. A rank stopped by a signal is the cause; so is one that is an iteration behind and hasn't moved for most of
+    that time. Otherwise it is the rank that was found.
     """
     if verdict.stopped:
         return verdict
@@ -195,17 +195,17 @@ def cause_on_this_node(verdict: HangVerdict, others: Sequence[RankView]) -> Hang
 def find_cause(
     exits: Sequence[RankExit], verdicts: Sequence[HangVerdict], *, raised: Collection[int] = ()
 ) -> Cause | None:
-    """Why a cycle failed; None if no rank failed.
+    """Return why a cycle failed; None if no rank failed.
 
-    A verdict wins over every end, because the launcher ends what was found hung. Else the first end that launcher and
-    monitor didn't cause; among ends seen at the same time a signal from outside is likelier the cause than an error
-    that the loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had
-    raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
-    ranks of which that was seen, whenever they were signalled.
+    A verdict precedes every exit, because the launcher ends what was found hung. Otherwise the cause is the first exit
+    that launcher and monitor didn't cause; among exits seen at the same time a signal from outside is likelier than an
+    error that the loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that
+    had raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
+    ranks that were seen to raise, whenever they were signalled.
     """
     if verdicts:
-        # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
-        # behind more likely so, whichever was reported first
+        # two monitors may find hangs in the same millisecond: a stopped rank is the cause; otherwise a rank that is an
+        # iteration behind is likelier, whichever was reported first
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
     failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
@@ -218,7 +218,7 @@ def find_cause(
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
     if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _DYING_NS for rank_exit in others):
-        candidates = others  # one that ended much later can't be what they followed from
+        candidates = others  # an exit much later can't be what they followed from
     seen_first = min(rank_exit.at_ns for rank_exit in candidates)
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
     cause = min(tied, key=_suspicion)
@@ -262,7 +262,7 @@ def _rerun_cause(failed: Sequence[RankExit]) -> Cause | None:
 
 
 def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[RankExit]:
-    """The ends; of a rank that was killed while it was ending of its own exception, the end it would have had."""
+    """Return the exits; for a rank killed while ending of its own exception, the exit it would have had."""
     return [
         dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns or each.at_ns)
         if is_by_us(each) and was_ending(each, has_raised=each.rank in raised)
@@ -272,9 +272,9 @@ def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[Rank
 
 
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
-    """Least is the likeliest cause among ends seen at the same time."""
+    """Return a sort key by which the likeliest cause among simultaneous exits comes first."""
     name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
-    # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
+    # a library that loses its peer aborts (SIGABRT) or raises an error; nothing sends SIGKILL for it
     is_weak = rank_exit.crashed_of_exception or name == "SIGABRT" or not name.startswith("SIG")
     grade = 1 if is_weak else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
@@ -294,9 +294,9 @@ def _is_behind(other: RankView, verdict: HangVerdict) -> bool:
 
 
 def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
-    """A verdict on another rank than the one that was found: the time it has been where it is."""
+    """Return a verdict on another rank than the one found, with the time that rank has been in its place."""
     if found.kind in ("heartbeat", "initial_heartbeat"):
-        # its sections say nothing of its heartbeats; both ranks have been silent for about as long
+        # its sections say nothing about heartbeats; both ranks have been silent for about as long
         return dataclasses.replace(
             found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, stopped=other.stopped
         )

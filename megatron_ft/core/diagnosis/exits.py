@@ -1,4 +1,4 @@
-"""How ranks ended, in words. Pure."""
+"""Exits of ranks, in words. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from megatron_ft.core.signals import signal_name
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
 _SOON_S = 60.0
-"""A rank that was never watched may have trained; one that lived for less than this counts as failed in its start."""
+"""Lifetime below which a rank that was never watched counts as failed in its start; later it may have trained."""
 _TELLING_CODES = (2, 126, 127)
-"""A wrong argument (argparse), a command that can't be run, and one that isn't there."""
+"""Wrong argument (argparse), command that can't be run, command not found."""
 _SHELL_SIGNALS = 128
-"""A shell reports the signal that ended its command as a code beyond this one."""
+"""Offset a shell adds to the signal that ended its command."""
 _LONGEST = 300
 _MISTAKES = ("ModuleNotFoundError: ", "SyntaxError: ", "IndentationError: ", "NameError: ")
-"""These exceptions are mistakes in the script, whatever their text mentions."""
+"""Exceptions that are mistakes in the script, whatever their text mentions."""
 _FROM_OUTSIDE = (
     *("address already in use", "eaddrinuse", "connection", "broken pipe", "eoferror", "timeout", "timed out"),
     *("unreachable", "no route to host", "name resolution", "name or service not known", "network"),
@@ -29,20 +29,20 @@ _FROM_OUTSIDE = (
     *("input/output error", "stale file handle", "remote i/o", "read-only file system", "transport endpoint"),
     *("too many open files", "temporarily unavailable", "resource busy", "unavailable", "try again"),
 )
-"""In an exception's text, in lower case: another start, on other nodes or a moment later, may go well."""
+"""Texts of exceptions, in lower case, after which another start, elsewhere or a moment later, may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """The end of one rank.
+    """Exit of one rank.
 
     Args:
-        exitcode: as ``subprocess`` has it: negative is the number of the signal that ended it.
+        exitcode: as in ``subprocess``: negative is the number of the signal that ended it.
         at_ns: when the launcher saw it (CLOCK_MONOTONIC).
-        signals_sent: what the launcher or the rank's monitor had sent it before.
+        signals_sent: signals that the launcher or the rank's monitor had sent before.
         signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
-        iteration: the last one it reported, None if it never did.
-        error: type and message of the exception it recorded, None if there is none.
+        iteration: last reported iteration, None without one.
+        error: type and message of the recorded exception, None if there is none.
         error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
         raised_at_ns: when it raised it (CLOCK_MONOTONIC), 0 where that isn't known.
         where: in the user's code, "loader.py:88 next_batch"; empty if that isn't known.
@@ -70,12 +70,12 @@ class RankExit:
 
     @property
     def crashed_of_exception(self) -> bool:
-        """It raised, and crashed while its interpreter ended."""
+        """True if the rank raised, and crashed while its interpreter ended."""
         return self.error is not None and is_crash(self.exitcode)
 
 
 def is_by_us(rank_exit: RankExit) -> bool:
-    """Whether a rank ended because launcher or monitor had signalled it.
+    """Return True if a rank ended because launcher or monitor had signalled it.
 
     A SIGKILL that neither of them sent came from elsewhere, whatever they sent before.
     """
@@ -85,14 +85,14 @@ def is_by_us(rank_exit: RankExit) -> bool:
 
 
 def is_crash(exitcode: int) -> bool:
-    """Whether this is the end by a signal that a process causes itself."""
+    """Return True for the end by a signal that a process causes itself."""
     return exitcode < 0 and signal_name(-exitcode) in _OWN_FAULTS
 
 
 def describe_exit(rank_exit: RankExit) -> str:
-    """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
+    """Return how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
 
-    One that raised may crash while its interpreter ends: it is the exception that one looks for.
+    A rank that raised may crash while its interpreter ends: the exception is named first.
     """
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
@@ -115,29 +115,28 @@ def describe_exit(rank_exit: RankExit) -> str:
 
 
 def was_ending(rank_exit: RankExit, *, has_raised: bool = False) -> bool:
-    """Whether a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
+    """Return True if a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
 
-    An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
+    An interpreter may take a second to end, and closes its connections before that: the others can be quicker.
     """
     return (has_raised or 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns) and has_own_error(rank_exit)
 
 
 def is_secondary_failure(rank_exit: RankExit) -> bool:
-    """Whether a rank only failed because it had lost another one, as its exception says."""
+    """Return True if a rank only failed because it had lost another one, as its exception says."""
     return (rank_exit.exitcode > 0 or is_crash(rank_exit.exitcode)) and is_peer_loss(rank_exit.error or "")
 
 
 def has_own_error(rank_exit: RankExit) -> bool:
-    """Whether a rank has raised an exception that isn't the consequence of another rank's end."""
+    """Return True if a rank has raised an exception that isn't the consequence of another rank's exit."""
     return rank_exit.error is not None and not is_peer_loss(rank_exit.error)
 
 
 def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str:
-    """How a rank failed before its first step, in words that are the same for the same mistake of the user.
+    """Return how a rank failed before its first step, in words that are the same for the same user error.
 
-    Empty where another start may well get further.
-
-    ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
+    Empty if another start may well get further. ``is_watched``: its monitoring had begun, so that its steps would have
+    been seen.
     """
     is_shell_signal = end.exitcode > _SHELL_SIGNALS
     was_killed = end.exitcode <= 0 and not end.crashed_of_exception

@@ -1,4 +1,4 @@
-"""Python stacks as `faulthandler` and py-spy write them, and which frame of one a person wants to see. Pure."""
+"""Python stacks as `faulthandler` and py-spy write them, and the frame of interest to a person. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REPORTER_THREAD = "megatron_ft_crash_reporter"
 """Name of the thread with which a rank answers its monitor, and of that thread's function: faulthandler knows no names
 of threads."""
 STAND_IN = "megatron_ft_stand_in"
-"""Name of each function of this package that stands in for another one, which it calls: no place of a rank."""
+"""Name of each function of this package that replaces another one, which it calls: never the place of a rank."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")
@@ -18,20 +18,20 @@ _OURS = __file__.rsplit("/", 3)[0] + "/"
 
 
 class Frame(NamedTuple):
-    """One call: where it is just now. ``line`` is 0 where that isn't known."""
+    """One call and its current line; ``line`` is 0 if unknown."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        """As people quote it: "data_loader.py:88 next_batch"."""
+        """Return "data_loader.py:88 next_batch"."""
         name = self.file.rpartition("/")[2]
         return f"{name}:{self.line} {self.function}"
 
 
 class ThreadStack(NamedTuple):
-    """One thread, the innermost call first. ``ident`` is ``threading.get_ident()`` of that thread."""
+    """One thread, innermost call first. ``ident`` is its ``threading.get_ident()``."""
 
     ident: int
     frames: tuple[Frame, ...]
@@ -39,7 +39,7 @@ class ThreadStack(NamedTuple):
 
 
 def parse_faulthandler(text: str) -> list[ThreadStack]:
-    """The threads of one dump; lines that are none of it are passed over, and so are calls of stand-ins."""
+    """Return the threads of one dump, ignoring other lines and calls of stand-ins."""
     stacks: list[ThreadStack] = []
     ident, frames = None, list[Frame]()
     for line in text.splitlines():

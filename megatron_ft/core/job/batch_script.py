@@ -18,12 +18,12 @@ _FOR_GOOD = (Ending.FINISHED, Ending.NO_PROGRESS, Ending.MISTAKE)
 
 
 def requeue(job: str) -> list[str]:
-    """The same job once more."""
+    """Return the command that requeues the job."""
     return ["scontrol", "requeue", job]
 
 
 def cancel(job: str) -> list[str]:
-    """It gives its nodes back."""
+    """Return the command that cancels the job, which frees its nodes."""
     return ["scancel", job]
 
 
@@ -33,7 +33,7 @@ def show(job: str) -> list[str]:
 
 
 def host(allocated: str) -> str:
-    """Where the script runs: the first host that was ``allocated``; empty if that isn't known."""
+    """Return the host of the script: the first one that was ``allocated``; empty if unknown."""
     return next(iter(expand_hosts(allocated, 1)), "")
 
 

@@ -61,7 +61,7 @@ class Decided:
 
     held: Held
     members: tuple[str, ...]
-    """Who takes part, by place; empty where this coordinator doesn't know it."""
+    """Participants by place; empty if unknown to this coordinator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class FaultKind(enum.Enum):
     LOST = "lost"
     """Its launcher or its host was lost."""
     LEFT = "left"
-    """It was excluded, or couldn't end its ranks."""
+    """The node was excluded, or couldn't end its ranks."""
     RANK = "rank"
     """One of its ranks crashed, was killed or hung: the script may be to blame."""
 

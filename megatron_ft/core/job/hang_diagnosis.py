@@ -78,7 +78,7 @@ class HangDiagnosis:
         return place in self._awaited
 
     def lost(self, place: int) -> None:
-        """That node is lost: its notes won't come."""
+        """Stop waiting for the snapshots of a lost node."""
         if place in self._awaited:
             self._awaited.discard(place)
             self._are_all = False
@@ -191,7 +191,7 @@ def has_left_monitoring(notes: Sequence[RankSnapshot]) -> bool:
 def review(
     notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
-    """What to say. ``asker``: the place of the node that found it first; ``several``: there are several nodes."""
+    """Return the review. ``asker``: place of the node that found it first; ``several``: there are several nodes."""
     is_waited = any(note.in_flight or note.waits_in for note in notes)
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
     rank, text = finding.rank, finding.text

@@ -30,12 +30,12 @@ def node(place: int, name: str) -> str:
 
 
 def at(place: int, name: str, text: str) -> str:
-    """What failed on another node: for the place of the cause."""
+    """Format a failure on another node, for the place of the cause."""
     return f"{node(place, name)}: {text}"
 
 
 def on(place: int, name: str, text: str) -> str:
-    """What was asked for on another node: for the place of the cause."""
+    """Format a request on another node, for the place of the cause."""
     return f"on {node(place, name)} {text}"
 
 
@@ -159,7 +159,7 @@ def standing_by(running: int) -> str:
 
 
 def others_stand_by(names: Sequence[str]) -> str:
-    """Of such nodes."""
+    """Format the number and names of nodes on standby."""
     return f"{counted(len(names), 'node')} on standby for the next restart: {listed(names)}"
 
 

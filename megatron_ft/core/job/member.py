@@ -26,9 +26,9 @@ _CONNECT_S = 2.0
 _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
 _IMPATIENCE_S = (0.1, 0.5)
-"""The same for one that few have reached."""
+"""Seconds to wait, at random, for a coordinator that few have reached."""
 _GATHERING_S = (6.0, 8.0)
-"""The same for the first of all, if the others that are needed have been there, too."""
+"""Seconds to wait, at random, for the first coordinator, if the other nodes needed have reached it, too."""
 _RETRY_S = (0.02, 0.2)
 
 

@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the command lines of all launchers of a job say, the same for all. Times are seconds.
+    """Options common to the command lines of all launchers of a job. Times are seconds.
 
     Args:
         last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
@@ -142,7 +142,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Identity:
-    """What each `Hello` of a launcher says alike. ``endpoints``: where the job is coordinated at first."""
+    """Common part of each `Hello` of a launcher. ``endpoints``: where the job is coordinated at first."""
 
     job: str
     rules: Rules

@@ -1,4 +1,4 @@
-"""What nodes report of a cycle and of ranks that hang, or may; and the coordinator's verdict. Pure.
+"""Reports of nodes on a cycle and on ranks that hang, or may; and the coordinator's verdict. Pure.
 
 These are messages, or parts of them: the rest is in `core.job.messages`.
 """
@@ -17,16 +17,16 @@ from megatron_ft.core.job.rotation import Rotation
 
 
 class NodePhase(enum.Enum):
-    """What a node is about."""
+    """Phase of a node."""
 
     BUSY = "busy"
-    """It has no part in a running cycle, and isn't ready for the next one: its ranks end, or it is being checked."""
+    """Neither in a running cycle nor ready for the next one: its ranks end, or its health is being checked."""
     RUNNING = "running"
     READY = "ready"
     ASIDE = "aside"
     """Its health check has failed: the others don't wait for it."""
     EXCLUDED = "excluded"
-    """It is left out for good; its launcher stays until the job ends."""
+    """Left out for good; the launcher stays until the job ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Verdict:
         )
 
     def decision(self) -> RestartDecision:
-        """What follows."""
+        """Return the decision after the cycle."""
         return RestartDecision(
             action=self.action,
             restarts_left=self.restarts_left,
@@ -152,7 +152,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a node has seen of its ranks. ``passive``: as after a `Collect` that was; ``more``: the rest follows."""
+    """Snapshots of a node's ranks. ``passive``: as in the `Collect` before; ``more``: further ones follow."""
 
     cycle: int
     notes: tuple[RankSnapshot, ...]

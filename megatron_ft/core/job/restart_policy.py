@@ -35,13 +35,13 @@ class Outcome(enum.Enum):
     STOPPED = "stopped"
     """The end was asked for: by a signal to the launcher, or by a rank's request to shut the workload down."""
     MEMBERSHIP = "membership"
-    """Nothing failed here: another node left its ranks, or one wants to join."""
+    """No failure here: another node left its ranks, or one wants to join."""
     EXCLUDED = "excluded"
     """A rank of this node asked for the node to be left out: it leaves the job."""
 
 
 class Action(enum.Enum):
-    """What the launcher does next; the values stand in the event log."""
+    """Next act of the launcher; the values appear in the event log."""
 
     RESTART = "restart"
     FINISH = "finish"
@@ -50,7 +50,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartDecision:
-    """What to do, and how many restarts are left after it."""
+    """Next act, and the restarts left after it."""
 
     action: Action
     restarts_left: int
@@ -72,9 +72,9 @@ class RestartPolicy(ABC):
     max_restarts: int
     min_nodes: int = 1
     max_stalled: int = 0
-    """So many failed cycles in a row may get no further than the job has been; 0 is any number."""
+    """Failed cycles in a row that may make no progress; 0 is any number."""
     max_failed_starts: int = 0
-    """So many starts in a row may fail in the same way before the job has ever trained; 0 is any number."""
+    """Starts in a row that may fail in the same way before the job has ever trained; 0 is any number."""
 
     @abstractmethod
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
@@ -92,7 +92,7 @@ class RestartPolicy(ABC):
         advance: Advance | None = None,
         rerun: Rerun | None = None,
     ) -> RestartDecision:
-        """What follows from a cycle that has just ended.
+        """Return the decision after a cycle that has just ended.
 
         Args:
             restarts_before: how many restarts the whole job had used before.
@@ -211,7 +211,7 @@ class Advance:
 
 
 def furthest(known: Iterable[Advance]) -> Advance:
-    """What is known by the node that knows most: not all nodes need have seen the job's earlier lives."""
+    """Return the most advanced state: not all nodes need have seen the job's earlier lives."""
     return max(
         known, key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained), default=Advance()
     )

@@ -1,4 +1,4 @@
-"""What ranks and `megatron-ft` ask of a launcher, and its answers."""
+"""Requests of ranks and `megatron-ft` to a launcher, and its answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _rank_or_none(rank: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadControl:
-    """A rank asks for something; ``rank`` is only logged, so one that doesn't exist does no harm."""
+    """A rank's request; ``rank`` is only logged, so a wrong one does no harm."""
 
     action: Annotated[WorkloadAction, Form(_action, lambda action: action.name)]
     description: str = ""
@@ -45,7 +45,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How is the job? The answer is a `JobFacts`."""
+    """Ask for the state of the job. The answer is a `JobFacts`."""
 
 
 Request = WorkloadControl | Pause | Resume | Status
@@ -54,12 +54,12 @@ REQUESTS: Vocabulary[Request] = Vocabulary(Request)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request was taken."""
+    """The request was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """The order was obeyed. ``changed``: it wasn't so already."""
+    """The order was obeyed. ``changed``: it had an effect."""
 
     changed: bool = True
 

@@ -1,4 +1,4 @@
-"""The messages between a launcher and its monitors. Several reports of a monitor are records of its log, too."""
+"""Messages between a launcher and its monitors. Several reports of a monitor are records of its log, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The evidence that was collected on a rank (`Collect`)."""
+    """Evidence collected on a rank (`Collect`)."""
 
     cycle: Cycle
     note: RankSnapshot
@@ -31,7 +31,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class ProgressChecked:
-    """The progress of the rank between the two moments of `CheckProgress`, in words; empty: none was found."""
+    """Progress of the rank between the two moments of `CheckProgress`, in words; empty if none was found."""
 
     cycle: Cycle
     progress: str = ""
@@ -57,7 +57,7 @@ REPORTS: Vocabulary[Report] = Vocabulary(Report)
 class RankStarted:
     """The rank's process was created; it leads its own process group and session.
 
-    ``rank`` is its global rank, whatever number it gives itself later; None if that isn't known.
+    ``rank`` is its global rank, whatever number it gives itself later; None if unknown.
     """
 
     pid: Pid
@@ -82,7 +82,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """Observe the rank of this cycle now and at ``again_ns``, without a signal to it: does it make progress?"""
+    """Check the rank of this cycle for progress between now and ``again_ns``, without a signal to it."""
 
     cycle: Cycle
     again_ns: Moment
@@ -90,7 +90,7 @@ class CheckProgress:
 
 @dataclass(frozen=True, slots=True)
 class ExtendTimeout:
-    """A rank makes progress: the interval for which this one is suspected may last ``timeout_s`` in all."""
+    """Let the interval for which this rank is suspected last ``timeout_s`` in all, because a rank makes progress."""
 
     cycle: Cycle
     timeout_s: Seconds
@@ -115,15 +115,15 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Resume hang detection; the time since the pause counts for no rank."""
+    """Resume hang detection; timeouts exclude the time since the pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job is over."""
+    """End: the job is over."""
 
 
 RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang | Survey | Arm
-"""These are about one rank in one cycle."""
+"""Orders about one rank in one cycle."""
 Order = RankStarted | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

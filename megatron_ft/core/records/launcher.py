@@ -1,4 +1,4 @@
-"""Records of a launcher: of the job and its cycles; those on its ranks are in `launcher_ranks`."""
+"""Records of a launcher about the job and its cycles; those about its ranks are in `launcher_ranks`."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Config:
     """The options of the launcher.
 
     Args:
-        values: by option.
-        command: of a rank.
+        values: values by option.
+        command: command of a rank.
     """
 
     values: Mapping[str, Setting] = field(default_factory=dict)
@@ -104,11 +104,11 @@ class NodeHealth:
     """The health check command has run on this node.
 
     Args:
-        cycle: that it was run for.
-        good: whether the node is fit.
+        cycle: cycle about to begin.
+        good: true if the node is fit.
         exit_code: null if the command had to be killed.
-        text: how it ended; empty if well.
-        last_line: that it wrote.
+        text: how it ended; empty if it succeeded.
+        last_line: last line of its output.
     """
 
     cycle: Cycle
@@ -124,8 +124,8 @@ class StopRequested:
     """The launcher was asked to stop.
 
     Args:
-        signal: its name.
-        ranks: how many ranks it was forwarded to.
+        signal: name of the signal.
+        ranks: number of ranks that got the signal, too.
     """
 
     signal: str = ""
@@ -137,7 +137,7 @@ class Abandoned:
     """The launcher ends its ranks and leaves the job, of its own accord.
 
     Args:
-        text: what is gone: the process that has started it, or a reader of its output.
+        text: what is gone: the process that started the launcher, or the reader of its output.
     """
 
     text: str = ""
@@ -148,9 +148,9 @@ class SignalForwarded:
     """A signal was forwarded to the ranks (--ft-forward-signals).
 
     Args:
-        signal: its name.
-        local_ranks: who got it.
-        unready: local ranks that have no handler for it, so that it would only have ended them.
+        signal: name of the signal.
+        local_ranks: ranks that got it.
+        unready: local ranks without a handler for it, which it would only have ended.
     """
 
     signal: str = ""
@@ -160,10 +160,10 @@ class SignalForwarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """No rank of this node is found hung from now on.
+    """Hang detection on this node is paused.
 
     Args:
-        by: the process that asked for it.
+        by: process that asked for it.
     """
 
     by: Pid | None = None
@@ -174,7 +174,7 @@ class Resumed:
     """Hang detection on this node is on again.
 
     Args:
-        by: the process that asked for it.
+        by: process that asked for it.
     """
 
     by: Pid | None = None
@@ -185,8 +185,8 @@ class LauncherFailed:
     """The launcher itself has failed, by an unforeseen error: its node is lost to the others.
 
     Args:
-        text: as it prints it.
-        traceback: Python's.
+        text: the printed line.
+        traceback: Python's traceback.
     """
 
     text: str = ""
@@ -217,10 +217,10 @@ class CycleStarted:
     """The ranks of this node were created.
 
     Args:
-        ranks: of this node.
-        group_rank: of this node.
-        world_size: ranks of all nodes.
-        restarts_left: of ``max_restarts``.
+        ranks: ranks of this node.
+        group_rank: GROUP_RANK of this node.
+        world_size: number of ranks on all nodes.
+        restarts_left: remaining ones of ``max_restarts``.
         met_ns: when all nodes had met.
         spawned_ns: when the last of these ranks was created.
     """
@@ -240,10 +240,11 @@ class Cause:
     """Why a cycle ended.
 
     Args:
-        rank: that caused it; null if none did, or if it isn't known.
+        rank: rank at fault; null if none is, or if unknown.
         kind: "hang", "crash", "signal", "request", "membership".
-        text: as the launcher prints it.
-        detail: what the evidence adds; host: of the node whose fault it was. Empty if nothing is known.
+        text: the printed line.
+        detail: details of the evidence; empty if there are none.
+        host: node at fault; empty if unknown.
     """
 
     rank: Rank | None = None
@@ -259,9 +260,9 @@ class CycleEnded:
 
     Args:
         outcome: "succeeded", "failed" or "stopped".
-        cause: null if nothing failed. Of several nodes, one knows it best: those that only say "membership" don't.
+        cause: null if nothing failed. Of several nodes, one knows it best: not one that only says "membership".
         action: what follows: "restart", "finish", ...
-        iteration: done when the cycle ended, by the rank that caused it if one did.
+        iteration: iteration completed at the end, by the rank at fault if there is one.
     """
 
     cycle: Cycle
@@ -277,7 +278,7 @@ class TrainingAgain:
     """All ranks of this node are through their first step after a restart.
 
     Args:
-        seconds: by phase, where the time since the fault was detected went.
+        seconds: duration of each phase since the fault was detected.
     """
 
     cycle: Cycle
@@ -294,7 +295,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """How long memory of ended ranks was waited for.
+    """Memory of ended ranks was waited for.
 
     Args:
         held: memory that was still held when the wait ended.

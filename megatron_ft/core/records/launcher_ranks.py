@@ -1,4 +1,4 @@
-"""Records of a launcher on its ranks: their processes, how these are made, and those that hang or may."""
+"""Records of a launcher about its ranks: their processes, how these are created, and hangs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class RankExited:
     """A rank's process has ended, at ``t``.
 
     Args:
-        exitcode: negative is the signal that ended it; ``signal`` is that.
+        exitcode: negative for the signal that ended it, which is in ``signal``, too.
         by_us: the launcher or the monitor has ended it.
-        iteration: done by then.
-        error: its exception, if it is known.
+        iteration: iteration completed by then.
+        error: its exception, if known.
     """
 
     rank: Rank
@@ -48,7 +48,7 @@ class WouldHaveEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadControl:
-    """A rank asked for something.
+    """A rank sent a request to the launcher.
 
     Args:
         action: "Continue", "ExcludeThisNode" or "ShutdownWorkload".
@@ -62,10 +62,10 @@ class WorkloadControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorReplaced:
-    """A monitor has died, or did no work any more; another one goes on with its rank.
+    """A monitor has died, or stopped working; another one takes over its rank.
 
     Args:
-        pid: of the old one.
+        pid: process of the old monitor.
     """
 
     local_rank: LocalRank
@@ -83,9 +83,9 @@ class ForkServer:
 
     Args:
         state: "started", "ready", "ended", "not started", or "for something else".
-        where, what: at which line the script waits, and what it was about to do there.
-        took_s: until it did.
-        names: of the variables that the ranks have otherwise now.
+        where, what: line at which the script waits, and its next act there.
+        took_s: time until then.
+        names: variables whose values for the ranks have changed.
         reason: why it can't be used.
     """
 
@@ -104,7 +104,7 @@ class ForkFailed:
     """Ranks couldn't be forked: this time they are fresh interpreters.
 
     Args:
-        pids: of the fork server.
+        pids: processes of the fork server.
     """
 
     pids: tuple[Pid, ...] = ()
@@ -126,7 +126,7 @@ class Finding:
     """The result of a hang diagnosis: which rank hung. One launcher of the job writes it.
 
     Args:
-        text: in words.
+        text: the result in words.
     """
 
     cycle: Cycle
@@ -140,10 +140,10 @@ class MoreTime:
 
     Args:
         kind, section: what was overdue, as in a ``verdict``.
-        elapsed_s: for how long it had lasted.
-        timeout_s: what was learned.
-        until_s: how long it may last now, since it began.
-        progress: who was seen to do what, in words.
+        elapsed_s: duration so far.
+        timeout_s: learned timeout.
+        until_s: extended limit, from the start of the interval.
+        progress: which rank made progress, and how, in words.
     """
 
     rank: Rank
@@ -163,9 +163,9 @@ class NoCollective:
     """No collective has completed on any rank for long, in a job whose script calls no hooks. One launcher writes it.
 
     Args:
-        rank: that keeps the others waiting; null if that isn't known, or no rank waits.
-        elapsed_s: for so long, when the ranks were examined.
-        text: in words: who, where it is, and what the others do.
+        rank: rank that keeps the others waiting; null if unknown, or no rank waits.
+        elapsed_s: duration when the ranks were examined.
+        text: the rank, its place, and what the others do, in words.
         ends: the cycle is ended for it (--ft-watch-collectives end).
     """
 

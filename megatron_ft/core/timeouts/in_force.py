@@ -107,7 +107,7 @@ def state_to_dict(
 
 
 class CalculatedTimeouts(NamedTuple):
-    """What a state says: only values that were calculated, in seconds."""
+    """Calculated timeouts of a state, in seconds."""
 
     heartbeats: tuple[float, float] | None
     sections: dict[str, float]

@@ -1,4 +1,4 @@
-"""The options of ``ft_launcher`` for argparse, and what they and the YAML file add up to: each value and its source."""
+"""Options of ``ft_launcher`` for argparse, merged with the YAML file: each value and its source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _IN_FILES = {name: each for name, each in {**FIELDS, **LAUNCHER_OPTIONS}.items()
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
     """Add the group "fault tolerance" to torchrun's parser.
 
-    Every option has several spellings, of which ``--help`` shows one. Values stay texts: `read_ft_options`
-    judges them, so that a bad one gives one line instead of a usage dump.
+    Every option has several spellings, of which ``--help`` shows one. Values stay texts: `read_ft_options` checks them,
+    so that a bad one gives one line instead of a usage dump.
     """
     group = parser.add_argument_group(
         "fault tolerance", "Durations are seconds, null means no limit. Options win over the YAML file."
@@ -39,14 +39,14 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
 
 
 def source_of(option: Option, given: object) -> str:
-    """Where the value in the parsed arguments comes from."""
+    """Return the source of a value in the parsed arguments."""
     if option.is_flag:
         given = "1" if given else None
     return next((name for name in option.variables if os.environ.get(name) == given), "command line")
 
 
 def default_text(option: Option) -> str:
-    """Its default for people."""
+    """Return the default for people."""
     value = option.kind.plain(option.default)
     if value is None:
         return "null" if option.kind.unit else "none"
@@ -54,14 +54,14 @@ def default_text(option: Option) -> str:
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
-    """What argparse has to complain about, with the option that was probably meant."""
+    """Return argparse's complaint, with the option that was probably meant."""
     prefix, see = "unrecognized arguments: ", f" (see {parser.prog} --help)"
     if not message.startswith(prefix):
         return message if "training_script" not in message else message + see
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
     if text := removed(name):
         return text
-    # of several spellings that are as near, the last one is proposed: the first one that --help shows
+    # of equally near spellings the last one is proposed: the first one that --help shows
     actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
     known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]
     hint = nearest(name, known)
@@ -69,7 +69,7 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def as_text(value: object) -> str:
-    """A value as the command line writes it."""
+    """Format a value as on the command line."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -82,8 +82,10 @@ def as_text(value: object) -> str:
 
 
 def _refuse_abbreviations(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
-    """Of the options of ``group``, that is. argparse takes any beginning that only one option has: with ours beside
-    them, what torchrun takes for one of its own (``--te 3``) would be ambiguous, or become ours.
+    """Refuse abbreviations of the options of ``group``.
+
+    argparse takes any prefix that only one option has. Beside ours, abbreviations of torchrun's options (``--te 3``)
+    would become ambiguous, or ours.
     """
     find = parser._get_option_tuples
     ours = {id(action) for action in group._group_actions}
@@ -108,12 +110,12 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _is_on(given: str | None) -> bool | None:
-    """As torchrun reads its own PET_ variables of options without a value."""
+    """Read a flag's variable as torchrun reads its PET_ variables of options without a value."""
     return True if given not in (None, "", "0") else None
 
 
 class _Ignore(argparse.Action):
-    """Remembers the option's name, and how it was written, not its value."""
+    """Records the option's name and spelling, not its value."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
         super().__init__(option_strings, "ft_ignored_options", default=None, **{**options, "type": str})
@@ -132,7 +134,7 @@ class _Ignore(argparse.Action):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOptions(LauncherOptions):
-    """What the options and the YAML file add up to. Durations are seconds."""
+    """Merged options and YAML file. Durations are seconds."""
 
     config: FaultToleranceConfig
     sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
@@ -141,11 +143,11 @@ class ResolvedOptions(LauncherOptions):
     """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
 
     def was_set(self, name: str) -> bool:
-        """Whether the user gave the option of this name ("term-timeout") a value."""
+        """Return True if the user set the option of this name ("term-timeout")."""
         return self.options[name][1] != "default"
 
     def settings(self) -> dict[str, Setting]:
-        """`sources` and `options` for an event log."""
+        """Return `sources` and `options` for an event log."""
         everything = {**self.sources, **self.options}
         return {name: Setting(value=value, source=source) for name, (value, source) in everything.items()}
 
@@ -162,7 +164,7 @@ class ResolvedOptions(LauncherOptions):
         return table
 
     def summary(self) -> str:
-        """One line: the values that aren't defaults, each with its source."""
+        """Return one line: the values that aren't defaults, each with its source."""
         silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_printed}
         told = [
             f"{name}={as_text(value)} ({source})"
@@ -216,8 +218,8 @@ def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
 def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     """Check the parsed options and the YAML file they name. Raises ConfigError, one line.
 
-    Precedence: command line, then YAML file, then defaults. Unlike `FaultToleranceConfig.from_args`, unknown
-    keys in the file are refused, and nothing at all is fine: all defaults.
+    Precedence: command line, YAML file, defaults. Unlike `FaultToleranceConfig.from_args`, unknown keys in the file are
+    refused, and an empty configuration is valid: all defaults.
     """
     warnings: list[str] = []
     given = command_line_values(namespace)
@@ -256,7 +258,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
 
 
 def _launcher_values(namespace: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """The launcher's own options that the command line, or an environment variable, sets."""
+    """Yield the launcher's own options set on the command line or by an environment variable."""
     for name, each in LAUNCHER_OPTIONS.items():
         given = getattr(namespace, each.dest, None)
         if given is not None:

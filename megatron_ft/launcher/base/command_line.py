@@ -1,4 +1,4 @@
-"""What the user asked for on the command line: read by `arguments`, and used everywhere in the launcher."""
+"""The user's command line: read by `arguments`, used everywhere in the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvir
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """What the user asked for. Durations are seconds."""
+    """The user's command line. Durations are seconds."""
 
     namespace: argparse.Namespace
     options: ResolvedOptions
@@ -26,46 +26,47 @@ class CommandLine:
     """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
     it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
     node_rank: int | None = None
-    """None if it wasn't given; torchrun's default is 0."""
+    """Rank of this node; None if not given, although torchrun's default is 0."""
     where: SchedulerEnvironment = SchedulerEnvironment()  # noqa: RUF009 - frozen
     taken: str = ""
-    """What was taken from the scheduler, for the user; empty if nothing."""
+    """Options taken from the scheduler, for the user; empty if none."""
 
     @property
     def run_id(self) -> str:
-        """torchrun's --rdzv-id, made up for a single node."""
+        """torchrun's --rdzv-id, generated for a single node."""
         return str(self.namespace.rdzv_id)
 
     @property
     def stopped_code(self) -> int | None:
-        """The exit code of a launcher that was asked to stop; None: by how its ranks have ended.
+        """Exit code of a launcher that was asked to stop; None: decided by how its ranks have ended.
 
-        Kubernetes takes 0 for the end of the training, and a pod whose node is drained has more to do.
+        For Kubernetes, 0 is the end of the training, but a pod whose node is drained has more to do.
         """
         chosen = self.options.stopped_exit_code
         return 128 + signal.SIGTERM if chosen is None and self.where.scheduler is Scheduler.KUBERNETES else chosen
 
     @property
     def says_all(self) -> bool:
-        """Whether this launcher prints what concerns the whole job, though another one does, too."""
+        """True if this launcher prints lines about the whole job even if another one does."""
         chosen = self.options.say
         return self.where.scheduler is Scheduler.KUBERNETES if chosen is None else chosen == "all"
 
     @property
     def save_signals(self) -> tuple[signal.Signals, ...]:
-        """Slurm's users have them sent before the time is over: they ask ranks that have no handler to stop."""
+        """Signals that Slurm's users request before the end of the time limit; without a handler, ranks are asked to
+        stop."""
         if self.where.scheduler is not Scheduler.SLURM:
             return ()
         return tuple({signal.SIGUSR1, signal.SIGUSR2} - {*self.signals, *self.options.forward_signals})
 
     @property
     def rendezvous_settings(self) -> dict[str, str]:
-        """What --rdzv-conf sets."""
+        """Settings of --rdzv-conf."""
         return rendezvous_settings(self.namespace)
 
     @property
     def ranks_are_python(self) -> bool:
-        """Whether a rank's first process is the user's Python script, not some command that may wrap it."""
+        """True if a rank's first process is the user's Python script, not a command that may wrap it."""
         return not self.namespace.no_python
 
 

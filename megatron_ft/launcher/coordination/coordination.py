@@ -1,4 +1,4 @@
-"""What this launcher and the coordinator agree on: the member's machine with its clock, its connection, its effects.
+"""Connection of this launcher to the coordinator: the member's machine with its clock, its connection, its effects.
 
 The agent's machine ``tell``s how the node stands, and ``on_decision`` has what was decided. Everything happens on the
 launcher's loop; nothing here waits.
@@ -63,7 +63,7 @@ class Coordination:
         self.on_begin: Callable[[Held], None] = lambda held: None
         """A cycle begins in which this node has a place."""
         self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
-        """It has ended, and why."""
+        """Called with the verdict on a cycle that has ended."""
         self.on_left_out: Callable[[], None] = lambda: None
         """The job goes on without this node: it was excluded, or stands by."""
         self.on_decision: Callable[[OfCycle | m.Speak | edge.LeftOut | edge.Leave], None] = lambda _decision: None
@@ -107,7 +107,6 @@ class Coordination:
     # -- what the connection says -----------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """It is there."""
         self._do(self.member.opened(time.monotonic()))
 
     def failed(self, problem: str) -> None:
@@ -115,7 +114,6 @@ class Coordination:
         self._do(self.member.failed(time.monotonic(), problem))
 
     def broken(self, *, silent: bool = False) -> None:
-        """It has ended."""
         self._do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:

@@ -20,7 +20,7 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
 
 _QUICK_S = 10.0
 _MOST_QUICK = 5
-"""So many that have ended within that time, one after the other, and it isn't tried again."""
+"""Number of coordinators in a row that may end within that time before none is started any more."""
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0)
 
 
@@ -43,7 +43,7 @@ class CoordinatorProcess:
         say: Callable[[str], None],
         gave_up: Callable[[str], None],
     ) -> None:
-        """Nothing is started yet.
+        """Take over the socket, without starting a process.
 
         Args:
             name: of this host, as others know it.
@@ -67,7 +67,7 @@ class CoordinatorProcess:
         """``_owner_pipe``: tells the coordinator here on which connection this launcher follows another."""
         self._started_s = 0.0
         self._quick = 0
-        """So many have ended soon after their start, one after the other."""
+        """Number of coordinators in a row that have ended soon after their start."""
         self._timer: Timer | None = None
         self._is_closed = False
 

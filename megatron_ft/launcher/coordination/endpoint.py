@@ -18,7 +18,7 @@ from megatron_ft.ipc.wire import VersionError, encode
 _ANSWER_S = 15.0
 """A coordinator may just be starting, on a machine that has much to do; one whose job has ended stays for 5 s."""
 _CERTAIN_S = 1.0
-"""What refuses connections, or ends them, for so long isn't a coordinator that is just being replaced."""
+"""Seconds of refused or ended connections after which no coordinator can just be being replaced."""
 _PAUSE_S = 0.02
 
 
@@ -73,7 +73,7 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
 
 
 def _holder(host: str, port: int, within_s: float) -> _Holder:
-    """Who listens at a port of this machine."""
+    """Return what listens at a port of this machine."""
     until_s = time.monotonic() + within_s
     bound = _bind_host(host)
     try:
@@ -112,7 +112,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _bind_host(host: str) -> str:
-    """What to listen on, where launchers connect to ``host``: on loopback only if they come from nowhere else."""
+    """Return the host to listen on for launchers that connect to ``host``: loopback if none comes from elsewhere."""
     if not is_loopback(host):
         return ""
     return "127.0.0.1" if host == "localhost" else host

@@ -37,7 +37,7 @@ class AlreadyFinishedError(FaultToleranceError):
 
 @dataclass(frozen=True)
 class Launcher:
-    """What a launcher brings along when it joins a job.
+    """Parts of a launcher that joins a job.
 
     Args:
         children: of the launcher; a coordinator that it starts is one of them.
@@ -157,7 +157,7 @@ def _with_others(
 
 
 def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:
-    """Where this launcher's coordinator listens, by which name others know this host, and whether the job begins here.
+    """Return this launcher's listening socket, the name of this host for others, and whether the job begins here.
 
     May wait for the one that has the port. Of several launchers on one machine, the first has it.
     """

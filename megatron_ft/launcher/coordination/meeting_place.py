@@ -46,11 +46,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
-    """Where and how this launcher meets the others of its job."""
+    """Place and way of this launcher to meet the others of its job."""
 
     kind: Kind
     job: str
-    """What tells this job from all others: no secret."""
+    """Identifier of the job, not a secret."""
     rules: Rules
     """Of the whole job."""
     names_life: bool = False
@@ -62,9 +62,9 @@ class MeetingPlace:
     rank: int | None = None
     """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
     rank_source: str = ""
-    """Who said it: an option or a variable."""
+    """Option or variable that gave the rank."""
     domain: str = ""
-    """Of NVLink, if the rules have segments."""
+    """NVLink domain, if the rules have segments."""
     ranks_store: str = ""
     """``host:port`` where the ranks of a job of one node meet, if the user named it; else any free port will do."""
     note: str = ""
@@ -98,7 +98,7 @@ def check(line: CommandLine) -> None:
 def meeting_place(
     line: CommandLine, environ: Mapping[str, str], *, is_local: Callable[[str], bool] | None = None
 ) -> MeetingPlace:
-    """What they add up to. Name lookups may take as long as the name server does.
+    """Return the meeting place. Name lookups may take as long as the name server does.
 
     Args:
         is_local: in place of `is_this_machine`.

@@ -26,7 +26,7 @@ BACKEND = "megatron_ft"
 
 
 class Begun(Protocol):
-    """Who knows what was decided."""
+    """Source of the last decision."""
 
     @property
     def begun(self) -> Held | None:
@@ -34,7 +34,7 @@ class Begun(Protocol):
 
 
 class CoordinatedRendezvous(RendezvousHandler):
-    """Of one launcher."""
+    """Rendezvous of one launcher at the coordinator."""
 
     def __init__(self, coordination: Begun, store: RankStore, run_id: str) -> None:
         self._coordination = coordination
@@ -74,19 +74,19 @@ class CoordinatedRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def num_nodes_waiting(self) -> int:
-        """None that torch would have to see to."""
+        """Return 0: torch need not restart ranks for waiting nodes."""
         return 0
 
     def shutdown(self) -> bool:
-        """Nothing to do: the launcher closes what it has opened."""
+        """Return True and do nothing: the launcher closes what it has opened."""
         return True
 
 
 _make: list[Callable[[RendezvousParameters], RendezvousHandler]] = []
-"""That of the last registration."""
+"""Factory of the last registration, alone."""
 
 
 def register(config: LaunchConfig, *, coordination: Begun, store: RankStore) -> None:

@@ -1,7 +1,7 @@
-"""torch's elastic agent around the launcher's machine: turns what happens into events, and does what follows.
+"""torch's elastic agent around the launcher's machine: turns occurrences into events, and carries out effects.
 
-What that is, `core.agent` decides. What takes its time is done on torch's loop, one thing after the other; everything
-else at once, wherever the launcher is.
+`core.agent` makes the decisions. Effects that take time run on torch's loop, one after the other; all others at once,
+wherever the launcher is.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 _GOODBYE_S = 1.0
-"""How long to wait, in seconds, until the coordinator has received that this launcher fails."""
+"""Seconds to wait until the coordinator has received that this launcher fails."""
 
 
 class JobOverError(FaultToleranceError):
-    """This launcher's part in the job is over, and its lines about that are printed."""
+    """Raised when this launcher's part in the job is over, and its lines about that are printed."""
 
 
 class _CycleOverError(FaultToleranceError):
-    """The next cycle isn't to start any more: what was being done for it is given up."""
+    """Raised when the next cycle isn't wanted any more, to give up its preparation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherServices:
-    """What the agent uses of its launcher: the event loop, what comes in by it, and where the agent reports."""
+    """Parts of the launcher for the agent: event loop, event sources, and outputs."""
 
     line: CommandLine
     reactor: Reactor
@@ -103,7 +103,7 @@ class FaultTolerantAgent(TorchAgent):
         self._over: edge.Over | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
-        """When it rings; None if it doesn't."""
+        """Time of the timer; None without one."""
         monitors.on_event = self._hear
         launcher.control.on_request = self._hear
         launcher.signals.on_signals = self._signalled
@@ -116,7 +116,7 @@ class FaultTolerantAgent(TorchAgent):
     # -- torch's loop -------------------------------------------------------------------------------------
 
     def run_job(self) -> RunResult:
-        """Serve what happens, until the machine says that this launcher's part is over."""
+        """Serve events until the machine says that this launcher's part is over."""
         try:
             self._signalled(continued=False)
             self._hear(edge.Tick())
@@ -141,7 +141,7 @@ class FaultTolerantAgent(TorchAgent):
         return self._result(self._over)
 
     def _serve(self) -> None:
-        """Wait until something happens."""
+        """Wait for an event."""
         if self._machine.phase is not AgentPhase.RUNNING:
             self._launcher.reactor.run_once(None)
             return
@@ -165,7 +165,7 @@ class FaultTolerantAgent(TorchAgent):
     # -- events -------------------------------------------------------------------------------------------
 
     def _hear(self, event: edge.Event) -> None:
-        """Tell the machine, and do what can be done at once."""
+        """Pass the event to the machine, and carry out immediate effects."""
         seen = self._ranks.readings(self._machine.cycle.record.cycle)
         if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), seen)):
             return
@@ -199,7 +199,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _ended(self, worker: Worker) -> None:
         self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
-        # what the rank or its monitor said before it ended is to be known first
+        # first read the messages of the rank or its monitor from before the exit
         self._launcher.control.accept_all()
         self._monitors.hear_all()
         assert worker.exitcode is not None
@@ -300,7 +300,7 @@ class FaultTolerantAgent(TorchAgent):
         self._check(self._machine.wants_ranks)
 
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
-        """The ranks of a cycle, once there is room for them."""
+        """Return the ranks of a cycle, once there is room for them."""
         return self._ranks.make(
             cycle=self._machine.cycle.record.cycle,
             restarts_left=self._restarts_left,
@@ -333,7 +333,7 @@ def _options(line: CommandLine) -> Options:
         collectives_timeout_s=given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",
         says_all=line.says_all,
-        shares_output=line.where.launchers > 0,  # srun's, unless it was told otherwise
+        shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
         learn=given.config.learn,
         safety_factor=given.config.safety_factor,
         configured=configured,

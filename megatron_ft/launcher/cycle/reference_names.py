@@ -10,7 +10,7 @@ from megatron_ft.launcher.scheduler import environment
 
 
 def variables(cycle: int, now_s: float, infra_rank: int | None) -> dict[str, str]:
-    """What Megatron-LM reads: of this cycle, by the wall clock, and the number that the scheduler gave this node."""
+    """Return the variables that Megatron-LM reads: cycle, wall-clock time, and the scheduler's number of this node."""
     values = {
         "NVRX_CYCLE": str(cycle),
         "NVRX_LAUNCH_TIME": repr(now_s),
@@ -20,14 +20,14 @@ def variables(cycle: int, now_s: float, infra_rank: int | None) -> dict[str, str
 
 
 def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
-    """This node's number: --node-rank, else the scheduler's."""
+    """Return this node's number: --node-rank, else the scheduler's."""
     if line.node_rank is not None:
         return line.node_rank
     return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
 
 
 def checkpointed(path: str | None) -> int | None:
-    """The iteration of the last checkpoint; None if the file isn't there yet, or holds no number."""
+    """Return the iteration of the last checkpoint; None if the file is missing, or holds no number."""
     if path is None:
         return None
 

@@ -1,4 +1,4 @@
-"""The start of a cycle's ranks: torch numbers those of all nodes; this node's get their environment and are made."""
+"""Start of a cycle's ranks: torch numbers those of all nodes; this node's get their environment and are made."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "ma
 def meet(
     rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup, *, reactor: Reactor, check: Callable[[], None]
 ) -> None:
-    """Let torch number the ranks, in the store of the cycle. ``check`` is called meanwhile, after each event.
+    """Let torch number the ranks, in the store of the cycle. ``check`` is called after each event.
 
     Raises:
         RendezvousError: the store, or the nodes, can't be reached.
-        whatever ``check`` raises.
+        any exception of ``check``.
     """
-    # into one of its own: a thread that is given up may come back from where it waits while the next cycle runs
+    # a separate group: an abandoned thread may return from its wait while the next cycle runs
     met = WorkerGroup(group.spec)
 
     def number_ranks() -> None:
@@ -50,11 +50,11 @@ def meet(
             rendezvous(met)
         except RendezvousError:
             raise
-        except RuntimeError as error:  # torch's for stores, whatever it is
+        except RuntimeError as error:  # torch raises it for every error of a store
             raise RendezvousConnectionError("The store of the ranks can't be reached.") from error
 
     reactor.call_blocking(number_ranks, check)
-    private_names.warn_of_no_lost_connections()  # until now they say why a host can't be reached
+    private_names.warn_of_no_lost_connections()  # until now such warnings tell why a host can't be reached
     for name in _MET:
         setattr(group, name, getattr(met, name))
 
@@ -67,7 +67,7 @@ def rotate(workers: Sequence[TorchWorker], shift: int) -> None:
 
 
 def shared_environment(line: CommandLine) -> dict[str, str]:
-    """The environment that all ranks of this node have in common."""
+    """Return the common environment of this node's ranks."""
     options = line.options
     watches = options.watch_collectives != "off"
     return rank_environment(os.environ, reference_names=options.reference_names == "on", watches=watches)
@@ -89,7 +89,7 @@ class RankVariables:
         self._infra_rank = reference_names.infra_rank(line, os.environ)
 
     def complete(self, envs: Mapping[int, dict[str, str]], cycle: int) -> None:
-        """Add them to the environments of the ranks (by local rank) that are about to start."""
+        """Add the variables to the environments of the ranks (by local rank) that are about to start."""
         now = time.time()
         for local_rank, env in envs.items():
             env.update(self._of_rank(local_rank, cycle))
@@ -106,7 +106,7 @@ class RankVariables:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStarter:
-    """Starts the ranks of this node, with the processes and services of its launcher."""
+    """Starter of this node's ranks, with the processes and services of its launcher."""
 
     line: CommandLine
     reactor: Reactor
@@ -115,7 +115,7 @@ class RankStarter:
     run_dir: RunDirectory
     variables: RankVariables
     forking: ForkingSpawner | None
-    """None: ranks are never forked."""
+    """Spawner that forks ranks; None if ranks are never forked."""
     spawner: Spawner
     termination: Termination
 
@@ -129,7 +129,7 @@ class RankStarter:
         envs: dict[int, dict[str, str]],
         **given: Any,
     ) -> WorkerContext:
-        """The ranks of a cycle, not started. ``given`` is what torch gives to its ``start_processes``.
+        """Return the ranks of a cycle, not started. ``given``: torch's arguments of ``start_processes``.
 
         Nodes that join or leave restart ranks, too, so a job of several nodes always expects a restart.
         """

@@ -24,9 +24,9 @@ from megatron_ft.launcher.processes.worker import find_setpriv
 _SHELL = "/bin/sh"
 _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
-"""How long a process may take to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
+"""Seconds for a process to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
 _LOOK_AGAIN_S = 0.01
-"""A process that isn't our child gives no notice when it ends."""
+"""Interval of looks at a process that isn't a child of the launcher, whose end isn't notified."""
 _KEPT_BYTES = 4096
 
 
@@ -39,14 +39,14 @@ def job_directories(options: ResolvedOptions, log_dir: str | None) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """How the command ended."""
+    """Result of the command."""
 
     ended: str
-    """As in "exited with code 3"; empty if it exited with 0 in time."""
+    """Text such as "exited with code 3"; empty if it exited with 0 in time."""
     code: int | None
-    """As subprocess has it; None if it had to be killed."""
+    """Exit code as in ``subprocess``; None if it had to be killed."""
     last_line: str
-    """The last line that it wrote, to standard output or error."""
+    """Last line of standard output or error."""
     seconds: float
 
 
@@ -75,17 +75,17 @@ class HealthCheck:
         self._process: subprocess.Popen[bytes] | None = None
         self._output = b""
         self._is_stuck = False
-        """It has outlived SIGKILL."""
+        """True if it has survived SIGKILL."""
 
     def pids(self) -> set[int]:
-        """Of the process that runs, if one does."""
+        """Return the PID of the running process, if any."""
         return set() if self._process is None else {self._process.pid}
 
     def run(self, environment: Mapping[str, str], check: Callable[[], None]) -> Checked:
-        """Run it; ``check`` is called after each event.
+        """Run the command; ``check`` is called after each event.
 
         Raises:
-            whatever ``check`` raises; then the command is killed.
+            any exception of ``check``; then the command is killed.
         """
         began_s = time.monotonic()
 
@@ -111,22 +111,22 @@ class HealthCheck:
         return checked(f"exited with code {code}" if code else "", code)
 
     def close(self) -> None:
-        """Kill what is left of it, and serve everything else meanwhile. One that is stuck is waited for only once."""
+        """Kill what is left of the command, serving everything else. A stuck one is waited for only once."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         deadline_s = time.monotonic() + (0.0 if self._is_stuck else _GONE_WAIT_S)
-        # what is served may have closed it, too
+        # a served callback may have closed it, too
         while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
             self._reactor.run_once(_LOOK_AGAIN_S)
         self._is_stuck = self._process is not None
 
     def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-        """Its process, and a pidfd of that.
+        """Return its process and pidfd.
 
         Raises:
-            OSError: it can't be started, or not be waited for; then it is killed.
+            OSError: it can't be started or waited for; then it is killed.
         """
         process = self._process = subprocess.Popen(
             [*self._setpriv, _SHELL, "-c", self._command],
@@ -149,7 +149,7 @@ class HealthCheck:
     def _wait(
         self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float | None, check: Callable[[], None]
     ) -> int | None:
-        """How it ended; None if its time was over first."""
+        """Return the exit code; None at the deadline."""
         assert process.stdout is not None
         out_fd = process.stdout.fileno()
         os.set_blocking(out_fd, False)
@@ -175,7 +175,7 @@ class HealthCheck:
     def _read(self, fd: int) -> None:
         """Keep the end of its output. Output of a process that has left the command's session isn't waited for."""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(64):  # one that writes without end mustn't keep the launcher
+            for _ in range(64):  # endless output must not keep the launcher
                 data = os.read(fd, 65536)
                 if not data:
                     self._reactor.unwatch(fd)
@@ -183,7 +183,7 @@ class HealthCheck:
                 self._output = (self._output + data)[-_KEPT_BYTES:]
 
     def _let_go(self) -> bool:
-        """Whether nothing of it is left; then its number is given back."""
+        """Return True if nothing of it is left; then it is reaped."""
         process = self._process
         assert process is not None
         code = process_tree.exit_code_unreaped(process.pid)
@@ -194,12 +194,12 @@ class HealthCheck:
         if left:
             return False
         process_tree.reap(process.pid)
-        process.returncode = code  # else Popen would wait for a number that may be another's by then
+        process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
         self._process = None
         return True
 
     def _left(self) -> str:
-        """What is left of it and can't be killed: its shell, or what that has left."""
+        """Describe its processes that can't be killed: its shell, or what that has left."""
         assert self._process is not None
         pid = self._process.pid
         shell = read_stat(pid)
@@ -210,6 +210,6 @@ class HealthCheck:
 
 
 def last_line(output: bytes) -> str:
-    """The last line that isn't empty, harmless for a terminal."""
+    """Return the last line that isn't empty, harmless for a terminal."""
     found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     return printable(found[-1].strip()) if found else ""

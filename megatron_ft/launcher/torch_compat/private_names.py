@@ -1,7 +1,7 @@
-"""Names that torch keeps to itself and the launcher uses, with what is done where they differ.
+"""torch's private names that the launcher uses, and fallbacks where they differ.
 
-Written for torch 2.13. ``missing_essentials`` says what the launcher can't do without; everything else falls
-back to torch's own behaviour with one warning.
+Written for torch 2.13. ``missing_essentials`` lists what the launcher can't do without; everything else falls back to
+torch's own behaviour with one warning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AGENT_ATTRIBUTES = ("_pcontext", "_remaining_restarts", "_store", "_worker_grou
 
 
 def missing_essentials() -> list[str]:
-    """Names that the launcher needs and this torch doesn't have; empty for the versions it was made for."""
+    """Return names that the launcher needs and this torch lacks; empty for the versions it was made for."""
     missing = [f"LocalElasticAgent.{name}" for name in _AGENT_METHODS if not hasattr(LocalElasticAgent, name)]
     written = {name for cls in LocalElasticAgent.__mro__ for name in _names_in_init(cls)}
     missing += [f"LocalElasticAgent.{name}" for name in _AGENT_ATTRIBUTES if name not in written]
@@ -66,17 +66,17 @@ def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> Iterator[None]:
 
 
 def say_nothing_of_death_signals() -> None:
-    """Drop torch's warning that it shuts workers down after a signal: it comes after we have reported their end."""
+    """Drop torch's warning that it shuts workers down after a signal: it comes after the report of their end."""
     logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
         lambda record: not record.getMessage().endswith("death signal, shutting down workers")
     )
 
 
 def warn_of_no_lost_connections() -> None:
-    """Don't let torch's C++ print what it warns of, in this process.
+    """Silence warnings of torch's C++ in this process.
 
-    Where the host of the store is lost, each connection to it gives a backtrace of twenty lines before the line that
-    matters, which is ours. Who sets TORCH_CPP_LOG_LEVEL wants to see what it names.
+    If the host of the store is lost, each connection to it prints a backtrace of twenty lines before the line that
+    matters, which is ours. TORCH_CPP_LOG_LEVEL, if set by the user, is respected.
     """
     if "TORCH_CPP_LOG_LEVEL" in os.environ:
         return

@@ -11,18 +11,17 @@ _said: set[str] = set()
 
 
 def print_rank_0(text: str, file: TextIO | None = None) -> None:
-    """Print a line, on rank 0 only."""
     if agreement.rank() == 0:
         print(text, file=file, flush=True)
 
 
 def once(text: str) -> None:
-    """Print a line on stdout, once in a run."""
+    """Print a line on stdout, once per run."""
     _once(text, f"FT: {text}", sys.stdout)
 
 
 def warn(text: str) -> None:
-    """Print a warning on stderr, once in a run."""
+    """Print a warning on stderr, once per run."""
     _once(text, f"FT: WARNING: {text}", sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""The faults themselves: what a process does to itself when a rehearsal asks for it."""
+"""The faults themselves: what a process does to itself in a rehearsal."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from megatron_ft.core.fault_plan import DEFAULT_SLOWER_BY_S
 from megatron_ft.rank.base import agreement
 
 _SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP, "sigterm": signal.SIGTERM}
-_MUTEX_BYTES = 128  # more than a pthread_mutex_t has anywhere; zeros are an unlocked one on Linux
+_MUTEX_BYTES = 128  # larger than any pthread_mutex_t; zeros are an unlocked mutex on Linux
 
 
 class InjectedFault(RuntimeError):
-    """What a fault of type ``exception`` raises."""
+    """Raised by a fault of type ``exception``."""
 
 
 class Slowness:
-    """How many seconds longer each step of this process takes: 0 until a fault of type ``slow``."""
+    """Seconds by which each step of this process is slowed down: 0 until a fault of type ``slow``."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def on_step(self) -> None:
-        """Sleep for these seconds."""
         if self.seconds:
             time.sleep(self.seconds)
 
 
 def announce(what: str) -> None:
-    """Say on stderr, before it happens, that this fault is no real one."""
+    """Print on stderr, beforehand, that this fault is simulated."""
     print(f"FT: SIMULATED FAULT: {what}", file=sys.stderr, flush=True)
 
 
@@ -48,17 +47,17 @@ def inject(
     save_dir: str | None = None,
     slowness: Slowness | None = None,
 ) -> None:
-    """Do one fault of :data:`megatron_ft.core.fault_plan.FAULT_TYPES` to this process, now.
+    """Inject one fault of :data:`megatron_ft.core.fault_plan.FAULT_TYPES` into this process, now.
 
-    Returns after ``slow``, ``disk_full``, a ``sigterm`` that the process handles, and ``rank_hung`` once
-    the process has been continued. Those of ``IN_LOOP_TYPES`` are for the thread that trains.
+    Returns after ``slow``, ``disk_full``, a ``sigterm`` that the process handles, and ``rank_hung`` once the process
+    has been continued. Faults of ``IN_LOOP_TYPES`` are for the training thread.
 
     Args:
-        fault_type: which.
+        fault_type: type of the fault.
         exit_code: for ``exit``.
-        seconds: for ``slow``: how much longer each step takes.
-        save_dir: for ``disk_full``: where nothing can be written any more.
-        slowness: for ``slow``: whose ``on_step`` is called in each step.
+        seconds: for ``slow``: seconds added to each step.
+        save_dir: for ``disk_full``: directory in which writes fail.
+        slowness: for ``slow``: object whose ``on_step`` is called in each step.
 
     Raises:
         InjectedFault: for ``exception``.
@@ -106,9 +105,9 @@ def _spin() -> NoReturn:
 
 
 def _hold_the_gil() -> None:
-    """Lock a mutex twice, in a C function that is called with the GIL held: the deadlock that extensions have.
+    """Lock a mutex twice in a C function called with the GIL held: a deadlock as extensions have it.
 
-    Nothing in Python runs any more in any thread, signal handlers included, and no signal ends the wait.
+    No Python code runs any more in any thread, signal handlers included, and no signal ends the wait.
     """
     lock = ctypes.PyDLL(None).pthread_mutex_lock
     mutex = ctypes.create_string_buffer(_MUTEX_BYTES)
@@ -117,9 +116,10 @@ def _hold_the_gil() -> None:
 
 
 def _stick_in_a_collective() -> NoReturn:
-    """Enter a barrier as only one rank does whose code took another branch; then all ranks wait.
+    """Enter a barrier on this rank only, as after a divergent branch; then all ranks wait.
 
-    A backend may pair it with what the others do next (NCCL has no names for its operations): then the next one.
+    A backend may pair the barrier with the next operation of the others (NCCL has no names for its operations), so it
+    is repeated.
     """
     if not agreement.has_process_group():
         raise ConfigError("a fault of type 'stuck_collective' needs a process group")
@@ -137,11 +137,11 @@ def _segfault() -> None:
 
 
 def _fill_the_disk(save_dir: str) -> None:
-    """From now on nothing can be written under ``save_dir``: by this process, and by those that it forks.
+    """Make every write under ``save_dir`` fail, for this process and processes that it forks.
 
-    No byte of the real disk is taken. What fails is opening a file there to write, with ENOSPC, and
-    ``torch.save`` to a path there, which writes in C++ and gets to write to /dev/full. What is open already,
-    and fresh interpreters (multiprocessing's "spawn"), aren't hit.
+    The real disk isn't filled. Opening a file there to write fails with ENOSPC; ``torch.save`` to a path there, which
+    writes in C++, writes to /dev/full instead. Open files and fresh interpreters (multiprocessing's "spawn") aren't
+    affected.
     """
     directory = os.path.realpath(save_dir)
     writing = os.O_WRONLY | os.O_RDWR

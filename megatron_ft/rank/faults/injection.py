@@ -29,10 +29,10 @@ class FaultInjector:
     ) -> None:
         """Args:
             faults: the whole plan, of all ranks and cycles.
-            rank: this process.
-            cycle: the cycle it lives in.
+            rank: rank of this process.
+            cycle: current cycle.
             client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
-            save_dir: where the checkpoints go; needed for a fault of type ``disk_full``.
+            save_dir: directory of the checkpoints; needed for a fault of type ``disk_full``.
 
         Raises:
             ConfigError: the plan has a ``disk_full`` and there is no ``save_dir``; on all ranks alike.
@@ -61,7 +61,7 @@ class FaultInjector:
         client: Any = None,
         save_dir: str | os.PathLike[str] | None = None,
     ) -> FaultInjector:
-        """Carry out the plan in a YAML file.
+        """Create an injector for the plan in a YAML file.
 
         Raises:
             ConfigError: the plan can't be read or doesn't fit this job; one line, on all ranks alike.
@@ -73,7 +73,7 @@ class FaultInjector:
     def of_this_rank(
         cls, path: str | os.PathLike[str] | None, *, client: Any, save_dir: str | os.PathLike[str] | None = None
     ) -> FaultInjector:
-        """Carry out the plan in a YAML file in this process, a rank of ``ft_launcher``; None is no plan.
+        """Create an injector for the plan in a YAML file, in a rank of ``ft_launcher``; None is no plan.
 
         A plan that can't be carried out ends the job, with one line and without a restart.
 
@@ -96,20 +96,20 @@ class FaultInjector:
         return cls((), rank=0, cycle=0)
 
     def on_iteration(self, iteration: int) -> None:
-        """Do what is planned for this iteration, which usually is nothing.
+        """Inject the fault planned for this iteration, if any.
 
         Raises:
-            InjectedFault: that is what was planned.
+            InjectedFault: planned for this iteration.
             ConfigError: a ``stuck_collective`` was planned, and there is no process group.
         """
         if iteration in self._mine:
             fault = due(self._pending, self._cycle, self._rank, iteration)
-            if fault is not None:  # else it has fired, and this process has outlived it
+            if fault is not None:  # None: it has fired, and this process has survived it
                 self._carry_out(fault)
         self._slowness.on_step()
 
     def pending(self) -> list[PlannedFault]:
-        """What hasn't happened, as far as this rank can know: its own of this cycle, all of later ones."""
+        """Return the faults still to come that this rank knows: its own of this cycle, and all of later cycles."""
         return list(self._pending)
 
     def _carry_out(self, fault: PlannedFault) -> None:

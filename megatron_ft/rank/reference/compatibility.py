@@ -17,12 +17,12 @@ __all__ = [
 
 
 def is_module_available(module: str) -> bool:
-    """Whether a module could be imported."""
+    """Return True if the module can be found, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether a process of that number is alive: a zombie isn't."""
+    """Return True if the process is alive; a zombie isn't."""
     stat = read_stat(pid)
     return stat is not None and stat.state != "Z"
 
@@ -31,7 +31,7 @@ def wait_for_mp_events(events: Iterable[Any], timeout: float = 60) -> None:
     """Wait until all of these events of ``multiprocessing`` are set.
 
     Raises:
-        RuntimeError: one isn't after ``timeout`` seconds in all.
+        RuntimeError: an event isn't set after ``timeout`` seconds in all.
     """
     deadline = time.monotonic() + timeout
     for event in events:

@@ -1,6 +1,6 @@
-"""Calendar time in a script that is run ahead: what is named by the clock belongs to one start of the run.
+"""Calendar time in a script that is run ahead: a name made from the clock belongs to one start of the run.
 
-A plain ``time.time()`` doesn't count, because scripts and libraries measure with it. To make a date of it does.
+``time.time()`` alone doesn't count, because scripts and libraries measure with it; formatting it as a date does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 from megatron_ft.rank.base.replacing import Replacements
 
 _TIME = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
-"""Functions of ``time``: position of the argument without which each takes the current time."""
+"""Functions of ``time``, with the position of the argument that defaults to the current time."""
 _DATETIME = ("now", "utcnow", "today", "fromtimestamp", "utcfromtimestamp")
 
 
 def watch_clock(replacements: Replacements, on_read: Callable[[str], None]) -> None:
-    """Call ``on_read``, with words, before the current date or time of day is read, until the replacements are undone.
+    """Call ``on_read`` with a description before the current date or time of day is read, until the replacements are
+    undone.
 
-    A time stamp that was taken after this call counts as the current time; an older one, of a file say, doesn't.
+    A time stamp taken after this call counts as the current time; an older one, as of a file, doesn't.
     """
     began_s = math.floor(time.time())
 
