@@ -1,7 +1,7 @@
 """The timeline as trace events, for ui.perfetto.dev or chrome://tracing: JSON Object Format, times in microseconds.
 
-One process per rank, with its sections on one thread and its iterations on another; the cycles are a process of their
-own, before the ranks. See "Trace Event Format" of the Chrome project.
+One process per rank, with its sections on one thread and its marks on another; the cycles are a process of their own,
+before the ranks. See "Trace Event Format" of the Chrome project.
 """
 
 from __future__ import annotations

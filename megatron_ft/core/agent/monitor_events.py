@@ -65,7 +65,7 @@ class FoundHung:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A learned timeout of a rank is over, and its monitor asks whether any rank makes progress."""
+    """A timeout of a rank is over, and its monitor asks whether any rank makes progress."""
 
     local_rank: int
     cycle: int

@@ -56,9 +56,9 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
 
 
 def parse_py_spy(document: Any) -> list[ThreadStack]:
-    """The threads in what ``py-spy dump --json`` prints; an empty list if it is nothing of the kind.
+    """Return the threads printed by ``py-spy dump --json``; empty for anything else.
 
-    Their ``ident`` is the kernel's number: that of the main thread is the process's.
+    Their ``ident`` is the kernel's number; the main thread's is the PID.
     """
     stacks = []
     for thread in document if isinstance(document, list) else ():
@@ -75,7 +75,7 @@ def parse_py_spy(document: Any) -> list[ThreadStack]:
 
 
 def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:
-    """The calls of the thread with this number, innermost first; empty if it isn't among them."""
+    """Return the calls of the thread with this number, innermost first; empty if it is missing."""
     for stack in stacks:
         if stack.ident == main_ident:
             return stack.frames
@@ -83,9 +83,9 @@ def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, .
 
 
 def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
-    """The innermost call in the user's own code; if there is none, the innermost of all that isn't this package's.
+    """Return the innermost call in the user's own code; if there is none, the innermost outside this package.
 
-    ``library`` are directories whose files aren't the user's, beside those of installed packages and of this one.
+    ``library``: directories of files that aren't the user's, beside installed packages and this one.
     """
     places = tuple(library)
     others = [frame for frame in frames if not frame.file.startswith(_OURS)]
@@ -94,7 +94,7 @@ def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame
 
 
 def is_library(file: str, places: Sequence[str]) -> bool:
-    """Whether a file belongs to Python, to an installed package, or to one of ``places``."""
+    """Return True if a file belongs to Python, to an installed package, or to one of ``places``."""
     return any(mark in file for mark in _LIBRARY) or any(file.startswith(place + "/") for place in places)
 
 

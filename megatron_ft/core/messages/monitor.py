@@ -21,7 +21,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A learned timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds.
+    """A timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds.
 
     If the timeout isn't enforced, the rank is reported if the launcher says so, and never terminated.
     """

@@ -81,6 +81,7 @@ class Recorder:
             self._register(name, index)
 
     def start(self, section: str) -> None:
+        """See ``RankMonitorClient.start_section``."""
         opened = self._opened
         slot = self._slots.get(section)
         if slot is None:
@@ -112,6 +113,7 @@ class Recorder:
             self._clear(section)  # a signal handler has closed it in the meantime
 
     def end(self, section: str) -> None:
+        """See ``RankMonitorClient.end_section``."""
         opened = self._opened
         since = opened.get(section)
         if since is None:
