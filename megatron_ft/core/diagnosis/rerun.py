@@ -103,5 +103,6 @@ def describe_rerun(who: str, meaning: Rerun, state: RerunState) -> str:
     if meaning is Rerun.TRANSIENT:
         did = "computed" if state.own else "ended because another rank computed"
         return f"{who} {did} a wrong result that the same GPU did not reproduce (Megatron exit code 17)"
-    where = f" of GPU {state.device} on {state.node}" if state.own and state.node else ""
+    gpu = "a GPU" if state.device is None else f"GPU {state.device}"
+    where = f" of {gpu} on {state.node}" if state.own and state.node else ""
     return f"{who} has re-run a rejected result{where} on another GPU (Megatron exit code 17)"

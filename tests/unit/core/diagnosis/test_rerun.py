@@ -95,6 +95,8 @@ def test_the_rank_whose_result_was_rejected_is_named(code: int, state: str, kind
 def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
     assert "because another rank computed" in describe_exit(ended(0, 17, IN_PLACE))
     assert "of GPU" not in describe_exit(ended(0, 17, FROM_CHECKPOINT))
+    unknown = RerunState(state=FROM_CHECKPOINT, own=True, node="n1")
+    assert "of a GPU on n1" in describe_exit(replace(ended(0, 17), rerun_state=unknown))
 
 
 @pytest.mark.parametrize(
