@@ -61,6 +61,8 @@ def stand_in() -> None:
     cpu_stand_in._FACTORIES += ("rand", "randn", "full", "arange")
     cpu_stand_in.install()
     cuda: Any = torch.cuda
+    # two that differ, for two ranks of a node: Megatron's rerun state machine compares them
+    cuda.current_device = lambda: torch.device("cpu") if os.environ["LOCAL_RANK"] == "0" else torch.device("cpu", 0)
     cuda.set_device = lambda *_: None
     cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cuda.is_available = lambda: True  # Megatron asks before anything else

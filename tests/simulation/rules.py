@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind
-from megatron_ft.core.diagnosis.rerun import Rerun
+from megatron_ft.core.diagnosis.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.core.job.restart_policy import Outcome
 from tests.simulation.history import cut_off, cycles, members
 
@@ -150,7 +150,7 @@ def reruns_elsewhere(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         verdict = told.get(before.decision.cycle)
         if verdict is not None and verdict.rerun is Rerun.CONCLUDED:
             yield f"cycle {after.decision.cycle} repeats a re-run that is concluded"
-        if verdict is None or verdict.rerun is not Rerun.ELSEWHERE or verdict.rank is None:
+        if verdict is None or verdict.rerun not in WANTS_ANOTHER_GPU or verdict.rank is None:
             continue
         has_others = min(before.decision.world, after.decision.world) > max(1, verdict.rank)
         ran, runs = (members(job, each)[verdict.rank] if has_others else None for each in (before, after))

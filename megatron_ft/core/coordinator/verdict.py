@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
-from megatron_ft.core.diagnosis.rerun import Rerun
+from megatron_ft.core.diagnosis.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome
@@ -131,9 +131,9 @@ def _rerun_report(seats: Sequence[Seat], decided_by: int | None) -> Report | Non
 
 
 def _rotation(rerun: Report | None, action: Action, *, nodes: int) -> Rotation:
-    if rerun is None or rerun.rerun is not Rerun.ELSEWHERE or action is not Action.RESTART:
+    if rerun is None or rerun.rerun not in WANTS_ANOTHER_GPU or action is not Action.RESTART:
         return Rotation.NONE
-    return rotation_for(nodes=nodes, ranks=rerun.ranks)
+    return rotation_for(nodes=nodes, ranks=rerun.ranks, again=rerun.rerun is Rerun.AGAIN)
 
 
 def _host(seats: Sequence[Seat], node: int | None, found: Cause | None) -> str:

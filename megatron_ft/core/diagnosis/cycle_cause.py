@@ -21,7 +21,7 @@ from megatron_ft.core.diagnosis.exits import (
     one_line,
     was_ending,
 )
-from megatron_ft.core.diagnosis.rerun import Rerun
+from megatron_ft.core.diagnosis.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, when
 
@@ -252,7 +252,7 @@ def _rerun_cause(failed: Sequence[RankExit]) -> Cause | None:
         return None
     first = reruns[0]
     return Cause(
-        kind=CauseKind.REQUEST if first.rerun is Rerun.ELSEWHERE else CauseKind.CRASH,
+        kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
         text=describe_exit(first),
         rank=first.rank,
         iteration=first.iteration,

@@ -37,6 +37,8 @@ class Rerun(enum.Enum):
 
     ELSEWHERE = "elsewhere"
     """The iteration is to be re-run from the checkpoint, by another GPU."""
+    AGAIN = "again"
+    """The same, and the GPU that was to re-run it was taken for the same one: by host name and number of the device."""
     TRANSIENT = "transient"
     """The same GPU gave another result when it re-ran the iteration."""
     CONCLUDED = "concluded"
@@ -45,10 +47,11 @@ class Rerun(enum.Enum):
 
 _MEANINGS = {
     (16, "WILL_RERUN_FROM_CHECKPOINT"): Rerun.ELSEWHERE,
-    (16, "RERUNNING_AGAIN_FROM_CHECKPOINT"): Rerun.ELSEWHERE,
+    (16, "RERUNNING_AGAIN_FROM_CHECKPOINT"): Rerun.AGAIN,
     (17, "RERUNNING_IN_PLACE"): Rerun.TRANSIENT,
     (17, "RERUNNING_FROM_CHECKPOINT"): Rerun.CONCLUDED,
 }
+WANTS_ANOTHER_GPU = (Rerun.ELSEWHERE, Rerun.AGAIN)
 EXIT_STATES = frozenset(state for _, state in _MEANINGS)
 
 
@@ -94,8 +97,12 @@ def describe_rerun(who: str, meaning: Rerun, state: RerunState) -> str:
     """Say what a rank, ``who``, has ended for."""
     if meaning is Rerun.ELSEWHERE:
         return f"{who} asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"
+    if meaning is Rerun.AGAIN:
+        asks = "got the same GPU and asks again to re-run from the checkpoint on another one"
+        return f"{who} {asks} (Megatron exit code 16)"
     if meaning is Rerun.TRANSIENT:
         did = "computed" if state.own else "ended because another rank computed"
         return f"{who} {did} a wrong result that the same GPU did not reproduce (Megatron exit code 17)"
-    where = f" of GPU {state.device} on {state.node}" if state.own and state.node else ""
+    gpu = "a GPU" if state.device is None else f"GPU {state.device}"
+    where = f" of {gpu} on {state.node}" if state.own and state.node else ""
     return f"{who} has re-run a rejected result{where} on another GPU (Megatron exit code 17)"

@@ -86,7 +86,7 @@ def rotation(kind: Rotation) -> str:
             return "ranks are rotated by one within each node"
         case Rotation.NODES:
             return "nodes are rotated by one place"
-    return "the job has one rank, which gets the same GPU again"
+    return "no rank can change places with it, so that the same GPU runs it again"
 
 
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.diagnosis.rerun import Rerun
+from megatron_ft.core.diagnosis.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.job.rotation import Rotation
@@ -103,7 +103,7 @@ class Verdict:
             restarts_left=self.restarts_left,
             reason=self.reason,
             no_progress=self.no_progress,
-            change=lines.rotation(self.rotation) if self.rerun is Rerun.ELSEWHERE else "",
+            change=lines.rotation(self.rotation) if self.rerun in WANTS_ANOTHER_GPU else "",
         )
 
 

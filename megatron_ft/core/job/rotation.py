@@ -19,12 +19,16 @@ class Rotation(enum.Enum):
     RANKS = "ranks"
     """The ranks within each node: what shares a node's fast links, or a rail between nodes, still does."""
     NODES = "nodes"
-    """The nodes, which have one rank each."""
+    """The nodes: all their ranks run on other hosts."""
 
 
-def rotation_for(*, nodes: int, ranks: int) -> Rotation:
-    """Return who can change places in a job of so many nodes, with so many ranks on each."""
-    if ranks > 1:
+def rotation_for(*, nodes: int, ranks: int, again: bool) -> Rotation:
+    """Return who changes places in a job of so many nodes, with so many ranks on each.
+
+    ``again``: a rank got another place, and took the GPU for the same one. It knows a GPU by the name of the host and
+    the number of the device, which may be 0 in each process: another host is another GPU for certain.
+    """
+    if ranks > 1 and not (again and nodes > 1):
         return Rotation.RANKS
     return Rotation.NODES if nodes > 1 else Rotation.NONE
 

@@ -6,6 +6,8 @@
   thread's stack. It never runs unless it is asked.
 * An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process,
   unless the script has enabled `faulthandler` itself.
+* The state of Megatron's rerun state machine is written there when the monitoring or the interpreter ends, if the rank
+  is about to exit by it (`core.diagnosis.rerun`).
 
 No hook of a train loop runs any of this, and none of it can make a rank fail.
 """

@@ -12,7 +12,14 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.cycle_cause import CauseKind, find_cause
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit
-from megatron_ft.core.diagnosis.rerun import RERUN_MARK, Rerun, RerunState, rerun_entry, rerun_meaning
+from megatron_ft.core.diagnosis.rerun import (
+    RERUN_MARK,
+    WANTS_ANOTHER_GPU,
+    Rerun,
+    RerunState,
+    rerun_entry,
+    rerun_meaning,
+)
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision
@@ -25,7 +32,7 @@ WILL, AGAIN = "WILL_RERUN_FROM_CHECKPOINT", "RERUNNING_AGAIN_FROM_CHECKPOINT"
 IN_PLACE, FROM_CHECKPOINT = "RERUNNING_IN_PLACE", "RERUNNING_FROM_CHECKPOINT"
 MEANINGS = {
     (16, WILL): Rerun.ELSEWHERE,
-    (16, AGAIN): Rerun.ELSEWHERE,
+    (16, AGAIN): Rerun.AGAIN,
     (17, IN_PLACE): Rerun.TRANSIENT,
     (17, FROM_CHECKPOINT): Rerun.CONCLUDED,
 }
@@ -69,6 +76,7 @@ def test_a_damaged_state_is_none(line: str) -> None:
     ("code", "state", "kind", "text"),
     [
         (16, WILL, CauseKind.REQUEST, "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"),
+        (16, AGAIN, CauseKind.REQUEST, "got the same GPU and asks again to re-run from the checkpoint on another one"),
         (17, IN_PLACE, CauseKind.CRASH, "computed a wrong result that the same GPU did not reproduce"),
         (17, FROM_CHECKPOINT, CauseKind.CRASH, "has re-run a rejected result of GPU 3 on n1 on another GPU"),
     ],
@@ -87,12 +95,15 @@ def test_the_rank_whose_result_was_rejected_is_named(code: int, state: str, kind
 def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
     assert "because another rank computed" in describe_exit(ended(0, 17, IN_PLACE))
     assert "of GPU" not in describe_exit(ended(0, 17, FROM_CHECKPOINT))
+    unknown = RerunState(state=FROM_CHECKPOINT, own=True, node="n1")
+    assert "of a GPU on n1" in describe_exit(replace(ended(0, 17), rerun_state=unknown))
 
 
 @pytest.mark.parametrize(
     ("rerun", "used", "action", "no_progress"),
     [
         (Rerun.ELSEWHERE, 0, Action.RESTART, False),
+        (Rerun.AGAIN, 0, Action.RESTART, False),
         (Rerun.ELSEWHERE, 3, Action.GIVE_UP, False),  # it counts against --max-restarts
         (Rerun.TRANSIENT, 0, Action.RESTART, False),
         (Rerun.CONCLUDED, 0, Action.GIVE_UP, True),
@@ -105,16 +116,17 @@ def test_what_follows(rerun: Rerun, used: int, action: Action, no_progress: bool
 
 
 @pytest.mark.parametrize(
-    ("nodes", "ranks", "kind"),
+    ("nodes", "ranks", "kind", "again"),
     [
-        (1, 1, Rotation.NONE),
-        (1, 2, Rotation.RANKS),
-        (2, 8, Rotation.RANKS),
-        (2, 1, Rotation.NODES),
+        (1, 1, Rotation.NONE, Rotation.NONE),
+        (1, 2, Rotation.RANKS, Rotation.RANKS),
+        (2, 8, Rotation.RANKS, Rotation.NODES),
+        (2, 1, Rotation.NODES, Rotation.NODES),
     ],
 )
-def test_who_changes_places(nodes: int, ranks: int, kind: Rotation) -> None:
-    assert rotation_for(nodes=nodes, ranks=ranks) is kind
+def test_who_changes_places(nodes: int, ranks: int, kind: Rotation, again: Rotation) -> None:
+    assert rotation_for(nodes=nodes, ranks=ranks, again=False) is kind
+    assert rotation_for(nodes=nodes, ranks=ranks, again=True) is again
 
 
 def test_rotations() -> None:
@@ -129,7 +141,7 @@ def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, r
     """All nodes report the end of a cycle, the second one its cause; what is decided then."""
     effects: list[edge.CoordinatorEffect] = []
     for link in range(len(nodes)):
-        kind = CauseKind.REQUEST if rerun is Rerun.ELSEWHERE else CauseKind.CRASH
+        kind = CauseKind.REQUEST if rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH
         report = m.Report(cycle, NodeState.UNHEALTHY, "why", kind, link, follows=link != 1, rerun=rerun, ranks=ranks)
         effects += machine.handle(edge.Heard(link, report), 0.0)
     effects += machine.settle(0.0)
@@ -157,6 +169,13 @@ def test_nodes_of_one_rank_stay_in_their_new_places() -> None:
     machine = begun(replace(RULES, max_nodes=3), "abc")
     made = next_decision(machine, 0, "abc", ranks=1, rerun=Rerun.ELSEWHERE)
     assert (made.shift, made.voters) == (0, ("b", "c", "a"))
+
+
+def test_nodes_change_places_where_ranks_take_their_new_gpus_for_the_same() -> None:
+    machine = begun(replace(RULES, max_nodes=2), "ab")
+    assert next_decision(machine, 0, "ab", ranks=8, rerun=Rerun.ELSEWHERE).voters == ("a", "b")
+    made = next_decision(machine, 1, "ab", ranks=8, rerun=Rerun.AGAIN)
+    assert (made.shift, made.voters) == (1, ("b", "a"))
 
 
 def test_a_concluded_rerun_ends_the_job() -> None:
