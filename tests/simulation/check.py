@@ -22,10 +22,12 @@ from tests.simulation.learning import learning
 from tests.simulation.rules import (
     ends_for_a_reason,
     has_its_size,
+    keeps_its_promises,
     meets_at_its_store,
     notices_no_progress,
     reruns_elsewhere,
     shuts_down,
+    spares_who_waits,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _SHOWS_AS = {
     "rank_hangs": {CauseKind.HANG},
     "ranks_rerun": {CauseKind.REQUEST},
     "rerun_concluded": {CauseKind.CRASH},
+    "rank_stalls": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
@@ -73,9 +76,11 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _is_due,
         has_its_size,
         reruns_elsewhere,
+        keeps_its_promises,
         meets_at_its_store,
         ends_for_a_reason,
         shuts_down,
+        spares_who_waits,
         notices_no_progress,
     )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
@@ -311,7 +316,7 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
-_FAILURES = {"rank_fails", "rank_hangs"}
+_FAILURES = {"rank_fails", "rank_hangs", "rank_stalls"}
 _LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
 _FOR_A_WHILE = {
     "host_cut",
