@@ -78,7 +78,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
             f"otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)
-    handled = parse_signals(namespace.signals_to_handle)
+    signals = getattr(namespace, "signals_to_handle", DEFAULT_SIGNALS)  # torch 2.6 has no such option
+    handled = parse_signals(signals)
     check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, given, max_nodes)
     _check_script(namespace)
@@ -86,7 +87,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         namespace=namespace,
         options=options,
         signals=handled,
-        signals_are_default=namespace.signals_to_handle == DEFAULT_SIGNALS,
+        signals_are_default=signals == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         term_timeout=seconds,
