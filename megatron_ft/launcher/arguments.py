@@ -85,7 +85,8 @@ def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> C
     min_nodes, max_nodes = _check_sizes(namespace)
     if "rdzv_backend" in given and namespace.rdzv_backend == "static" and not namespace.standalone:
         min_nodes = max_nodes  # as torchrun has it
-    handled = parse_signals(namespace.signals_to_handle)
+    signals = getattr(namespace, "signals_to_handle", DEFAULT_SIGNALS)  # torch 2.6 has no such option
+    handled = parse_signals(signals)
     check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, given, max_nodes)
     _check_script(namespace)
@@ -93,7 +94,7 @@ def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> C
         namespace=namespace,
         options=options,
         signals=handled,
-        signals_are_default=namespace.signals_to_handle == DEFAULT_SIGNALS,
+        signals_are_default=signals == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         term_timeout=seconds,

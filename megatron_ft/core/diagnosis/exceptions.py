@@ -20,7 +20,8 @@ LEAVING_MARK = "Exception with which the rank left its loop:"
 _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
 """Exception without a message, as ``f"{type}: {message}"`` formats it."""
 _FATAL_MARK = "Fatal Python error: "
-_FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$')
+_FRAME = re.compile(r'^[ |]+File "(.*)", line (\d+), in (.*)$')
+"""A line of a traceback, also of one within an exception group, which draws its tree before it."""
 _LOST_A_PEER = (
     "closed by peer",
     "reset by peer",

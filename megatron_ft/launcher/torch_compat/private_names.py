@@ -36,7 +36,9 @@ _AGENT_METHODS = (
     "_stop_workers",
 )
 _CONTEXT_METHODS = ("_close", "_poll", "_start", "close", "pids", "start")
-_CONTEXT_ATTRIBUTES = ("_tail_logs", "args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")
+_CONTEXT_ATTRIBUTES = ("args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")
+_TAIL_LOGS = (("_tail_logs",), ("_stdout_tail", "_stderr_tail"))
+"""Attributes of a PContext that copy ranks' output: one list, and two of their own before torch 2.9."""
 _AGENT_ATTRIBUTES = ("_pcontext", "_remaining_restarts", "_store", "_worker_group")
 
 
@@ -47,6 +49,8 @@ def missing_essentials() -> list[str]:
     missing += [f"LocalElasticAgent.{name}" for name in _AGENT_ATTRIBUTES if name not in written]
     written = _names_in_init(PContext)
     missing += [f"PContext.{name}" for name in _CONTEXT_ATTRIBUTES if name not in written]
+    if not any(written.issuperset(names) for names in _TAIL_LOGS):
+        missing.append("PContext._tail_logs")
     missing += [f"PContext.{name}" for name in _CONTEXT_METHODS if not hasattr(PContext, name)]
     for module, name in ((launcher_api, "LocalElasticAgent"), (local_elastic_agent, "start_processes")):
         if not hasattr(module, name):
@@ -84,6 +88,12 @@ def warn_of_no_lost_connections() -> None:
         library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
         level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
         level.value = max(level.value, _CPP_ERROR)
+
+
+def tail_logs(context: PContext) -> list[Any]:
+    """Return what copies the output of the context's ranks; each has ``start`` and ``stop``."""
+    every, *each = (getattr(context, name, None) for names in _TAIL_LOGS for name in names)
+    return list(every) if every is not None else [tail for tail in each if tail is not None]
 
 
 @contextlib.contextmanager

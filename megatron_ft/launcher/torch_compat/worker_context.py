@@ -13,6 +13,7 @@ from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
+from megatron_ft.launcher.torch_compat import private_names
 
 
 class WorkerContext(PContext):
@@ -38,8 +39,8 @@ class WorkerContext(PContext):
         **torch_arguments: Any,
     ) -> None:
         super().__init__(logs_specs=logs_specs, **torch_arguments)
-        copied: Any = logs_specs.copied  # started and stopped like torch's
-        self._tail_logs += copied
+        # what is copied for us is started and stopped as torch's are
+        self._copies: list[Any] = [*private_names.tail_logs(self), *logs_specs.copied]
         self._spawner = spawner
         self._environment = environment
         self._reactor = reactor
@@ -53,7 +54,7 @@ class WorkerContext(PContext):
     def start(self) -> None:
         """Start all ranks, then the copying of their output. Signal handlers stay ours, which torch would take here."""
         self._start()
-        for tail_log in self._tail_logs:
+        for tail_log in self._copies:
             tail_log.start()
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
@@ -63,7 +64,7 @@ class WorkerContext(PContext):
 
     def _stop_tail_logs(self) -> None:
         """Wait until all output of the ranks is copied."""
-        for tail_log in self._tail_logs:
+        for tail_log in self._copies:
             tail_log.stop()
         for name in ("filtered_stdout", "filtered_stderr"):
             file = getattr(self, name, None)  # torch 2.6 has neither

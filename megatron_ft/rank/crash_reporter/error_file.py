@@ -31,9 +31,12 @@ def write_error_file(kind: type[BaseException], error: BaseException, where: Tra
 
 
 def type_and_message(kind: type[BaseException], error: BaseException) -> str:
-    """Return type and message of an exception, as in "ValueError: no such layer"."""
+    """Return type and message of an exception, as in "ValueError: no such layer"; of a group, also its first one's."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a user's class may raise anything here, and that would hide what it is about
         text = "(its text can't be read)"
+    within = getattr(error, "exceptions", None)
+    if isinstance(within, tuple) and within and isinstance(within[0], BaseException):  # a group's, from Python 3.11 on
+        text = f"{text}: {type_and_message(type(within[0]), within[0])}"
     return f"{kind.__name__}: {text}"

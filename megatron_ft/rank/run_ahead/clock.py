@@ -1,6 +1,7 @@
 """Calendar time in a script that is run ahead: a name made from the clock belongs to one start of the run.
 
-``time.time()`` alone doesn't count, because scripts and libraries measure with it; formatting it as a date does.
+A plain ``time.time()`` doesn't count, because scripts and libraries measure with it. To make a date of it does, and
+so does reading it in a function, or at the top of a file, that makes dates: the date is of the time that was read.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.rank.base.replacing import Replacements
+from megatron_ft.rank.run_ahead.acting import callers
 
 _TIME = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
 """Functions of ``time``, with the position of the argument that defaults to the current time."""
 _DATETIME = ("now", "utcnow", "today", "fromtimestamp", "utcfromtimestamp")
+_MAKE_DATES = frozenset({*_TIME, "fromtimestamp", "utcfromtimestamp"})
+"""Names in the code of a function that may turn what ``time.time()`` returns into a date."""
 
 
 def watch_clock(replacements: Replacements, on_read: Callable[[str], None]) -> None:
@@ -41,6 +45,12 @@ def watch_clock(replacements: Replacements, on_read: Callable[[str], None]) -> N
                     before = watched(f"{owner.__name__}.{name}", 0, always=not name.endswith("fromtimestamp"))
                     replacements.replace_class_method(owner, name, before)
 
+    def read_time(*_arguments: Any, **_named: Any) -> None:
+        reader = next(callers(), None)
+        if reader is not None and not _MAKE_DATES.isdisjoint(reader.f_code.co_names):
+            on_read("reads the clock (time.time)")
+
+    replacements.replace(time, "time", read_time)
     for name, position in _TIME.items():
         replacements.replace(time, name, watched(f"time.{name}", position))
     replacements.when_imported("datetime", watch_datetime)

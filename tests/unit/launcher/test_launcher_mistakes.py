@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -141,6 +142,26 @@ def test_command_that_does_not_exist(
 def test_a_torch_without_the_newer_options_is_no_mistake() -> None:
     """torch 2.6, say, which is allowed."""
     arguments._check_what_torch_finds_too_late(argparse.Namespace())
+
+
+def test_command_line_is_read_by_a_torch_without_signals_to_handle(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.6 has no such option."""
+    real = arguments.torchrun.get_args_parser
+
+    def without() -> argparse.ArgumentParser:
+        parser = real()
+        (action,) = (each for each in parser._actions if each.dest == "signals_to_handle")
+        parser._remove_action(action)
+        for flag in action.option_strings:
+            del parser._option_string_actions[flag]
+        return parser
+
+    monkeypatch.setattr(arguments.torchrun, "get_args_parser", without)
+    line = parse([str(script)])
+    assert line.signals_are_default
+    assert signal.SIGTERM in line.signals
 
 
 def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path) -> None:
