@@ -65,7 +65,7 @@ def main() -> None:
     # First of all, so that everything below is watched: it belongs to the time to the first heartbeat.
     client = RankMonitorClient()
     client.init_workload_monitoring()
-    injector = FaultInjector.of_this_rank(args.fault_plan, client=client, save_dir=args.save)
+    injector = FaultInjector.of_this_rank(args.fault_plan, client=client)
     if CUDA:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if CUDA else "gloo")

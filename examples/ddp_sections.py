@@ -64,7 +64,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
     client = RankMonitorClient()
     client.init_workload_monitoring()
-    injector = FaultInjector.of_this_rank(args.fault_plan, client=client, save_dir=args.save)
+    injector = FaultInjector.of_this_rank(args.fault_plan, client=client)
     with client.section("init"):
         if CUDA:
             torch.cuda.set_device(device)
