@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Launch, and return the exit code.
 
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
-    with 0 in time. 2: a mistake of the user; no rank was started. 93 (``--ft-no-restart-exit-code``): cycle after cycle
+    with 0 in time. 2: a mistake of the user; no rank was started. 93: cycle after cycle
     got no further. 94: too few nodes to go on from here; the job may be started again. 130: stopped by SIGINT (Ctrl-C).
 
     Without ``argv`` it is the command itself, and ends the process instead of returning.
@@ -206,7 +206,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
             log_directory.remove_if_empty(log_dir)
         raise
     if log_dir is not None:
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
     with contextlib.closing(log):
         try:
             return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)

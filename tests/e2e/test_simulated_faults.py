@@ -137,7 +137,8 @@ def test_every_fault_fires_and_is_dealt_with(launcher: Launcher, tmp_path: Path)
         # "disk_full" fires at iteration 3, and is felt when the rank saves, at iteration 6
         iteration = 6 if case.type == "disk_full" else 3
         line = (
-            rf"cycle {cycle} ended: rank {rank} {case.line} after iteration {iteration}(, in (script|more_faults)\.py:.*)?; "
+            rf"cycle {cycle} ended: rank {rank} {case.line} after iteration {iteration}"
+            r"(, in (script|more_faults)\.py:.*)?; "
             rf"restarting as cycle {cycle + 1}"
         )
         assert re.search(line, finished.err), (line, finished.err)

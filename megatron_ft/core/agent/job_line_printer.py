@@ -17,7 +17,7 @@ from megatron_ft.core.job.restart_policy import NodeState
 
 
 class JobLinePrinter:
-    """One per launcher. ``says_all``: it prints all lines (``--ft-say all``).
+    """One per launcher. ``says_all``: it prints all lines.
 
     ``shares_output``: what the launchers of the job print goes to one place.
     """

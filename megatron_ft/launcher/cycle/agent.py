@@ -351,9 +351,9 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         ranks_are_python=line.ranks_are_python,
         meets_elsewhere=meets_elsewhere,
         checks_health=given.node_health_command is not None,
-        watches_collectives=given.watch_collectives != "off",
-        collectives_timeout_s=given.watch_collectives_timeout,
-        ends_for_collectives=given.watch_collectives == "end",
+        watches_collectives=given.watches_collectives,
+        collectives_timeout_s=given.collectives_timeout_s,
+        ends_for_collectives=given.ends_for_collectives,
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless it was told otherwise
         learn=given.config.learn,
