@@ -1,6 +1,6 @@
 """A plain PyTorch DDP loop whose ranks send heartbeats, on CPU (gloo) or GPU (nccl).
 
-    ft_launcher --nproc-per-node 2 --max-restarts 3 --fault-tol-cfg-path configs/heartbeats.yaml \
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path configs/heartbeats.yaml \
         examples/ddp_heartbeats.py --save /tmp/ddp
 
 A rank that sends none for too long is terminated, and all ranks start again from the last checkpoint. To see it happen,

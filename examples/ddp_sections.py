@@ -1,6 +1,6 @@
 """A plain PyTorch DDP loop whose parts are sections, on CPU (gloo) or GPU (nccl).
 
-    ft_launcher --nproc-per-node 2 --max-restarts 3 --fault-tol-cfg-path configs/sections.yaml \
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path configs/sections.yaml \
         examples/ddp_sections.py --save /tmp/ddp
 
 Each part has a timeout of its own: a hang in a step is noticed long before the time is over that a save may take. To

@@ -18,7 +18,7 @@ from megatron_ft.core.config.kinds import (
     text,
     whole,
 )
-from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.config.option import dashed, option, table_of
 from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.run_ahead import parse_preload
 
@@ -60,7 +60,7 @@ class LauncherOptions:
         None,
         path("of a file", "FILE"),
         "YAML file with a fault_tolerance section, at the top or nested in any other section.",
-        names=("fault-tol-cfg-path", "ft-cfg-path"),
+        names=("ft-cfg-path", "fault-tol-cfg-path"),
         in_yaml=False,
         is_printed=False,
     )
@@ -68,7 +68,7 @@ class LauncherOptions:
         False,
         FLAG,
         "Continue with the defaults if that file or its fault_tolerance section is missing.",
-        names=("ignore-missing-fault-tol-cfg", "ft-ignore-missing-cfg"),
+        names=("ft-ignore-missing-cfg", "ignore-missing-fault-tol-cfg"),
         in_yaml=False,
         is_printed=False,
     )
@@ -231,4 +231,4 @@ class LauncherOptions:
         return self.restart_policy == MIN_HEALTHY
 
 
-LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{field.replace('_', '-')}",))
+LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{dashed(field)}",))

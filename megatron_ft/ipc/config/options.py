@@ -65,6 +65,9 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
     known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]
     hint = nearest(name, known)
+    for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
+        for word in each.spellings[1:]:  # other spellings of it are taken, and aren't proposed
+            hint = hint.replace(f"'{word}'", f"'{each.spellings[0]}'")
     return message + (hint if "did you mean" in hint else see)
 
 
