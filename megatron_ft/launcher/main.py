@@ -16,6 +16,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
+from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import bounded_file_calls, lines
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
@@ -170,6 +171,10 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
         raise
     if line.options.dry_run:
         return dry_run.show(line, flags)
+    config = line.options.config
+    if config.is_set("log_level"):
+        LAUNCHER.set_level(config.log_level)
+        os.environ[LEVEL_VARIABLE] = str(config.log_level)
     try:
         return _launch(line, server)
     except OSError as error:

@@ -189,7 +189,11 @@ class ConfigValues:
         "SIGKILL. Up to 60 seconds in which it waited for a CPU don't count.",
     )
     log_level: Converted[int | str, int] = option(
-        20, LOG_LEVEL, "How much this package logs: DEBUG, INFO, WARNING, ERROR or CRITICAL."
+        20,
+        LOG_LEVEL,
+        "Which lines are printed: INFO: all; DEBUG: also "
+        "state transitions and messages; WARNING, ERROR, CRITICAL: none about cycles. The loggers of Python "
+        "below megatron_ft (launcher, monitor, coordinator, rank) take them, and handlers added there.",
     )
 
     if not TYPE_CHECKING:

@@ -25,6 +25,7 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
+from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
@@ -172,8 +173,11 @@ class FaultTolerantAgent(TorchAgent):
 
     def _hear(self, event: edge.Event) -> None:
         """Tell the machine, and do what can be done at once."""
-        seen = self._ranks.readings(self._machine.cycle.record.cycle)
-        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), seen)):
+        seen, before = self._ranks.readings(self._machine.cycle.record.cycle), self._machine.phase
+        effects = self._machine.handle(event, time.monotonic_ns(), seen)
+        if effects or self._machine.phase is not before:
+            LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", effects)
+        if not self._mailbox.post(effects):
             return
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
