@@ -71,8 +71,7 @@ _NOT_CONFIRMED = "it isn't confirmed that the learned timeouts of this run are w
 _NOT_WRITTEN = "no timeouts of this run are written to a file: the next run will not know them"
 
 _current_client: Any = None
-_current_save_dir: str | None = None
-"""Client and save directory of the latest ``setup``, for simulated faults, which get no state."""
+"""Client and save directory of the latest ``setup``, for a simulated fault, which is given no state."""
 
 
 def setup(config: Any, global_state: Any) -> None:
@@ -128,7 +127,7 @@ def setup(config: Any, global_state: Any) -> None:
         if ft_state.is_persistent_chkpt_loaded:  # loaded before this call
             run_facts.note_loaded(mine, is_persistent=True)
     global_state.rank_monitor_client = client
-    _remember_client(client, save)
+    _remember_client(client)
     if mine is None:
         _load_state_if_exists(global_state)
     client.start_section("setup")
@@ -283,16 +282,16 @@ def maybe_setup_simulated_fault(config: Any) -> None:
     A collective (one broadcast) if the rank or the type is random and there is a process group.
 
     Args:
-        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random": one of these, or any other of
-        ``core.fault_plan.FAULT_TYPES``), ``simulated_fault_rank`` (None: a random one), ``simulated_fault_base_delay``
-        (seconds; up to 20 % are added). Faults that only the training thread can carry out (hang in Python, be slow,
-        raise) happen in its first step after the delay.
+        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random": one of these, "slow",
+            "exception"), ``simulated_fault_rank`` (None: a random one),
+            ``simulated_fault_base_delay`` (seconds; up to 20 % are added). What only the training thread can do
+            to itself (be slow, raise) it does in its first step after that delay.
 
     Raises:
         ValueError: a value is invalid; on all ranks alike. The launcher is asked not to restart.
     """
     with mistakes.no_restart_for_mistakes():
-        simulated.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
+        simulated.maybe_start(config, client=lambda: _current_client)
 
 
 def _make_directory(path: str) -> None:
@@ -372,16 +371,16 @@ def _close_setup(client: Any, ft_state: Any) -> None:
 
 def _disconnect(client: Any, global_state: Any) -> None:
     global_state.rank_monitor_client = None
-    _remember_client(None, None)
+    _remember_client(None)
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_setup_section_open = ft_state.is_persistent_chkpt_loaded = False
     tolerant.call(client.shutdown_workload_monitoring)
 
 
-def _remember_client(client: Any, save_dir: str | None) -> None:
-    global _current_client, _current_save_dir
-    _current_client, _current_save_dir = client, save_dir
+def _remember_client(client: Any) -> None:
+    global _current_client
+    _current_client = client
 
 
 def _warmup_steps(global_state: Any) -> int:

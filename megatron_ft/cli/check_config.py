@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
         description="Check a YAML file, and options of ft_launcher beside it, as ft_launcher would. "
         "A mistake is one line and exit code 2.",
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="as for --fault-tol-cfg-path")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="as for --ft-cfg-path")
     add_torchrun_options(parser)
     add_ft_options(parser)
     parser.set_defaults(run=_run)

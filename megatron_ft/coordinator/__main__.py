@@ -15,7 +15,7 @@ from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.ipc.files import standard_error
+from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 
@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def coordinate(options: argparse.Namespace) -> int:
     """Serve, until the job has ended; the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    level = os.environ.get(LEVEL_VARIABLE, "")
+    if level.isdecimal():
+        COORDINATOR.set_level(int(level))
     try:
         secret = read_secret(os.environ)
         listener = _listener(options.listen, options.fd)
@@ -107,7 +110,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
 
 
 def _say(text: str) -> None:
-    standard_error.put(f"megatron-ft coordinator: {text}")
+    COORDINATOR.say(INFO, text)
 
 
 def _listener(address: str, fd: int | None) -> socket.socket:

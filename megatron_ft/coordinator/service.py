@@ -24,6 +24,7 @@ from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, 
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
+from megatron_ft.ipc.log import COORDINATOR
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, SecretError
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
@@ -251,8 +252,8 @@ class Service:
 
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
-            if effects := self._machine.handle(Heard(link.number, message), time.monotonic()):
-                self._do(effects)
+            COORDINATOR.debug("from launcher", link.number, message)
+            self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
             if link.number not in self._links:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
@@ -331,6 +332,7 @@ class Service:
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:
+            COORDINATOR.debug("effect", effect)
             if isinstance(effect, Send):
                 data = frame(effect.message)
                 for number in effect.links:

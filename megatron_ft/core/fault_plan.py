@@ -17,30 +17,20 @@ from megatron_ft.core.wording import when
 
 RANDOM = "random"
 RANDOM_TYPES = ("rank_killed", "rank_hung")
-"""Types from which ``random`` draws."""
-FAULT_TYPES: Mapping[str, str] = {
+"""What type ``random`` draws from."""
+FAULT_TYPES: dict[str, str] = {
     "rank_killed": "is killed (SIGKILL)",
     "rank_hung": "is stopped (SIGSTOP)",
-    "sleep": "sleeps for ever",
-    "spin": "spins for ever",
-    "gil": "waits for ever in C and holds the GIL",
-    "stuck_collective": "enters barriers that no other rank enters",
     "slow": "is slower from now on",
     "exception": "raises an exception",
-    "exit": "exits",
-    "segfault": "has a segmentation fault",
-    "sigterm": "gets SIGTERM",
-    "disk_full": "finds the disk of its checkpoints full",
 }
-"""Effect on the rank by type, as a predicate."""
-IN_LOOP_TYPES = ("sleep", "spin", "stuck_collective", "slow", "exception")
-"""Faults that only the training thread can carry out; the others can be injected from any thread."""
+"""Type -> what the rank does."""
+IN_LOOP_TYPES = ("slow", "exception")
+"""Only the thread that trains can do these to itself; the others hit the process from any thread."""
 
 DEFAULT_SLOWER_BY_S = 1.0
 _PLAN_KEYS = ("seed", "faults")
-_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "exit_code", "seconds")
-_ONLY_FOR = {"exit_code": "exit", "seconds": "slow"}
-_DEFAULT_EXIT_CODE = 1
+_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +41,12 @@ class PlannedFault:
     rank: int
     iteration: int
     type: str
-    exit_code: int = _DEFAULT_EXIT_CODE
-    """Only for type ``exit``."""
     seconds: float = DEFAULT_SLOWER_BY_S
     """Only for type ``slow``: seconds added to each step."""
 
     def describe(self) -> str:
         """Return the fault in one line."""
         what = FAULT_TYPES[self.type]
-        if self.type == "exit":
-            what += f" with code {self.exit_code}"
         if self.type == "slow":
             what += f", by {self.seconds:g} s for each step,"
         return f"rank {self.rank} {what} {when(self.iteration)} of cycle {self.cycle}"
@@ -74,7 +60,6 @@ class FaultEntry:
     rank: int | None
     iterations: tuple[int, int]
     type: str
-    exit_code: int
     seconds: float
 
 
@@ -90,11 +75,11 @@ def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
     """Check a plan.
 
     Args:
-        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code", "seconds"}]}``; ``rank``
-        is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one of
-        :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) and ``seconds``
-        (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
-        source: name of the plan in messages.
+        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "seconds"}]}``;
+            ``rank`` is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one
+            of :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0) and ``seconds``
+            (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
+        source: what to call it in messages.
 
     Raises:
         ConfigError: one line: what is wrong, and what is allowed.
@@ -128,7 +113,6 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
             rank=drawn_rank if entry.rank is None else entry.rank,
             iteration=draw.randint(*entry.iterations),
             type=drawn_type if entry.type == RANDOM else entry.type,
-            exit_code=entry.exit_code,
             seconds=entry.seconds,
         )
         where = f"{plan.source}: fault {number + 1}"
@@ -160,16 +144,14 @@ def _parse_fault(where: str, entry: object) -> FaultEntry:
     kind = entry["type"]
     if kind != RANDOM and (not isinstance(kind, str) or kind not in FAULT_TYPES):
         raise ConfigError(f"{where}: unknown type {show(kind)}{nearest(str(kind), [*FAULT_TYPES, RANDOM])}")
-    for key, its_type in _ONLY_FOR.items():
-        if key in entry and kind != its_type:
-            raise ConfigError(f"{where}: {key} is only for type {its_type!r}, not {kind!r}")
+    if "seconds" in entry and kind != "slow":
+        raise ConfigError(f"{where}: seconds is only for type 'slow', not {kind!r}")
     rank = entry["rank"]
     return FaultEntry(
         cycle=_whole(f"{where}: cycle", entry.get("cycle", 0)),
         rank=None if rank == RANDOM else _whole(f"{where}: rank", rank, f"{RANDOM!r} or "),
         iterations=_iterations(f"{where}: iteration", entry["iteration"]),
         type=kind,
-        exit_code=_whole(f"{where}: exit_code", entry.get("exit_code", _DEFAULT_EXIT_CODE), most=255),
         seconds=_seconds(f"{where}: seconds", entry.get("seconds", DEFAULT_SLOWER_BY_S)),
     )
 
@@ -192,10 +174,9 @@ def _seconds(name: str, value: object) -> float:
     return float(value)
 
 
-def _whole(name: str, value: object, or_else: str = "", most: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (most is not None and value > most):
-        limit = "" if most is None else f" to {most}"
-        raise ConfigError(f"{name} must be {or_else}a whole number from 0{limit}, not {show(value)}")
+def _whole(name: str, value: object, or_else: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be {or_else}a whole number from 0, not {show(value)}")
     return value
 
 

@@ -40,11 +40,7 @@ class RankMonitorClient(client.RankMonitorClient):
         """Connect to this rank's monitor; without a number, the first 5 iterations are the warm-up."""
         super().init_workload_monitoring(_WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
         if simulated.is_described() and _is_unused("maybe_setup_simulated_fault"):
-            simulated.maybe_start(
-                simulated.take_description(),
-                client=lambda: self,
-                save_dir=lambda: getattr(_megatron_args(), "save", None),
-            )
+            simulated.maybe_start(simulated.take_description(), client=lambda: self)
 
     def start_section(self, section: str) -> None:
         """Open a section, after reporting the iteration in Megatron-LM's train loop."""

@@ -110,9 +110,8 @@ def _job(line: CommandLine, ranks: int) -> Iterator[tuple[str, str]]:
 
 def _of_ranks(line: CommandLine) -> dict[str, str]:
     options = line.options
-    return rank_environment(
-        os.environ, reference_names=options.reference_names == "on", watches=options.watch_collectives != "off"
-    )
+    is_served = options.reference_names == "on"
+    return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str]]:

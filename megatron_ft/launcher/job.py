@@ -20,8 +20,8 @@ from megatron_ft.core.job.faults import advice
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux import process_setup
+from megatron_ft.ipc.log import ERROR, LAUNCHER
 from megatron_ft.launcher import batch_script, outcome
 from megatron_ft.launcher.base import lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -244,7 +244,7 @@ class _Life:
             case ChildFailedError():
                 # torch's table of the failures, with the script's name in its title and without a traceback
                 table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
-                put("\n".join(map(printable, table.split("\n"))))
+                LAUNCHER.put(ERROR, "\n".join(map(printable, table.split("\n"))))
                 return self._end()
             case JobOverError():
                 return self._end()
@@ -272,5 +272,5 @@ def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None
         say(f"{text} (its traceback is in {log.path})")
     else:
         say(text)
-        put("\n".join(map(printable, trace.rstrip().split("\n"))))
+        LAUNCHER.put(ERROR, "\n".join(map(printable, trace.rstrip().split("\n"))))
     return text

@@ -16,6 +16,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
+from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import bounded_file_calls, lines
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keeps the promise of torchrun's ``main``: a job that has failed raises.
 
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
-    with 0 in time. 2: a mistake of the user; no rank was started. 93 (``--ft-no-restart-exit-code``): cycle after cycle
+    with 0 in time. 2: a mistake of the user; no rank was started. 93: cycle after cycle
     got no further. 94: too few nodes to go on from here; the job may be started again. 130: stopped by SIGINT (Ctrl-C).
 
     Raises:
@@ -187,7 +188,11 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> End:
             return outcome.End(dry_run.show_mistakes(flags, error))
         raise
     if line.options.dry_run:
-        return outcome.End(dry_run.show(line, flags))
+        return dry_run.show(line, flags)
+    config = line.options.config
+    if config.is_set("log_level"):
+        LAUNCHER.set_level(config.log_level)
+        os.environ[LEVEL_VARIABLE] = str(config.log_level)
     try:
         return _launch(line, server)
     except OSError as error:
@@ -224,7 +229,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> End:
             log_directory.remove_if_empty(log_dir)
         raise
     if log_dir is not None:
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
     with contextlib.closing(log):
         try:
             return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)

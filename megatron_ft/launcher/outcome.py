@@ -26,7 +26,7 @@ from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
 from megatron_ft.ipc.files.own_files import ForeignFileError
-from megatron_ft.ipc.files.standard_error import put
+from megatron_ft.ipc.log import LAUNCHER, WARNING
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 
@@ -221,13 +221,13 @@ def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     except ForeignFileError as error:
         _say_once(f"megatron_ft: {path} {error.strerror}: it is neither read nor written")
     except OSError as error:
-        put(f"megatron_ft: {path} can't be written: {error.strerror}")
+        LAUNCHER.put(WARNING, f"megatron_ft: {path} can't be written: {error.strerror}")
 
 
 @functools.cache
 def _say_once(line: str) -> None:
-    """Print a line once: each cycle rewrites the file, and the obstacle stays."""
-    put(line)
+    """Each cycle writes the file anew, and what is in its place stays there."""
+    LAUNCHER.put(WARNING, line)
 
 
 def _read(path: str) -> Lives:
@@ -242,7 +242,7 @@ def _read(path: str) -> Lives:
         aside = f"{path}.unreadable"
         with contextlib.suppress(OSError):
             os.replace(path, aside)
-        put(f"megatron_ft: {path} can't be read ({error}); it is {aside} now")
+        LAUNCHER.put(WARNING, f"megatron_ft: {path} can't be read ({error}); it is {aside} now")
         return Lives()
 
 

@@ -9,6 +9,7 @@ import sys
 
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.ipc.linux.process_setup import go_on_without_parent, set_name
+from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings, parse
 from megatron_ft.ipc.wire import Channel
 from megatron_ft.monitor.reports import Reports
@@ -21,6 +22,7 @@ def main() -> None:
         print("The rank monitor is started by ft_launcher, or by RankMonitorServer.run_in_subprocess.")
         raise SystemExit(2)
     settings = parse(sys.argv[1:])
+    MONITOR.set_level(settings.config.log_level)
     go_on_without_parent()  # a monitor that was stopped while its launcher was killed still has to terminate the rank
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()

@@ -24,6 +24,7 @@ from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
@@ -47,6 +48,8 @@ class Reports:
         self._complaints: dict[str, RateLimiter] = {}
 
     def _tell(self, report: object, fds: Sequence[int] = ()) -> None:
+        """Send one message to the launcher."""
+        MONITOR.debug("to launcher", report)
         if self._launcher is None or self.launcher_is_gone:
             return
         try:

@@ -30,6 +30,7 @@ from megatron_ft.core.messages.monitor import (
 from megatron_ft.core.messages.rank import Hello, Refused, ToRank, Welcome
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Survey
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
+from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
@@ -129,6 +130,8 @@ class MonitorService:
             self._rank_is_gone()
 
     def _obey(self, message: Message) -> None:
+        """Do what the launcher says."""
+        MONITOR.debug("from launcher", message)
         try:
             order = ORDERS.parse(message)
         except ProtocolError as error:

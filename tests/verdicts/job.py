@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ft import RankMonitorClient
-from megatron_ft.rank.faults.acts import inject
+from tests.support.more_faults import inject
 
 ITERATIONS = 12
 

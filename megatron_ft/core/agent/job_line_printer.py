@@ -17,7 +17,7 @@ from megatron_ft.core.job.restart_policy import NodeState
 
 
 class JobLinePrinter:
-    """Line printer of one launcher. ``says_all``: print all lines (``--ft-say all``).
+    """One per launcher. ``says_all``: it prints all lines.
 
     ``shares_output``: the output of all launchers of the job goes to one place.
     """

@@ -20,7 +20,7 @@ from megatron_ft.core.config.kinds import (
     Kind,
     one_of,
 )
-from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.config.option import dashed, option, table_of
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
@@ -189,7 +189,11 @@ class ConfigValues:
         "SIGKILL. Up to 60 seconds in which it waited for a CPU don't count.",
     )
     log_level: Converted[int | str, int] = option(
-        20, LOG_LEVEL, "How much this package logs: DEBUG, INFO, WARNING, ERROR or CRITICAL."
+        20,
+        LOG_LEVEL,
+        "Which lines are printed: INFO: all; DEBUG: also "
+        "state transitions and messages; WARNING, ERROR, CRITICAL: none about cycles. The loggers of Python "
+        "below megatron_ft (launcher, monitor, coordinator, rank) take them, and handlers added there.",
     )
 
     if not TYPE_CHECKING:
@@ -287,7 +291,7 @@ class ConfigValues:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
 
-FIELDS = table_of(ConfigValues, lambda field: (f"ft-param-{field}", f"ft-{field}"))
+FIELDS = table_of(ConfigValues, lambda field: (f"ft-{dashed(field)}", f"ft-param-{dashed(field)}"))
 
 Layer = tuple[Mapping[str, Any], Callable[[str], str]]
 """Values by field, and a function from a field's name to the place its value comes from ("ft.yaml:12")."""

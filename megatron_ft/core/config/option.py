@@ -87,6 +87,11 @@ def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str
     return table
 
 
+def dashed(field: str) -> str:
+    """Return a field's name as options are written."""
+    return field.replace("_", "-")
+
+
 def spellings(name: str) -> list[str]:
     """Return the option as written, and with underscores: after "--ft-" or "--ft-param-" only, or everywhere."""
     prefix = next((start for start in ("ft-param-", "ft-") if name.startswith(start)), "")

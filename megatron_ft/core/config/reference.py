@@ -50,6 +50,8 @@ IGNORED: dict[str, str] = {
         ("cycle_info_dir", "cycle_info_job_id"),
         "no JSON file is written for each cycle; the cycles are in --ft-log-dir, see megatron-ft report LOG_DIR --json",
     ),
+    "no_restart_exit_code": "the exit code of a job that makes no progress is always 93",
+    "use_infra_group_rank": "nodes are ordered by --node-rank, else as the scheduler numbers them",
     "restart_check_interval": "nothing is lost: the launcher detects the end of a rank at once",
     "skip_section_response": "nothing is lost: no hook waits for an answer",
     "check_remaining_processes": "nothing is lost: a rank's whole process group is ended and waited for",
@@ -63,13 +65,24 @@ IGNORED: dict[str, str] = {
 }
 """Consequence of ignoring, by the option's name as a key of YAML."""
 
+QUIET: dict[str, tuple[str, ...]] = {
+    "no_restart_exit_code": ("93",),
+    "use_infra_group_rank": ("true", "yes", "1"),
+}
+"""Values of ignored options that ask for what is done anyway: no line is printed for them."""
+
+
+def is_said(name: str, value: object) -> bool:
+    """Return True if a line is printed for this value of an ignored option."""
+    return str(value).strip().lower() not in QUIET.get(name, ())
+
+
 SERVED: dict[str, str] = {
     **dict.fromkeys(
         (
             *("cfg_path", "ignore_missing_cfg", "rank_section_timeouts", "restart_policy", "term_timeout"),
             *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file"),
-            *("no_restart_exit_code", "segment", "use_infra_group_rank", "numa_bind_strict"),
-            *("per_cycle_applog_prefix",),
+            *("segment", "numa_bind_strict", "per_cycle_applog_prefix"),
         ),
         "",
     ),

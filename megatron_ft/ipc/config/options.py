@@ -11,7 +11,7 @@ from typing import Any
 from megatron_ft.core.config.config import FIELDS, Layer
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
 from megatron_ft.core.config.option import Option, check_all, spellings
-from megatron_ft.core.config.reference import IGNORED, describe
+from megatron_ft.core.config.reference import IGNORED, describe, is_said
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.records.launcher import Setting
@@ -65,6 +65,9 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
     known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]
     hint = nearest(name, known)
+    for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
+        for word in each.spellings[1:]:  # other spellings of it are taken, and aren't proposed
+            hint = hint.replace(f"'{word}'", f"'{each.spellings[0]}'")
     return message + (hint if "did you mean" in hint else see)
 
 
@@ -115,7 +118,7 @@ def _is_on(given: str | None) -> bool | None:
 
 
 class _Ignore(argparse.Action):
-    """Records the option's name and spelling, not its value."""
+    """Remembers the option's name and how it was written, unless its value asks for what is done anyway."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
         super().__init__(option_strings, "ft_ignored_options", default=None, **{**options, "type": str})
@@ -129,7 +132,8 @@ class _Ignore(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         ignored = getattr(namespace, self.dest) or []
-        setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
+        if is_said(self.name, values):
+            setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +233,8 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     layers: list[Layer] = []
     sources = {name: source_of(LAUNCHER_OPTIONS[name], getattr(namespace, f"ft_{name}")) for name in ours}
     if section is not None:
-        ignored += [(name, f"{name} ({section.where(name)})") for name in section.values if name in IGNORED]
+        theirs = [name for name, value in section.values.items() if name in IGNORED and is_said(name, value)]
+        ignored += [(name, f"{name} ({section.where(name)})") for name in theirs]
         known = {name: value for name, value in section.values.items() if name not in IGNORED}
         values = check_all(_IN_FILES, known, section.where)
         layers.append(({name: value for name, value in values.items() if name in FIELDS}, section.where))

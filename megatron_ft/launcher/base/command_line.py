@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from dataclasses import dataclass
 
 from megatron_ft.ipc.config.options import ResolvedOptions
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
+
+SAYS_ALL_VARIABLE = "MEGATRON_FT_SAYS_ALL"
+"""Set to 1 by a program that reads the output of each launcher (our tests)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +46,12 @@ class CommandLine:
 
         For Kubernetes, 0 is the end of the training, but a pod whose node is drained has more to do.
         """
-        chosen = self.options.stopped_exit_code
-        return 128 + signal.SIGTERM if chosen is None and self.where.scheduler is Scheduler.KUBERNETES else chosen
+        return 128 + signal.SIGTERM if self.where.scheduler is Scheduler.KUBERNETES else None
 
     @property
     def says_all(self) -> bool:
-        """True if this launcher prints lines about the whole job even if another one does."""
-        chosen = self.options.say
-        return self.where.scheduler is Scheduler.KUBERNETES if chosen is None else chosen == "all"
+        """Whether this launcher prints what concerns the whole job, though another one does, too."""
+        return self.where.scheduler is Scheduler.KUBERNETES or os.environ.get(SAYS_ALL_VARIABLE) == "1"
 
     @property
     def save_signals(self) -> tuple[signal.Signals, ...]:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, printable
-from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.processes import ProcessStat
+from megatron_ft.ipc.log import INFO, LAUNCHER, WARNING
 
-_PREFIX = "[ft_launcher] "
+_WARNING = "warning: "
 OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
 
 
 def say(text: str) -> None:
-    """Print one line for the user, escaping terminal control sequences."""
-    put(f"{_PREFIX}{printable(text)}")
+    """Print one line for the user, in which nothing of what came from elsewhere can act on a terminal."""
+    LAUNCHER.say(WARNING if text.startswith(_WARNING) else INFO, printable(text))
 
 
 def sayer(*, has_others: bool) -> Callable[[str], None]:

@@ -191,8 +191,6 @@ def _is_host(settings: Mapping[str, str]) -> bool | None:
 
 def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, str]:
     rank = line.node_rank
-    if rank is None and not line.options.use_infra_group_rank:
-        return None, ""
     if rank is None:
         return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
@@ -222,7 +220,6 @@ def _rules(line: CommandLine) -> Rules:
         max_failed_starts=options.max_failed_starts,
         at_once=options.scale_up_at_once,
         last_call_s=_seconds(settings, "last_call_timeout"),
-        no_progress_code=options.no_restart_exit_code,
         try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
         segment=_segment(line, is_alone=is_alone),

@@ -25,6 +25,7 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
+from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
@@ -165,9 +166,12 @@ class FaultTolerantAgent(TorchAgent):
     # -- events -------------------------------------------------------------------------------------------
 
     def _hear(self, event: edge.Event) -> None:
-        """Pass the event to the machine, and carry out immediate effects."""
-        seen = self._ranks.readings(self._machine.cycle.record.cycle)
-        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), seen)):
+        """Tell the machine, and do what can be done at once."""
+        seen, before = self._ranks.readings(self._machine.cycle.record.cycle), self._machine.phase
+        effects = self._machine.handle(event, time.monotonic_ns(), seen)
+        if effects or self._machine.phase is not before:
+            LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", effects)
+        if not self._mailbox.post(effects):
             return
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
@@ -329,9 +333,9 @@ def _options(line: CommandLine) -> Options:
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
         checks_health=given.node_health_command is not None,
-        watches_collectives=given.watch_collectives != "off",
-        collectives_timeout_s=given.watch_collectives_timeout,
-        ends_for_collectives=given.watch_collectives == "end",
+        watches_collectives=given.watches_collectives,
+        collectives_timeout_s=given.collectives_timeout_s,
+        ends_for_collectives=given.ends_for_collectives,
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
         learn=given.config.learn,

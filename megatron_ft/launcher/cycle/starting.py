@@ -69,8 +69,8 @@ def rotate(workers: Sequence[TorchWorker], shift: int) -> None:
 def shared_environment(line: CommandLine) -> dict[str, str]:
     """Return the common environment of this node's ranks."""
     options = line.options
-    watches = options.watch_collectives != "off"
-    return rank_environment(os.environ, reference_names=options.reference_names == "on", watches=watches)
+    is_served = options.reference_names == "on"
+    return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
 
 
 class RankVariables:
@@ -85,7 +85,7 @@ class RankVariables:
     ) -> None:
         self._monitors = monitors
         self._control = control
-        self._watch = "off" if line.options.watch_collectives == "off" else "on"
+        self._watch = "on" if line.options.watches_collectives else "off"
         self._infra_rank = reference_names.infra_rank(line, os.environ)
 
     def complete(self, envs: Mapping[int, dict[str, str]], cycle: int) -> None:

@@ -22,6 +22,9 @@ from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, w
 _MOST_DEATHS = 5
 """Number of dead servers after which no other is started."""
 
+FORK_POINT_S = 60.0
+"""Longest time that a script may run ahead without reaching a fork point."""
+
 
 @dataclass(kw_only=True)
 class ForkingSpawner:
@@ -32,9 +35,7 @@ class ForkingSpawner:
     """Initially one that is already running; another is started if it is missing or unsuitable."""
     preload: tuple[str, ...]
     shares_output: bool
-    """Like ``preload``, see ``Ahead``."""
-    timeout_s: float
-    """Seconds a script may run ahead."""
+    """Both: see ``Ahead``."""
     reactor: Reactor
     log: EventLog
     say: Callable[[str], None]
@@ -150,7 +151,7 @@ class ForkingSpawner:
         server.on_channel_closed = lambda: self.reactor.unwatch(server.channel_fd)
         self.reactor.watch(server.channel_fd, lambda: self._take(server))
         self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
-        left_s = server.started_s + self.timeout_s - time.monotonic()
+        left_s = server.started_s + FORK_POINT_S - time.monotonic()
         self.reactor.call_later(max(0.0, left_s), lambda: self._kill_if_late(server))
 
     def _take(self, server: ServerProcess) -> None:
@@ -166,7 +167,7 @@ class ForkingSpawner:
 
     def _kill_if_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
-            server.reject(f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)")
+            server.reject(f"no fork point reached in {FORK_POINT_S:g} s")
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last messages

@@ -25,6 +25,7 @@ from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_h
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.ipc.log import RANK
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
@@ -108,6 +109,9 @@ class RankMonitorClient:
     def _begin(self, info: RankInfo, welcome: Welcome) -> None:
         cfg = welcome.config
         self.rank_info, self.cfg = info, cfg
+        if cfg.is_set("log_level"):
+            RANK.set_level(cfg.log_level)
+        RANK.debug("rank", info.global_rank, "is monitored with", cfg.to_dict())
         self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
         self.section_timeouts = SectionTimeouts(
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False

@@ -25,25 +25,17 @@ class FaultInjector:
         rank: int,
         cycle: int,
         client: Any = None,
-        save_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Args:
-            faults: the whole plan, of all ranks and cycles.
-            rank: rank of this process.
-            cycle: current cycle.
-            client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
-            save_dir: directory of the checkpoints; needed for a fault of type ``disk_full``.
-
-        Raises:
-            ConfigError: the plan has a ``disk_full`` and there is no ``save_dir``; on all ranks alike.
+        faults: the whole plan, of all ranks and cycles.
+        rank: this process.
+        cycle: the cycle it lives in.
+        client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
         """
         faults = list(faults)
-        if save_dir is None and any(fault.type == "disk_full" for fault in faults):
-            raise ConfigError("fault plan: a fault of type 'disk_full' needs a save directory, and there is none")
         self._rank = rank
         self._cycle = cycle
         self._client = client
-        self._save_dir = None if save_dir is None else os.fspath(save_dir)
         self._slowness = Slowness()
         self._pending = [
             fault for fault in faults if fault.cycle > cycle or (fault.cycle == cycle and fault.rank == rank)
@@ -59,7 +51,6 @@ class FaultInjector:
         world_size: int,
         cycle: int,
         client: Any = None,
-        save_dir: str | os.PathLike[str] | None = None,
     ) -> FaultInjector:
         """Create an injector for the plan in a YAML file.
 
@@ -67,13 +58,11 @@ class FaultInjector:
             ConfigError: the plan can't be read or doesn't fit this job; one line, on all ranks alike.
         """
         faults = resolve(read_fault_plan(path), world_size)
-        return cls(faults, rank=rank, cycle=cycle, client=client, save_dir=save_dir)
+        return cls(faults, rank=rank, cycle=cycle, client=client)
 
     @classmethod
-    def of_this_rank(
-        cls, path: str | os.PathLike[str] | None, *, client: Any, save_dir: str | os.PathLike[str] | None = None
-    ) -> FaultInjector:
-        """Create an injector for the plan in a YAML file, in a rank of ``ft_launcher``; None is no plan.
+    def of_this_rank(cls, path: str | os.PathLike[str] | None, *, client: Any) -> FaultInjector:
+        """Carry out the plan in a YAML file in this process, a rank of ``ft_launcher``; None is no plan.
 
         A plan that can't be carried out ends the job, with one line and without a restart.
 
@@ -84,9 +73,7 @@ class FaultInjector:
             return cls.disabled()
         rank, world_size, cycle = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "FT_CYCLE"))
         try:
-            return cls.from_plan_file(
-                path, rank=rank, world_size=world_size, cycle=cycle, client=client, save_dir=save_dir
-            )
+            return cls.from_plan_file(path, rank=rank, world_size=world_size, cycle=cycle, client=client)
         except ConfigError as error:
             end_job(str(error))
 
@@ -99,8 +86,7 @@ class FaultInjector:
         """Inject the fault planned for this iteration, if any.
 
         Raises:
-            InjectedFault: planned for this iteration.
-            ConfigError: a ``stuck_collective`` was planned, and there is no process group.
+            InjectedFault: that is what was planned.
         """
         if iteration in self._mine:
             fault = due(self._pending, self._cycle, self._rank, iteration)
@@ -117,10 +103,4 @@ class FaultInjector:
         record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
         log_event(self._client, record)
         announce(fault.describe())
-        inject(
-            fault.type,
-            exit_code=fault.exit_code,
-            seconds=fault.seconds,
-            save_dir=self._save_dir,
-            slowness=self._slowness,
-        )
+        inject(fault.type, seconds=fault.seconds, slowness=self._slowness)

@@ -131,27 +131,24 @@ def common_seed() -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def maybe_start(config: Any, *, client: Callable[[], Any], save_dir: Callable[[], str | None]) -> None:
-    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` and ``save_dir`` are called when the fault is
-    due."""
+def maybe_start(config: Any, *, client: Callable[[], Any]) -> None:
+    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` is asked when it is due."""
     if config is None or not config.simulate_fault:
         return
-    start(plan_fault(config, world_size=agreement.world_size(), seed=common_seed), client=client, save_dir=save_dir)
+    start(plan_fault(config, world_size=agreement.world_size(), seed=common_seed), client=client)
 
 
-def start(
-    fault: SimulatedFault, *, client: Callable[[], Any], save_dir: Callable[[], str | None] = lambda: None
-) -> None:
-    """Start the thread that waits for the moment, in the rank that is to fail. Arguments as in ``maybe_start``."""
+def start(fault: SimulatedFault, *, client: Callable[[], Any]) -> None:
+    """In the rank that is to fail, start the thread that waits for the moment. Arguments as of ``maybe_start``."""
     if fault.rank != agreement.rank():
         return
 
     def when_due() -> None:
         time.sleep(fault.delay_s)
         if fault.type in IN_LOOP_TYPES:
-            _for_next_step.append(lambda: _carry_out(fault, client(), save_dir()))
+            _for_next_step.append(lambda: _carry_out(fault, client()))
         else:
-            _carry_out(fault, client(), save_dir())
+            _carry_out(fault, client())
 
     announce(f"planned: {fault.describe()}")
     thread = threading.Thread(target=when_due, name="ft-simulated-fault")
@@ -166,9 +163,9 @@ def on_step() -> None:
     _slowness.on_step()
 
 
-def _carry_out(fault: SimulatedFault, client: Any, save_dir: str | None) -> None:
+def _carry_out(fault: SimulatedFault, client: Any) -> None:
     cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
     log_event(client, FaultInjected(type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle))
     where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
     announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
-    inject(fault.type, save_dir=save_dir, slowness=_slowness)
+    inject(fault.type, slowness=_slowness)

@@ -25,7 +25,7 @@ def tell_if_finished(global_state: Any) -> None:
         say.warn(f"{os.environ[FINISHED_FLAG]} can't be written ({error.strerror}): {reason}")
     else:
         if path is not None:
-            say.print_rank_0(f"FT: {reason}, so {path} is written")
+            say.info(f"{reason}, so {path} is written")
 
 
 def write_flag(reason: str) -> str | None:

@@ -7,14 +7,13 @@ import errno
 import os
 import secrets
 import stat
-import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.rank.base.say import print_rank_0
+from megatron_ft.rank.base import say
 from megatron_ft.rank.client.client import RankMonitorClient
 
 _PASSING = {
@@ -52,7 +51,7 @@ def end_job(problem: str) -> NoReturn:
     Raises:
         SystemExit: always.
     """
-    print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
+    say.error(problem)
     ask_for_no_restart(problem)
     raise SystemExit(MISTAKE_CODE)
 

@@ -28,15 +28,14 @@ def begin() -> None:
 
 
 def say_whose(cycle: int) -> None:
-    """Print on rank 0, in the first cycle, that the script has imported the served client."""
-    from megatron_ft.rank.base.say import print_rank_0  # not before the script's first line: it imports more
+    """In the first cycle, if the script has imported the served client: print on rank 0 whose it is."""
+    from megatron_ft.rank.base import say  # not before the script's first line: it imports more
 
     module = sys.modules.get(f"{REFERENCE}.fault_tolerance")
     if cycle == 0 and module is not None and isinstance(getattr(module.__spec__, "loader", None), _Served):
-        print_rank_0(
-            f"FT: imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft {megatron_ft.__version__} "
-            "(ft_launcher --ft-reference-names off: the installed package)",
-            file=sys.stderr,
+        say.note(
+            f"imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft {megatron_ft.__version__} "
+            "(ft_launcher --ft-reference-names off: the installed package)"
         )
 
 

@@ -233,6 +233,11 @@ def test_a_monitor_loads_little() -> None:
     assert not {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"} & loaded_by("monitor")
 
 
+def test_process_that_prints_nothing_does_not_import_logging() -> None:
+    script = "import sys; from megatron_ft.ipc import log; log.MONITOR.set_level(20); log.MONITOR.debug('x')"
+    assert output_of(f"{script}; print('logging' in sys.modules)").strip() == "False"
+
+
 def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
     """Later the file system that it is installed on may not answer any more: a hung rank would live on."""
     needed = {f"{PACKAGE.name}.monitor.{path.stem}" for path in (PACKAGE / "monitor").glob("*.py")}

@@ -91,7 +91,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--ft-param-rank_section_timeouts=setup:abc"], ["rank_section_timeouts", "abc"]),
         (["--ft-param-rank_heartbeat_timeout=-1"], ["rank_heartbeat_timeout", "-1"]),
         (["--ft-param-rank_termination_signal=SIGNOPE"], ["rank_termination_signal", "SIGNOPE"]),
-        (["--ft-param-rank_hartbeat_timeout=5"], ["'--ft-param-rank_heartbeat_timeout'"]),
+        (["--ft-param-rank_hartbeat_timeout=5"], ["'--ft-rank-heartbeat-timeout'"]),
         (["--max-restart-count=3"], ["unrecognized", "--max-restart"]),
         (["--fault-tol-cfg-path=/no/such.yaml"], ["/no/such.yaml"]),
         (["--term-timeout=soon"], ["--term-timeout", "soon"]),

@@ -190,12 +190,7 @@ def test_host_lists(text: str, names: list[str]) -> None:
 def test_rules() -> None:
     found = place(
         *("--nnodes=2:5", "--max-restarts=7", "--restart-policy=min-healthy", "--ft-scale-up-at-once"),
-        *(
-            "--ft-max-no-progress-cycles=9",
-            "--ft-max-failed-starts=5",
-            "--ft-no-restart-exit-code=77",
-            "--rdzv-endpoint=a",
-        ),
+        *("--ft-max-no-progress-cycles=9", "--rdzv-endpoint=a"),
         "--rdzv-conf=last_call_timeout=3,join_timeout=60,keep_alive_interval=1",
     )
     assert found.rules == Rules(
@@ -204,15 +199,16 @@ def test_rules() -> None:
         min_healthy=True,
         max_restarts=7,
         max_stalled=9,
-        max_failed_starts=5,
+        max_failed_starts=2,
         at_once=True,
         last_call_s=3.0,
         join_timeout_s=60.0,
-        no_progress_code=77,
+        no_progress_code=93,
         try_again_code=94,
     )
     assert "keep_alive_interval" in found.note
     assert place("--nnodes=2").rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3, max_failed_starts=2)
+    assert place("--nnodes=2", "--ft-max-no-progress-cycles=0").rules.max_failed_starts == 0
     assert place("--nnodes=2", "--rdzv-conf=timeout=70").rules.join_timeout_s == 70.0
     for alone in ((), ("--standalone", "--nnodes=1:2")):
         rules = place(*alone).rules

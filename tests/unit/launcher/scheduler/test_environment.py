@@ -251,9 +251,9 @@ def test_other_pods_say_nothing_of_their_job() -> None:
     assert (where.scheduler, where.run_id, where.endpoint) == (Scheduler.KUBERNETES, "", "")
 
 
-def test_a_stopped_pod_has_the_code_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_stopped_pod_is_not_that_of_a_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert line_in(monkeypatch, pod, "--ft-stopped-exit-code=0").stopped_code == 0
+    assert line_in(monkeypatch, pod).stopped_code == 143
     assert line_in(monkeypatch, pod, "--scheduler=none").stopped_code is None
 
 
@@ -279,6 +279,5 @@ def test_kubernetes_is_told_why(tmp_path: Path) -> None:
 
 def test_each_pod_says_what_concerns_the_job_because_its_output_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not line_in(monkeypatch, {}, "--nnodes=2", C10D).says_all
-    assert line_in(monkeypatch, {}, "--nnodes=2", C10D, "--ft-say=all").says_all
+    assert line_in(monkeypatch, {"MEGATRON_FT_SAYS_ALL": "1"}, "--nnodes=2", C10D).says_all
     assert line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--nnodes=2", C10D).says_all
-    assert not line_in(monkeypatch, {}, "--nnodes=2", C10D, "--ft-say=one").says_all
