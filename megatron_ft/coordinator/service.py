@@ -253,7 +253,8 @@ class Service:
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
             COORDINATOR.debug("from launcher", link.number, message)
-            self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
+            if effects := self._machine.handle(Heard(link.number, message), time.monotonic()):
+                self._do(effects)
             if link.number not in self._links:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:

@@ -188,7 +188,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> End:
             return outcome.End(dry_run.show_mistakes(flags, error))
         raise
     if line.options.dry_run:
-        return dry_run.show(line, flags)
+        return outcome.End(dry_run.show(line, flags))
     config = line.options.config
     if config.is_set("log_level"):
         LAUNCHER.set_level(config.log_level)
