@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli import main as cli
+from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.dry_run import hide_secrets
 from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.main import main
@@ -26,6 +27,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in [name for name in os.environ if name.startswith(("PET_", "FT_", "SLURM_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(launcher_main, "THREAD_PREFIX", "no thread of ours")  # else one of another test ends pytest
     path = tmp_path / "train.py"
     path.write_text("raise AssertionError('started')")
     return str(path)
