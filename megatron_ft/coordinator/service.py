@@ -216,7 +216,7 @@ class Service:
             self._links[link.number] = self._ungreeted[link.number] = link
             self._strangers.add(link.number, source_of(address[0]), now_s)
             self._selector.register(sock, selectors.EVENT_READ, link)
-            first = link.handshake.first(over=self._machine.is_over)
+            first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
                 self._write(link, encode(first))
 
@@ -294,7 +294,7 @@ class Service:
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
             # it has a secret: with a coordinator without one it doesn't speak
-            self._close_with(link, Open(self._machine.is_over))
+            self._close_with(link, Open(self._machine.is_over, self._machine.job))
             return None
         if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello | Moved):
             raise ProtocolError("a hello in another place than the first")

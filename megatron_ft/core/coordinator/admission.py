@@ -10,28 +10,43 @@ from __future__ import annotations
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.member import MOVED_S
-from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
+from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, JobDefinition, Moved, Rules, Wait
 from megatron_ft.core.job.patience import GIVE_UP_S
+from megatron_ft.core.wording import printable
 
 FORGETS_S = GIVE_UP_S + 30.0
 """Launchers that have had a part in the job give up sooner, also those that notice late that they are cut off."""
 
 
+_LONGEST_NAME = 160
+"""Characters of a job's name, with the arguments of its script, in a line for a user."""
+
+
 class Admission:
-    """Of one coordinator. ``rules`` and ``job`` are those of the first launcher.
+    """Of one coordinator.
 
     ``elsewhere``: where the launcher beside this coordinator is led; empty if it isn't.
+    ``defined``: the job of the launcher that has started the coordinator; None: the first hello defines it.
     """
 
-    def __init__(self, elsewhere: str) -> None:
-        self.rules: Rules | None = None
-        self.job = ""
+    def __init__(self, elsewhere: str, defined: JobDefinition | None = None) -> None:
+        self._job = defined
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
         self._elsewhere = elsewhere
         self._until_s = float("inf")
         self._needed_s = 0.0
         """When a launcher was last here that can go on with the job."""
+
+    @property
+    def job(self) -> str:
+        """Name of the job; empty as long as there is none."""
+        return "" if self._job is None else self._job.job
+
+    @property
+    def rules(self) -> Rules | None:
+        """What the launchers' command lines say; None as long as there is no job."""
+        return None if self._job is None else self._job.rules
 
     def owner_is_led(self, address: str) -> None:
         """The launcher beside this coordinator follows the one at that address."""
@@ -47,15 +62,13 @@ class Admission:
 
     def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
         """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
-        if self.rules is None:
-            self.rules, self.job = hello.rules, hello.job
+        self._job = self._job or hello.definition
         if hello.owns:
             self._elsewhere = ""  # it is led there no more
         if hello.memory.decided is None and self._is_of_next(hello, now_s):
             return Wait(0, 0, soon=True)
-        if hello.memory.decided is None and not leads and (address := self.elsewhere(now_s)):
-            return refusal(hello, self.job, self.rules) or Elsewhere(address)
-        return refusal(hello, self.job, self.rules)
+        address = self.elsewhere(now_s) if hello.memory.decided is None and not leads else ""
+        return refusal(hello, self._job) or (Elsewhere(address) if address else None)
 
     def _is_of_next(self, hello: Hello, now_s: float) -> bool:
         """Whether a launcher was started after the end, by a user who starts the job again under the same name.
@@ -65,7 +78,8 @@ class Admission:
         """
         if self.ended_s is None:
             return False
-        return hello.job != self.job or (not hello.names_life and hello.up_s < now_s - self.ended_s)
+        is_other = self._job is not None and is_another(hello, self._job)
+        return is_other or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> bool:
         """Take note of where this job, which has no cycle here, is coordinated; returns False if it is another job."""
@@ -85,13 +99,23 @@ class Admission:
         return now_s >= self._needed_s + FORGETS_S
 
 
-def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:
+def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
     """What to answer to a launcher that doesn't belong to that job, or has other options; None if it is let in."""
-    if hello.job != job:
-        return Dismiss(REFUSED, lines.ANOTHER_JOB)
-    if hello.rules != rules:
-        return Dismiss(REFUSED, lines.other_options(differences(hello.rules, rules)))
+    if is_another(hello, defined):
+        return Dismiss(REFUSED, lines.another_job(_name(defined), _name(hello.definition)))
+    if hello.rules != defined.rules:
+        return Dismiss(REFUSED, lines.other_options(differences(hello.rules, defined.rules)))
     return None
+
+
+def is_another(hello: Hello, defined: JobDefinition) -> bool:
+    """Return True if a launcher is of another job."""
+    return hello.job != defined.job or not hello.arguments.match(defined.arguments)
+
+
+def _name(job: JobDefinition) -> str:
+    name = printable(" ".join([job.job, *job.arguments.words]))
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 
 def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:

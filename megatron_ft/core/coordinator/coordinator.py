@@ -30,16 +30,29 @@ _SEARCH_S = 4.0
 """Added to the time for which a new coordinator waits for nodes: some of them stay at one that doesn't lead."""
 
 
+_SHOWN_NAME = 200
+
+
 class Coordinator:
     """See above. No two have the same ``name``; one that ``founds`` may begin a job that has none yet.
 
     ``elsewhere``: address of the coordinator that its launcher follows; launchers that know of no job are sent there.
+    ``defined``: the job of its launcher; the first hello defines the job of a coordinator without one.
     """
 
-    def __init__(self, name: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        founds: bool,
+        owned: bool = True,
+        elsewhere: str = "",
+        defined: m.JobDefinition | None = None,
+        now_s: float = 0.0,
+    ) -> None:
         self._out: list[CoordinatorEffect] = []
         self._consensus = Consensus(name, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
-        self._admission = Admission(elsewhere)
+        self._admission = Admission(elsewhere, defined)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
@@ -83,6 +96,11 @@ class Coordinator:
     def is_over(self) -> bool:
         """Whether the job has ended, and the coordinator only stays to say so."""
         return self._over_s is not None
+
+    @property
+    def job(self) -> str:
+        """Name of the job, cut to what fits into a handshake; empty as long as there is none."""
+        return self._admission.job[:_SHOWN_NAME]
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from megatron_ft.core.wording import counted, listed
 
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
-ANOTHER_JOB = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
@@ -185,6 +184,22 @@ def did_not_come(more: int, *, seconds: float, aside: int) -> str:
     if not aside:
         return text
     return f"{text}; {counted(aside, 'node')} failing the health check"
+
+
+def another_job(theirs: str, own: str) -> str:
+    """Why a launcher isn't let in: the job that is coordinated there, and its own."""
+    return (
+        f"another job already uses this rendezvous endpoint ({theirs}; this launcher's job is {own}): "
+        "give each job its own --rdzv-endpoint, or all launchers of one job the same --rdzv-id"
+    )
+
+
+def not_proven(job: str) -> str:
+    """Why a launcher on standby doesn't exit with 0 although the job that it waited for has finished."""
+    return (
+        f"{job} has finished without this launcher, and may have been another job: nothing was trained here. Give each "
+        "job its own --rdzv-id (and endpoint), and the launchers of one job, spares included, the same"
+    )
 
 
 def other_options(differences: Sequence[tuple[str, str, str]]) -> str:

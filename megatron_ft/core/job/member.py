@@ -40,8 +40,8 @@ class Member:
         self.memory = Memory()
         self.standing = m.Standing()
         self.is_led = False
-        self._owned = ""
-        """The address of the coordinator that this launcher has started."""
+        self._owned: frozenset[str] = frozenset()
+        """Addresses at which every coordinator is this launcher's own."""
         self._led_by: Beside | None = None
         """The node beside the coordinator that it follows, or followed last."""
         self._found_silent: Beside | None = None
@@ -118,7 +118,7 @@ class Member:
         self._session += 1
         hello = self.identity.hello(
             self._session,
-            owns=self._search.address == self._owned and self.standing.phase is not m.NodePhase.EXCLUDED,
+            owns=self._search.address in self._owned and self.standing.phase is not m.NodePhase.EXCLUDED,
             memory=self.memory,
             standing=self.standing,
             found_silent=self._found_silent,
@@ -154,9 +154,9 @@ class Member:
         if was_led:
             self._found_silent = self._led_by
 
-    def owns(self, address: str) -> None:
-        """This launcher has started a coordinator at that address; empty if it is gone."""
-        self._owned = address
+    def owns(self, *addresses: str) -> None:
+        """Every coordinator at one of these addresses is started by this launcher."""
+        self._owned = frozenset(addresses)
 
     def _seek(self, *, at_once: bool = False, problem: str = "") -> None:
         """Try the next address; ``problem``: why not this one."""
@@ -233,10 +233,13 @@ class Member:
         self._out.append(edge.LeftOut())
         self._seek(at_once=True)
 
-    def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
+    def _leave(self, code: int, text: str) -> None:
+        self._leave_by(edge.Leave(code, text))
+
+    def _leave_by(self, leave: edge.Leave) -> None:
         if not self._is_over:
             self._is_over = True
-            self._out.append(edge.Leave(code, text, is_of_all))
+            self._out.append(leave)
 
     # -- messages of the coordinator --------------------------------------------------------------------------
 
@@ -311,7 +314,7 @@ class Member:
         self.memory = self.memory.follow(term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
-        if self._owned not in ("", self._search.address):
+        if self._owned - {self._search.address}:
             self._out.append(edge.FollowElsewhere(self._session, self._search.address))
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
@@ -358,7 +361,7 @@ class Member:
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = self.memory.learn(held)
         if decision.kind is Kind.END:
-            self._leave(decision.code, decision.text, is_of_all=True)
+            self._leave_by(patience.at_end(self.identity, decision, self.standing))
         elif held.starts_ranks(self.standing.cycle):
             self.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))

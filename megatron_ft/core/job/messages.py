@@ -15,6 +15,7 @@ from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Ra
 
 __all__ = [
     "Accept",
+    "Arguments",
     "Aside",
     "Away",
     "Beat",
@@ -30,6 +31,7 @@ __all__ = [
     "Hello",
     "Identity",
     "Intervals",
+    "JobDefinition",
     "Lead",
     "Learned",
     "Milestone",
@@ -101,6 +103,38 @@ class Rules:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of the script: they tell a job without a name from another one of the same script.
+
+    Args:
+        own: rank and names of the launcher's node, which the same argument may give on each node of the job.
+    """
+
+    words: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+    def match(self, others: Arguments) -> bool:
+        """Return True if both launchers can be of one job."""
+        return len(self.words) == len(others.words) and all(
+            word == other or self._is_own(word, others, other)
+            for word, other in zip(self.words, others.words, strict=True)
+        )
+
+    def _is_own(self, word: str, others: Arguments, other: str) -> bool:
+        (option, _, value), (same, _, theirs) = word.rpartition("="), other.rpartition("=")
+        return option == same and value in self.own and theirs in others.own
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefinition:
+    """Which job a coordinator is for, by the launcher that starts it; launchers of others are refused."""
+
+    job: str
+    rules: Rules
+    arguments: Arguments = Arguments()
+
+
 # -- from a launcher ------------------------------------------------------------------------------------------
 
 
@@ -139,6 +173,12 @@ class Hello:
     found_silent: Beside | None = None
     up_s: float = 0.0
     names_life: bool = False
+    arguments: Arguments = Arguments()
+
+    @property
+    def definition(self) -> JobDefinition:
+        """The job that a coordinator without one is for from now on."""
+        return JobDefinition(self.job, self.rules, self.arguments)
 
 
 @dataclass(frozen=True)
@@ -158,6 +198,9 @@ class Identity:
     """Why earlier lives of the job call this host a bad node."""
     started_s: float = 0.0
     """When the launcher was started, by the clock of its `Member`."""
+    arguments: Arguments = Arguments()
+    is_named: bool = True
+    """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     names_life: bool = False
 
     def hello(
@@ -188,6 +231,7 @@ class Identity:
             found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
             names_life=self.names_life,
+            arguments=self.arguments,
         )
 
 

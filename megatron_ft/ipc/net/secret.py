@@ -37,9 +37,9 @@ class CoordinatorHandshake:
         self.session: Session | None = None
         """Set once the launcher has proved that it knows the secret."""
 
-    def first(self, *, over: bool) -> Challenge | None:
-        """What to send when the connection is there. ``over``: the job has ended."""
-        return None if self._secret is None else Challenge(self._nonce.hex(), over)
+    def first(self, *, over: bool, job: str = "") -> Challenge | None:
+        """What to send when the connection is there. ``over``: the job has ended; ``job``: its name."""
+        return None if self._secret is None else Challenge(self._nonce.hex(), over, job)
 
     def answer(self, message: Handshake) -> Welcome | None:
         """What to send in return for a message, as long as it isn't ``is_done``: then the other end is let in.

@@ -124,7 +124,6 @@ class Coordination:
 
     def gave_up(self, text: str) -> None:
         """This launcher can't keep a coordinator alive; where the job begins, there is none then."""
-        self.member.owns("")
         if self.member.memory.decided is None and self.member.identity.address == self.member.identity.endpoints[0]:
             self._leave(edge.Leave(1, text))
         else:

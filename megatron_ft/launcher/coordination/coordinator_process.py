@@ -6,13 +6,16 @@ the socket for the next one. It is a child of the launcher, and stays behind if 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 
+from megatron_ft.core.codec import fields
 from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.core.job.messages import JobDefinition
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base import lines
@@ -20,8 +23,10 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
 
 _QUICK_S = 10.0
 _MOST_QUICK = 5
-"""So many that have ended within that time, one after the other, and it isn't tried again."""
+"""So many that have ended within that time, one after the other, and it is given up."""
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0)
+_REST_S = 10.0
+"""Seconds until an endpoint where it was given up is served again: launchers that come later find the job by it."""
 
 
 class CoordinatorProcess:
@@ -37,6 +42,8 @@ class CoordinatorProcess:
         name: str,
         *,
         founds: bool,
+        is_endpoint: bool,
+        defined: JobDefinition,
         secret: bytes | None,
         environ: Mapping[str, str],
         led_at: Callable[[], str],
@@ -48,14 +55,18 @@ class CoordinatorProcess:
         Args:
             name: of this host, as others know it.
             founds: this is the first endpoint, where a job begins.
+            defined: this launcher's job, which the coordinator is for.
             led_at: where this launcher is led, empty if nowhere (``Member.led_at``).
             say: gets a line each time that a coordinator has died.
-            gave_up: gets a line once none can be kept alive; the socket is closed by then.
+            gave_up: gets a line once none can be kept alive. Unless this is an endpoint of the job, the socket is
+                closed by then.
+            is_endpoint: this is an endpoint of the job: the socket is open as long as this launcher is.
         """
         self.address = format_address(name, listener.getsockname()[1])
         self._reactor = reactor
         self._listener = listener
-        self._founds = founds
+        self._founds, self._is_endpoint = founds, is_endpoint
+        self._job = json.dumps(fields(defined))
         self._environment = {key: value for key, value in environ.items() if not key.startswith("FT_SECRET")}
         if secret is not None:
             self._environment["FT_SECRET"] = os.fsdecode(secret)
@@ -69,11 +80,11 @@ class CoordinatorProcess:
         self._quick = 0
         """So many have ended soon after their start, one after the other."""
         self._timer: Timer | None = None
-        self._is_closed = False
+        self.is_closed = False
 
-    def start(self) -> None:
+    def start(self, *, at_once: bool) -> None:
         """Start a coordinator: now, or when the first launcher connects."""
-        if self._founds:
+        if at_once:
             self._start()
         else:
             self._start_on_first_connection()
@@ -95,9 +106,9 @@ class CoordinatorProcess:
 
     def close(self) -> None:
         """Start none any more, and let go of the socket. One that runs stays for those who need it, and ends itself."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._reactor.unwatch(self._listener.fileno())
@@ -108,7 +119,7 @@ class CoordinatorProcess:
     # -- its life ---------------------------------------------------------------------------------------------
 
     def _start_on_first_connection(self) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self._reactor.watch(self._listener.fileno(), self._start)
 
     def _start(self) -> None:
@@ -130,7 +141,7 @@ class CoordinatorProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         fd = self._listener.fileno()
         command = [*isolated_command("megatron_ft.coordinator"), "--listen", self.address, "--fd", str(fd)]
-        command += ["--owner", str(os.getpid())]
+        command += ["--owner", str(os.getpid()), "--job", self._job]
         if not self._founds:
             command += ["--takes-over"]
         elsewhere = self._led_at()
@@ -163,6 +174,12 @@ class CoordinatorProcess:
     def _ended(self, how: str, *, tries_again: bool = True) -> None:
         lived_s = time.monotonic() - self._started_s
         self._quick = self._quick + 1 if lived_s < _QUICK_S else 0
+        if tries_again and self._is_endpoint and self._quick >= _MOST_QUICK:
+            self._timer = self._reactor.call_later(_REST_S, self._start_on_first_connection)
+            if self._quick == _MOST_QUICK:
+                rest = f"this launcher does not start it again within {_REST_S:g} s"
+                self._gave_up(f"the coordinator at {self.address} {how}; {rest}")
+            return
         if not tries_again or self._quick >= _MOST_QUICK:
             self.close()
             self._gave_up(f"the coordinator at {self.address} {how}; this launcher does not start it again")

@@ -5,6 +5,7 @@ that are looked up in `is_this_machine`, and the driver that `nvlink_domain` ask
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.messages import Rules
+from megatron_ft.core.job.messages import Arguments, Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback
@@ -28,6 +29,8 @@ _PORT = 29500
 _C10D_PORT = 29400
 """torch's own for ``--rdzv-backend c10d``."""
 _MOST_CANDIDATES = 8
+_MOST_WORDS, _LONGEST_WORD = 200, 200
+"""Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
@@ -57,6 +60,10 @@ class MeetingPlace:
     """Of the whole job if it is coordinated; else of this node alone, which then coordinates only itself."""
     names_life: bool = False
     """``job`` contains the scheduler's identifier of this life of the job."""
+    is_named: bool = False
+    """The user (``--rdzv-id``) or the scheduler has named the job."""
+    arguments: Arguments = Arguments()  # noqa: RUF009 - frozen
+    """Of the script, of a job without a name."""
     endpoints: tuple[str, ...] = ()
     """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
     here: int | None = None
@@ -93,10 +100,8 @@ def check(line: CommandLine) -> None:
         ConfigError: one was found.
     """
     kind = _kind(line)
-    if kind is Kind.COORDINATED:
+    if kind is Kind.COORDINATED or kind is Kind.ALONE:
         _endpoints(line)
-    elif kind is Kind.ALONE:
-        _named_store(line)
     elif line.namespace.rdzv_backend != "c10d":  # torch's c10d meets in a file: the endpoint is a path
         _endpoints(line, takes_list=False)
     _rules(line)
@@ -135,6 +140,8 @@ def meeting_place(
         kind=kind,
         job=job,
         names_life=bool(line.where.run_id),
+        is_named=_is_named(line),
+        arguments=_arguments(line, environ),
         rules=rules,
         endpoints=tuple(endpoints),
         here=here,
@@ -160,9 +167,7 @@ def _kind(line: CommandLine) -> Kind:
         raise ConfigError(f"--rdzv-conf: store_type={store_type}: must be tcp or file")
     if store_type == "file":
         return Kind.TORCH
-    if several:
-        return Kind.COORDINATED
-    return Kind.COORDINATED if _endpoints(line)[0][1] != 0 else Kind.ALONE
+    return Kind.COORDINATED if several else Kind.ALONE
 
 
 def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str, int]]:
@@ -218,11 +223,35 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 
+def _is_named(line: CommandLine) -> bool:
+    return bool(line.where.run_id) or ("rdzv_id" in line.given and line.run_id not in ("", "none"))
+
+
 def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
-    """Arguments and directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
+    """Directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
     script = os.path.basename(str(line.namespace.training_script))
     start = line.where.life or environ.get("SLURM_JOB_ID", "")
     return "/".join([line.run_id, str(os.getuid()), start, script])
+
+
+def _arguments(line: CommandLine, environ: Mapping[str, str]) -> Arguments:
+    """Return the script's arguments where nothing else tells the job from another one with the same script."""
+    if _is_named(line):
+        return Arguments()
+    words = [_short(word) for word in line.namespace.training_script_args]
+    if len(words) > _MOST_WORDS:
+        words[_MOST_WORDS:] = [_hash("\0".join(words[_MOST_WORDS:]))]
+    rank, _ = _rank(line, environ)
+    names = {*environment.own_names(environ, socket.gethostname()), line.namespace.local_addr, rank}
+    return Arguments(tuple(words), tuple(sorted(str(name) for name in names if name not in (None, ""))))
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}...{_hash(word)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
 
 def _rules(line: CommandLine) -> Rules:
