@@ -220,11 +220,13 @@ def _flag(words: Sequence[str]) -> tuple[int, Flag]:
     if isinstance(known, str):
         return taken, Flag(own, Meaning.IGNORED, IGNORED[known])
     if isinstance(known, TorchrunOption):
-        return taken, Flag(own, *_of_torchrun(known))
+        return taken, Flag(own, *_of_torchrun(known, value))
     return taken, Flag(own, *_of_ours(known, value))
 
 
-def _of_torchrun(option: TorchrunOption) -> tuple[Meaning, str]:
+def _of_torchrun(option: TorchrunOption, value: str = "") -> tuple[Meaning, str]:
+    if value and option.choices and "$" not in value and value not in option.choices:
+        return Meaning.REFUSED, option.here
     return (Meaning.DIFFERS, option.here) if option.here else (Meaning.WORKS, "")
 
 

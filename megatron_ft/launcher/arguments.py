@@ -15,7 +15,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.errors import ConfigError, nearest
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options, with_hint
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
@@ -30,10 +31,12 @@ from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import ending_together, numa
 from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
-from megatron_ft.launcher.torch_compat import private_names
 
 _POD_GRACE_S = 30
 _RESTART_GRACE_S = 0.1
+_USE_COORDINATOR = (
+    "nodes meet at the coordinator that ft_launcher starts, use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+)
 _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
 """Options that mean something just by being given; what isn't may be taken from the scheduler."""
 
@@ -64,6 +67,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     node_rank = namespace.node_rank if "node_rank" in given else None
     if node_rank is not None and node_rank < 0:
         raise ConfigError(f"--node-rank: {node_rank} is negative")
+    _check_backend(namespace)
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
     options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
@@ -78,6 +82,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
             f"otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)
+    if "rdzv_backend" in given and namespace.rdzv_backend == "static" and not namespace.standalone:
+        min_nodes = max_nodes  # as torchrun has it
     handled = parse_signals(namespace.signals_to_handle)
     check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, given, max_nodes)
@@ -92,9 +98,9 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         term_timeout=seconds,
         stop_timeout=options.workers_stop_timeout,
         restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
-        given=given,
         node_rank=node_rank,
         where=where,
+        is_named="rdzv_id" in given and namespace.rdzv_id not in ("", "none"),
         taken=taken,
     )
     numa.check()
@@ -215,17 +221,23 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], m
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = 29500
-    if namespace.rdzv_backend == "c10d" and rendezvous_settings(namespace).get("store_type", "").lower() != "file":
+    if namespace.rdzv_backend == "c10d":
         if not namespace.rdzv_endpoint:
             by_default = "localhost:0" if max_nodes == 1 else "localhost:29400"
             master = f"{namespace.master_addr}:{namespace.master_port}"
             namespace.rdzv_endpoint = by_default if {"master_addr", "master_port"}.isdisjoint(given) else master
         namespace.node_rank = 0  # torch would warn that it is ignored, and it isn't: see CommandLine.node_rank
-    backends = private_names.rendezvous_backends()
-    if backends and namespace.rdzv_backend not in backends:
-        raise ConfigError(
-            f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"
-        )
+
+
+def _check_backend(namespace: argparse.Namespace) -> None:
+    """Refuse what torch's own rendezvous would serve: nodes meet at the coordinator."""
+    if namespace.standalone:
+        return
+    if namespace.rdzv_backend not in TORCHRUN_OPTIONS["rdzv_backend"].choices:
+        raise ConfigError(f"--rdzv-backend: {namespace.rdzv_backend!r} is not supported: {_USE_COORDINATOR}")
+    store_type = rendezvous_settings(namespace).get("store_type", "tcp")
+    if store_type.lower() != "tcp":
+        raise ConfigError(f"--rdzv-conf: store_type={store_type} is not supported: {_USE_COORDINATOR}")
 
 
 def _check_script(namespace: argparse.Namespace) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.agent.conclusion import stopped
@@ -75,11 +74,9 @@ def run(
         ranks = config.nproc_per_node
         node = Node(line, ranks=ranks, log=log, log_dir=log_dir, say=say, announce=announce, server=server)
         try:
-            # with torch's own rendezvous only the first node's launcher can say how the job ends
-            speaks = place.kind is not Kind.TORCH or place.rank == 0
             result = ResultFile(
                 log,
-                log_dir if speaks else None,
+                log_dir,
                 job=place.job,
                 command=command,
                 is_first=place.kind is Kind.ALONE or place.is_founder,
@@ -219,10 +216,9 @@ class _Life:
         agent = functools.partial(
             self._make_agent,
             coordination=coordination,
-            meets_by_torch=self._place.kind is Kind.TORCH,
             on_over=self._ended,
         )
-        with private_names.agent_made_by(agent, self._launcher.stop.blocking):
+        with private_names.agent_made_by(agent):
             # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
             record(elastic_launch(self._config, entrypoint))(*arguments)
 
@@ -257,8 +253,6 @@ class _Life:
                 return self._end(stopped(error.sigval, well=False))
             case FaultToleranceError():
                 text = str(error)
-            case RendezvousError():
-                text = lines.rendezvous_failed(error)
             case OSError():
                 # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
                 text = lines.launcher_failed(error)

@@ -385,14 +385,3 @@ if CYCLE == 0:
 def test_python_exec_and_unstartable_command(launcher: Launcher) -> None:
     finished = launcher.run("say(sys.executable)", env={"PYTHON_EXEC": sys.executable})
     assert finished.out == f"{sys.executable}\n"
-
-
-@pytest.mark.parametrize(("backend", "module"), [("etcd", "etcd"), ("etcd-v2", "")])
-def test_a_rendezvous_whose_module_is_missing(launcher: Launcher, backend: str, module: str) -> None:
-    ended = launcher.run("say('was run')", f"--rdzv-backend={backend}", "--rdzv-endpoint=localhost:1")
-    assert ended.code == 2
-    line = ended.err.splitlines()[-1]
-    assert line.startswith("ft_launcher: error: rendezvous: ")
-    assert module in line
-    assert "Traceback" not in ended.err
-    assert "was run" not in ended.out

@@ -65,14 +65,6 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [re.findall("restart .$", node.out, re.MULTILINE) for node in nodes] == [["restart 0", "restart 1"]] * 2
 
 
-def test_nodes_meet_in_a_file(launcher: Launcher) -> None:
-    endpoint = f"--rdzv-endpoint={launcher.directory / 'store'}"
-    place = ["--rdzv-backend=c10d", endpoint, "--rdzv-conf=store_type=file", "--rdzv-id=job", "--nnodes=2"]
-    nodes = [launcher.start(SCRIPT, *place, "--local-addr=127.0.0.1", "--max-restarts=1") for _ in range(2)]
-    assert [node.wait().code for node in nodes] == [0, 0]
-    assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
-
-
 def test_one_of_two_launchers_is_lost_the_one_that_founded_the_job(launcher: Launcher) -> None:
     """Its coordinator lives on, and the other node waits for one in its place, but not for ever."""
     place = meeting_place("--nnodes=2", "--max-restarts=1", "--rdzv-conf=join_timeout=5")

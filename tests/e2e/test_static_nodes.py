@@ -1,8 +1,10 @@
-"""Several launchers of one job that are told ``--node-rank`` and ``--master-addr``, and no ``--rdzv-backend``."""
+"""Several launchers of one job that are told ``--node-rank`` and ``--master-addr``."""
 
 from __future__ import annotations
 
 import socket
+
+import pytest
 
 from tests.e2e.test_launcher_nodes import SCRIPT, cycles_of, started
 from tests.support.launching import Launched, Launcher, launcher
@@ -23,11 +25,16 @@ def start(launcher: Launcher, script: str, number: int, place: list[str]) -> Lau
     return launcher.start(script, *place, f"--node-rank={number}")
 
 
-def test_both_nodes_restart_with_a_fresh_store_in_the_same_cycle(launcher: Launcher) -> None:
-    place = meeting_place("--max-restarts=1")
-    nodes = [start(launcher, SCRIPT, number, place) for number in range(2)]
+@pytest.mark.parametrize("backend", [[], ["--rdzv-backend=static"]])
+def test_static_nodes_restart_with_a_fresh_store_and_keep_their_node_ranks(
+    launcher: Launcher, backend: list[str]
+) -> None:
+    place = meeting_place("--max-restarts=1", *backend)
+    nodes = [start(launcher, SCRIPT, number, place) for number in (1, 0)]
     assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
+    assert "cycle 1 of 1" in nodes[0].out
+    assert "cycle 1 of 0" in nodes[1].out
 
 
 def test_a_dead_node_costs_one_restart_and_is_waited_for(launcher: Launcher) -> None:
@@ -46,7 +53,7 @@ while not store.check([f"rank{1 - RANK}"]):
     assert time.monotonic() - started_s < 30, "the other rank isn't there"
 """
     script = "import time\nstarted_s = time.monotonic()\n" + script
-    place = meeting_place("--max-restarts=2")
+    place = meeting_place("--max-restarts=2", "--rdzv-backend=static")
     nodes = [start(launcher, script, number, place) for number in range(2)]
     for node in nodes:
         node.wait_for("^cycle 0 of")

@@ -384,13 +384,13 @@ class Launcher(Process):
             self.hear(agent.NotStarted())
             return
         held = self.member.memory.decided
-        cycle, place = self.agent.cycle.number, self.member.place or 0
+        cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
         self._error, self._is_hung, self._toy = "", False, None
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
-        self.hear(agent.RanksMet(cycle, [place], place, world, world))
+        self.hear(agent.RanksMet([place], place, world, world))
         now_ns = round(self.clock() * 1e9)
         path = STATE_PATH if self.job.learns else ""
         attached = agent.Attached(0, cycle, now_ns, state_path=path, learns=self.job.learns)
@@ -499,7 +499,6 @@ def _address_on(host: Host, number: int) -> str:
 
 def _options(rules: m.Rules) -> Options:
     return Options(
-        min_nodes=rules.min_nodes,
         max_nodes=rules.max_nodes,
         min_healthy=rules.min_healthy,
         max_restarts=rules.max_restarts,

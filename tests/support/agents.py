@@ -87,7 +87,7 @@ class Driven:
         self, ranks: int = 2, cycle: int = 0, *, nodes: int = 1, place: int = 0, restarts: int = 0
     ) -> list[edge.Effect]:
         """A cycle begins, and its ranks are started: local rank n is rank 10 n, and process 100 + n."""
-        met = edge.RanksMet(cycle, [10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
+        met = edge.RanksMet([10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
         effects = self.hear(edge.Tick(), job.Begin(held(cycle, place=place, nodes=nodes, restarts=restarts)), met)
         for local_rank in range(ranks):
             effects += self.hear(edge.RankStarted(local_rank, 100 + local_rank, self.now_ns))
@@ -101,7 +101,7 @@ class Driven:
         self, outcome: Outcome = Outcome.FAILED, *, restarts: bool = True, lost: bool = False, text: str = ""
     ) -> list[edge.Effect]:
         """The coordinator ends the cycle."""
-        return self.hear(job.EndRanks(m.End(self.agent.cycle.number, outcome, restarts, lost, text)))
+        return self.hear(job.EndRanks(m.End(self.agent.cycle.record.cycle, outcome, restarts, lost, text)))
 
     def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[edge.Effect]:
         """The launcher is asked to stop."""

@@ -85,7 +85,7 @@ def _life(directory: str, run: RunLogs) -> Life | None:
     try:
         lives = read_lives_file(lives_path(directory)).lives
     except (OSError, ValueError):
-        return None  # torch's own rendezvous, or a run that has just begun
+        return None  # a run that has just begun
     if not lives:
         return None
     opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_wall_ns / 1e9))

@@ -22,7 +22,7 @@ from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
+from megatron_ft.core.job.messages import Goodbye, Ready, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
@@ -106,10 +106,6 @@ class Agent:
                 self.phase = AgentPhase.READY if is_fit else AgentPhase.ASIDE
                 if is_fit:
                     self._get_ready()
-            case edge.NodesWaiting(count):
-                self._do(Tell(Regroup(self.cycle.number, lines.members_changed(count))))
-            case edge.OthersDone():
-                self._finish_part()
             case ReceivedRequest():
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
@@ -144,8 +140,8 @@ class Agent:
     def _hear_of_ranks(self, event: edge.Event) -> None:
         match event:
             case edge.RanksMet():
-                self.cycle = self._new_cycle(self.cycle.number, event)
-                self._learning.begin(self.cycle.number, self.cycle.record, event, self._turn)
+                self.cycle = self._new_cycle(self.cycle.record.cycle, event)
+                self._learning.begin(self.cycle.record, event, self._turn)
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
@@ -193,7 +189,7 @@ class Agent:
                 self._wait_for_ranks()
             case AgentPhase.JUDGING:
                 self._wait_for_verdict()
-            case AgentPhase.AGREEING | AgentPhase.DONE if self._leaving.signals:
+            case AgentPhase.DONE if self._leaving.signals:
                 self._stop()
             case AgentPhase.DONE:
                 self._wait_for_the_end()
@@ -267,7 +263,7 @@ class Agent:
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
         if self._orders.may_be_news(state):
-            now = report(self.cycle.record, self.cycle.number, state, cause, self._turn.seen)
+            now = report(self.cycle.record, state, cause, self._turn.seen)
             if self._orders.report(now):
                 self._do(Tell(now), *([] if self._orders.is_over else self._printer.failed(now)))
 
@@ -329,11 +325,7 @@ class Agent:
         known = self._known = Known(record, orders, verdict, self._leaving, self.restarts_left)
         if self._outcome is Outcome.SUCCEEDED:
             self._tell_end(RestartDecision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
-            self.phase = AgentPhase.AGREEING
-            if self._options.meets_elsewhere:
-                self._do(edge.WaitForOthers())
-            else:
-                self._finish_part()
+            self._finish_part()
             return
         if self._outcome is Outcome.EXCLUDED:
             self._exclude(record.request_cause(), "")

@@ -45,12 +45,11 @@ class _Collecting:
 
 
 class NodeCollectiveWatch:
-    """The watch of one cycle on this node, from the start of its ranks. ``number``: the cycle's at the coordinator."""
+    """The watch of one cycle on this node, from the start of its ranks."""
 
-    def __init__(self, options: Options, record: CycleRecord, number: int, pauses: Pauses, now_ns: int) -> None:
+    def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, now_ns: int) -> None:
         self._options = options
         self._record = record
-        self._number = number
         self._pauses = pauses
         self._timeout_ns = self._every_ns = 0
         self._set_timeout(None if options.collectives_timeout_s is None else round(options.collectives_timeout_s * 1e9))
@@ -114,7 +113,7 @@ class NodeCollectiveWatch:
         if is_asker:
             turn.do(event_records.no_collective(self._record.cycle, review, ends=ends))
         is_own = review.rank in self._record.ranks
-        if options.decides_alone and review.rank is not None:
+        if options.min_healthy and review.rank is not None:
             is_asker = is_own  # each node ends its own ranks
         if not (ends and is_asker and self._record.running):
             return None
@@ -142,7 +141,7 @@ class NodeCollectiveWatch:
         ):
             return
         self._collecting = None
-        tell_notes(turn, self._number, complete_notes(self._record, collecting.notes, turn), passive=True)
+        tell_notes(turn, self._record.cycle, complete_notes(self._record, collecting.notes, turn), passive=True)
 
     def _set_timeout(self, timeout_ns: int | None) -> None:
         self._timeout_ns = _UNKNOWN_NS if timeout_ns is None else timeout_ns
@@ -192,7 +191,7 @@ class NodeCollectiveWatch:
             return
         self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
         verdict = self._verdict(local_rank, silent_ns / 1e9, turn.now_ns)
-        turn.do(Tell(Hang(self._number, verdict, passive=True)))
+        turn.do(Tell(Hang(self._record.cycle, verdict, passive=True)))
 
     def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> HangVerdict:
         return HangVerdict(

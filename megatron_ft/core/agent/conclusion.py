@@ -103,7 +103,7 @@ class Leaving:
         if self._stuck and self._options.max_nodes == 1:
             return Over(Exit.FAILED, 1, verdict=verdict), ""
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
-        return Over(Exit.EXCLUDED, 1 if self._job_ends(left) else 0, left.text), left.text if self._stuck else ""
+        return Over(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text), left.text if self._stuck else ""
 
     def decision(self, left: Leave, *, restarts_left: int) -> RestartDecision:
         """What is done where its node is left out; ``left`` says whether the others can go on."""
@@ -111,15 +111,9 @@ class Leaving:
         reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
         if stuck and self._options.max_nodes == 1:
             reason = f"{stuck} can't be killed, giving up"
-        elif not stuck and self._job_ends(left):
+        elif not stuck and left.code != 0:
             reason = f"{reason}, which ends: {left.text}"
         return RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
-
-    def _job_ends(self, left: Leave) -> bool:
-        options = self._options
-        if options.meets_elsewhere:  # whose other nodes this launcher doesn't know
-            return options.min_nodes == options.max_nodes
-        return left.code != 0
 
 
 def stopped(number: int, well: bool) -> Over:
@@ -156,13 +150,19 @@ class Known:
         return verdict if is_new else None
 
 
-def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
-    """The report on this node; ``cycle`` is the coordinator's number. Without a cause, that of the node's ranks."""
+def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
+    """Return the report on this node. Without a ``cause``, its ranks tell it."""
     if state is NodeState.SUCCEEDED:
-        return Report(cycle, state)
+        return Report(record.cycle, state)
     why = cause or record.own_failure(seen) or record.cause()
     return Report(
-        cycle, state, why.line, kind=why.kind, rank=why.rank, follows=why.follows, reached=record.reached(seen, why)
+        record.cycle,
+        state,
+        why.line,
+        kind=why.kind,
+        rank=why.rank,
+        follows=why.follows,
+        reached=record.reached(seen, why),
     )
 
 

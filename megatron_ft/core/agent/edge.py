@@ -99,13 +99,6 @@ class HealthChecked:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesWaiting:
-    """So many nodes wait to join, at a rendezvous of torch's own."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class StateRead:
     """Answer to ``ReadState``. ``state``: None if there is no file, or none that can be used.
 
@@ -127,19 +120,13 @@ class StateWritten:
     moment: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OthersDone:
-    """What ``WaitForOthers`` asked for is over."""
-
-
 # -- events: ranks --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RanksMet:
-    """The nodes have met. ``ranks``: the global ranks of this node, by local rank; ``cycle`` as ranks know it."""
+    """The nodes have met. ``ranks``: the global ranks of this node, by local rank."""
 
-    cycle: int
     ranks: Sequence[int]
     group_rank: int
     nodes: int
@@ -186,9 +173,7 @@ class RanksEnded:
     processes: Sequence[ProcessFacts] = ()
 
 
-FromLauncher = (
-    Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone | StateRead | StateWritten
-)
+FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
 FromCoordinator = (
     job.Begin
@@ -242,11 +227,6 @@ class TerminateRanks:
     way: Way
     grace_s: float
     leftover_grace_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WaitForOthers:
-    """The ranks of this node have finished: let torch's own rendezvous agree on that; answered by ``OthersDone``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +397,7 @@ class Write:
     at_ns: int | None = None
 
 
-Work = CheckHealth | StartRanks | TerminateRanks | WaitForOthers
+Work = CheckHealth | StartRanks | TerminateRanks
 Effect = (
     Work
     | MetAgain

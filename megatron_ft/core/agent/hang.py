@@ -1,9 +1,8 @@
 """A rank was found hung: evidence on all ranks of this node is collected, within a bound, and sent on. Pure.
 
 The coordinator asks all nodes for theirs, and finds which rank is the cause. The monitor that found the hang ends its
-rank when the cycle is ended, or when its own bound is over, so that missing evidence delays nothing. Where nodes decide
-for themselves (``min-healthy``, or a rendezvous of torch's), so does this: ranks that weren't found hung may go on
-living, so nothing is sent to them.
+rank when the cycle is ended, or when its own bound is over, so that missing evidence delays nothing. Under
+``min-healthy`` each node decides for itself. Ranks that weren't found hung may go on living: nothing is sent to them.
 """
 
 from __future__ import annotations
@@ -28,19 +27,16 @@ _PART_CHARS = 80_000
 
 
 class NodeHangDiagnosis:
-    """The diagnosis of a hang in one cycle, on this node; ``number`` is the cycle's at the coordinator.
+    """The diagnosis of a hang in one cycle, on this node.
 
     ``learned_kill`` is told the name of each learned timeout that ends a rank.
     """
 
-    def __init__(
-        self, options: Options, record: CycleRecord, number: int, learned_kill: Callable[[str, Turn], None]
-    ) -> None:
+    def __init__(self, options: Options, record: CycleRecord, learned_kill: Callable[[str, Turn], None]) -> None:
         self._options = options
         self._learned_kill = learned_kill
         self._record = record
-        self._number = number
-        self._decides = options.decides_alone
+        self._decides = options.min_healthy
         self._notes: dict[int, RankSnapshot] = {}
         """By local rank."""
         self._verdict: HangVerdict | None = None
@@ -126,10 +122,9 @@ class NodeHangDiagnosis:
         self._is_told = True
         notes = complete_notes(self._record, self._notes, turn)
         if not self._decides:
-            tell_notes(turn, self._number, notes)
+            tell_notes(turn, self._record.cycle, notes)
         elif self._verdict is not None:
-            are_all = not self._options.meets_elsewhere
-            found = blamed(notes, self._verdict, are_all=are_all, several=False)
+            found = blamed(notes, self._verdict, are_all=True, several=False)
             self._record.blame(found)
             if found is not None:
                 turn.do(*event_records.finding(self._record.cycle, found))
@@ -143,7 +138,7 @@ class NodeHangDiagnosis:
         if not self._decides and self._verdict is not None:
             # a job isn't given up for timeouts of our own making
             reached = self._record.reached(turn.seen) if self._verdict.is_certain else None
-            turn.do(Tell(Hang(self._number, self._verdict, reached)))
+            turn.do(Tell(Hang(self._record.cycle, self._verdict, reached)))
         self._asked = self._record.observed
         for local_rank in sorted(self._asked - known):
             turn.do(CollectEvidence(local_rank, self._options.min_healthy, self._bound_ns))

@@ -19,11 +19,10 @@ from megatron_ft.core.job.reports import Reviewed
 
 
 class HangReview:
-    """The suspects of one cycle on this node; ``number`` is the cycle's at the coordinator."""
+    """The suspects of one cycle on this node."""
 
-    def __init__(self, record: CycleRecord, number: int) -> None:
+    def __init__(self, record: CycleRecord) -> None:
         self._record = record
-        self._number = number
         self._suspects: dict[int, HangVerdict] = {}
         """By local rank."""
 
@@ -31,7 +30,7 @@ class HangReview:
         """A timeout of a rank of this node is over: have all ranks of the job examined."""
         verdict = dataclasses.replace(verdict, rank=self._record.ranks[verdict.local_rank])
         self._suspects[verdict.local_rank] = verdict
-        turn.do(Tell(Hang(self._number, verdict, passive=True, decides=True)))
+        turn.do(Tell(Hang(self._record.cycle, verdict, passive=True, decides=True)))
 
     def reviewed(self, review: Reviewed, turn: Turn) -> HangVerdict | None:
         """Confirm the suspects that hang, and let the others wait on.

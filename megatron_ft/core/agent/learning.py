@@ -66,9 +66,8 @@ class _OpenSurvey:
 
 @dataclass
 class _OfCycle:
-    """Part of one cycle. ``number`` is the cycle's at the coordinator, ``place`` that of this node among all."""
+    """Part of one cycle. ``place`` is that of this node among all."""
 
-    number: int
     record: CycleRecord
     place: int
     world_size: int
@@ -105,9 +104,9 @@ class NodeLearning:
 
     # -- the cycle --------------------------------------------------------------------------------------------
 
-    def begin(self, number: int, record: CycleRecord, met: edge.RanksMet, turn: Turn) -> None:
+    def begin(self, record: CycleRecord, met: edge.RanksMet, turn: Turn) -> None:
         """Start anew for the ranks of a cycle."""
-        self._cycle = _OfCycle(number, record, met.group_rank, met.world_size)
+        self._cycle = _OfCycle(record, met.group_rank, met.world_size)
         self._known = {name: budget_rule.begin_cycle(known) for name, known in self._known.items()}
         for text in self._lines_of_next_cycle:
             turn.say_for_all(text)
@@ -157,18 +156,18 @@ class NodeLearning:
                 self._reached(local_rank, milestone, cycle, turn)
             case edge.IntervalsReported(local_rank, of, intervals) if of == cycle.record.cycle:
                 self._reported_intervals(local_rank, intervals, cycle)
-            case Survey(of) if of == cycle.number:
+            case Survey(of) if of == cycle.record.cycle:
                 self._asked(event, cycle, turn)
-            case Learned(of) if of == cycle.number:
+            case Learned(of) if of == cycle.record.cycle:
                 self._learned(event, cycle, turn)
-            case Raised(of, name) if of == cycle.number:
+            case Raised(of, name) if of == cycle.record.cycle:
                 self._raise(name, cycle, turn)
 
     def killed(self, name: str, turn: Turn) -> None:
         """Double a learned timeout that has ended a rank of this node, and tell the others."""
         cycle = self._cycle
         if cycle is not None and name not in cycle.raised:
-            turn.do(Tell(Raised(cycle.number, name)))
+            turn.do(Tell(Raised(cycle.record.cycle, name)))
             self._raise(name, cycle, turn)
 
     def reported(self, name: str, turn: Turn) -> None:
@@ -199,11 +198,11 @@ class NodeLearning:
             cycle.ended.add(local_rank)
         elif milestone.count > cycle.told.get(milestone.moment, -1):
             cycle.told[milestone.moment] = milestone.count
-            turn.do(Tell(replace(milestone, cycle=cycle.number)))
+            turn.do(Tell(replace(milestone, cycle=cycle.record.cycle)))
 
     def _tell_end(self, cycle: _OfCycle, turn: Turn) -> None:
         """Tell the end of the run, once, when no rank with hooks is in it any more."""
-        record, end = cycle.record, Milestone(cycle.number, Moment.END)
+        record, end = cycle.record, Milestone(cycle.record.cycle, Moment.END)
         if not cycle.ended or end.moment in cycle.told:
             return
         boards = turn.seen.boards
@@ -217,8 +216,7 @@ class NodeLearning:
     def _asked(self, survey: Survey, cycle: _OfCycle, turn: Turn) -> None:
         awaited = cycle.record.running & cycle.record.hooked
         cycle.survey = _OpenSurvey(survey, turn.now_ns + ANSWER_NS, awaited)
-        of_ranks = replace(survey, cycle=cycle.record.cycle)
-        turn.do(*(SurveyRank(local_rank, of_ranks) for local_rank in sorted(awaited)))
+        turn.do(*(SurveyRank(local_rank, survey) for local_rank in sorted(awaited)))
 
     def _reported_intervals(self, local_rank: int, intervals: Intervals, cycle: _OfCycle) -> None:
         before = cycle.answers.get(local_rank)
@@ -235,9 +233,8 @@ class NodeLearning:
             facts = any_of(facts, each.facts)
         names = dict.fromkeys(name for each in answers for name in each.sketches)
         sketches = {name: merge(each.sketches[name] for each in answers if name in each.sketches) for name in names}
-        answer = Intervals(cycle.number, survey.number, sketches, facts)
-        # at a rendezvous of torch's own each launcher is the only one of its coordinator
-        if cycle.place == 0 or self._options.meets_elsewhere:
+        answer = Intervals(cycle.record.cycle, survey.number, sketches, facts)
+        if cycle.place == 0:
             answer = replace(answer, **self._place_0())
         turn.do(Tell(answer))
 

@@ -68,11 +68,6 @@ def shut_down_between(text: str) -> str:
     return f"{text}; the job ends"
 
 
-def members_changed(count: int) -> str:
-    """Why a healthy cycle ends: other nodes wait in torch's rendezvous. Takes the place of a cause."""
-    return f"{counted(count, 'node')} waiting to join (new, or restarting its ranks)"
-
-
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
     """The first request to stop."""
     if not ranks:

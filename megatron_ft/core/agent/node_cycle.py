@@ -25,20 +25,16 @@ from megatron_ft.core.times import earliest
 
 
 class NodeCycle:
-    """``number`` is the cycle's at the coordinator; ``met`` is None before the nodes have met."""
+    """One cycle on this node. ``met`` is None before the nodes have met."""
 
     def __init__(
         self, options: Options, number: int, met: edge.RanksMet | None, learning: NodeLearning, *, now_ns: int
     ) -> None:
-        self.number = number
         self.met = met
-        cycle = met.cycle if met is not None else -1 if options.meets_elsewhere else number
-        self.record = CycleRecord(cycle, () if met is None else met.ranks, met_ns=now_ns)
-        self.diagnosis = NodeHangDiagnosis(options, self.record, number, learning.killed)
-        self.review = HangReview(self.record, number) if options.min_healthy and not options.meets_elsewhere else None
-        self.suspicion = Suspicion(
-            options, self.record, number, nodes=1 if met is None else met.nodes, review=self.review
-        )
+        self.record = CycleRecord(number, () if met is None else met.ranks, met_ns=now_ns)
+        self.diagnosis = NodeHangDiagnosis(options, self.record, learning.killed)
+        self.review = HangReview(self.record) if options.min_healthy else None
+        self.suspicion = Suspicion(options, self.record, nodes=1 if met is None else met.nodes, review=self.review)
         self._options = options
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
@@ -48,7 +44,7 @@ class NodeCycle:
     def started(self, pauses: Pauses, turn: Turn) -> None:
         """All ranks were created: watch their deadlines and collectives from now on."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
-        self._collectives = NodeCollectiveWatch(self._options, self.record, self.number, pauses, turn.now_ns)
+        self._collectives = NodeCollectiveWatch(self._options, self.record, pauses, turn.now_ns)
 
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued."""
@@ -86,7 +82,7 @@ class NodeCycle:
         verdict = collectives.reviewed(review, place, turn)
         if verdict is None:
             return
-        if not self._options.decides_alone:
+        if not self._options.min_healthy:
             self.diagnosis.found(verdict, turn, is_seen=False)
         else:
             self._end_missing(verdict, review, turn)
@@ -105,7 +101,8 @@ class NodeCycle:
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
             self._reported.add((verdict.timed, verdict.iteration))
             turn.do(
-                Tell(Hang(self.number, verdict, passive=True)), event_records.would_have_ended(event.cycle, verdict)
+                Tell(Hang(self.record.cycle, verdict, passive=True)),
+                event_records.would_have_ended(event.cycle, verdict),
             )
 
     def hear(self, event: edge.Event, turn: Turn) -> None:
@@ -169,7 +166,7 @@ class NodeCycle:
 
     def told(self, message: Suspected | Moving, turn: Turn) -> None:
         """Another node asks for a check of progress, or reports progress, because a learned timeout is over."""
-        if message.cycle != self.number:
+        if message.cycle != self.record.cycle:
             return
         match message:
             case Suspected(between_s=between_s):

@@ -32,7 +32,7 @@ _FRESH_NS = 2_000_000_000
 
 
 class Suspicion:
-    """The suspected ranks of one cycle on this node; ``number`` is the cycle's at the coordinator.
+    """The suspected ranks of one cycle on this node.
 
     ``review`` decides at last, if it is given: whether a rank hangs in which no other makes progress.
     """
@@ -41,17 +41,15 @@ class Suspicion:
         self,
         options: Options,
         record: CycleRecord,
-        number: int,
         *,
         nodes: int,
         review: HangReview | None = None,
     ) -> None:
         self._record = record
         self._review = review
-        self._number = number
         self._observes_only = options.observe_only
-        self._sees_all_ranks = nodes == 1 or not options.decides_alone
-        self._asks_others = nodes > 1 and not options.decides_alone
+        self._sees_all_ranks = nodes == 1 or not options.min_healthy
+        self._asks_others = nodes > 1 and not options.min_healthy
         self._suspects: dict[int, HangVerdict] = {}
         """By local rank."""
         self._given: set[tuple[int, int, str]] = set()
@@ -83,7 +81,7 @@ class Suspicion:
             return
         between_s = min(max(_SHARE * verdict.timeout_s, _LEAST_S), _LONGEST_S)
         if self._asks_others:
-            turn.do(Tell(Suspected(self._number, between_s)))
+            turn.do(Tell(Suspected(self._record.cycle, between_s)))
         self.check_progress(between_s, turn)
 
     def check_progress(self, between_s: float, turn: Turn) -> None:
@@ -109,7 +107,7 @@ class Suspicion:
             text = f"rank {self._record.ranks[local_rank]} {progress}"
             self._bound_ns, self._awaited = None, set()
             if self._asks_others:
-                turn.do(Tell(Moving(self._number, text)))
+                turn.do(Tell(Moving(self._record.cycle, text)))
             self._extend_timeout(text, turn)
         else:
             self.go_on(turn)

@@ -23,7 +23,6 @@ class Options:
     Args:
         hang_signal: what a rank that is found hung gets first.
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
-        meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
         checks_health: there is a command that says whether the node is fit.
         watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
             timeout applies to them. None: for half of the timeout of their process group.
@@ -35,7 +34,6 @@ class Options:
         shares_output: what the launchers of the job print goes to one place.
     """
 
-    min_nodes: int = 1
     max_nodes: int = 1
     min_healthy: bool = False
     max_restarts: int = 0
@@ -47,7 +45,6 @@ class Options:
     hang_signal: int = 9
     observe_only: bool = False
     ranks_are_python: bool = True
-    meets_elsewhere: bool = False
     checks_health: bool = False
     watches_collectives: bool = False
     collectives_timeout_s: float | None = None
@@ -75,11 +72,6 @@ class Options:
         timeouts = {**self.configured_sections, OUT_OF_SECTION: self.configured.get(OUT_FIELD)}
         return {name: float(timeout_s) for name, timeout_s in timeouts.items() if timeout_s is not None}
 
-    @property
-    def decides_alone(self) -> bool:
-        """Each node ends its own ranks where one hangs: the coordinator doesn't end the cycle for all."""
-        return self.min_healthy or self.meets_elsewhere
-
 
 class AgentPhase(enum.Enum):
     """What the launcher is about."""
@@ -96,8 +88,6 @@ class AgentPhase(enum.Enum):
     TERMINATING = "terminating"
     JUDGING = "judging"
     """Why the cycle has ended isn't known yet."""
-    AGREEING = "agreeing"
-    """The ranks have finished; torch's rendezvous has the others wait, too."""
     DONE = "done"
     """None of its ranks is left, and not all nodes know yet how the job has ended."""
     LEAVING = "leaving"

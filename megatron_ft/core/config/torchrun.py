@@ -12,6 +12,8 @@ class TorchrunOption:
     name: str
     here: str = ""
     """What it means here, where that isn't what torchrun's own help says."""
+    choices: tuple[str, ...] = ()
+    """Values that are served here; empty: all."""
     is_flag: bool = False
     letter: str = ""
 
@@ -37,8 +39,9 @@ TORCHRUN_OPTIONS = {
         TorchrunOption("nproc-per-node"),
         TorchrunOption(
             "rdzv-backend",
-            "How nodes meet. Not given, or c10d: at the coordinator, a process that ft_launcher starts at the "
-            "endpoint. static, etcd-v2 and others: through torch, without spare nodes and min-healthy.",
+            "Nodes always meet at the coordinator, a process that ft_launcher starts at the endpoint. c10d, or not "
+            "given: MIN to MAX nodes. static: exactly MAX nodes. Others (etcd, etcd-v2, ...) are refused.",
+            choices=("c10d", "static"),
         ),
         TorchrunOption(
             "rdzv-endpoint",
@@ -51,8 +54,8 @@ TORCHRUN_OPTIONS = {
         TorchrunOption(
             "rdzv-conf",
             "name=value,... The coordinator knows join_timeout (seconds for which a round waits for MIN nodes, "
-            "default 600), last_call_timeout (seconds for which it then waits for more) and is_host (whether the first "
-            "endpoint is this machine). Others are for torch's own backends.",
+            "default 600; timeout is the same), last_call_timeout (seconds for which it then waits for more) and "
+            "is_host (whether the first endpoint is this machine). store_type=file is refused, others have no effect.",
         ),
         TorchrunOption(
             "standalone",

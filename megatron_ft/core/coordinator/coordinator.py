@@ -212,8 +212,6 @@ class Coordinator:
             self._out += [Send(asked, m.Collect(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
-        elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
-            cycle.asked_to_regroup(message.text)
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, m.Milestone):

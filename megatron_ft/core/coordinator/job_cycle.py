@@ -36,8 +36,6 @@ class JobCycle:
     outcome: Outcome | None = None
     verdict: Verdict | None = None
     shutdown: tuple[int | None, str] | None = None
-    regroup: str = ""
-    """Why the cycle is to be ended without a failure; empty if it isn't."""
     decided_by: int | None = None
     diagnosis: HangDiagnosis | None = None
     review: HangDiagnosis | None = None
@@ -202,10 +200,6 @@ class JobCycle:
         """A rank of that node has requested the end of the job, with these words; the first request counts."""
         self.shutdown = self.shutdown or (place, text)
 
-    def asked_to_regroup(self, text: str) -> None:
-        """A launcher asks for the end of the cycle without a failure, in these words."""
-        self.regroup = text
-
     def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
         """The result of an observe-only hang diagnosis, for all nodes: once it is known, if no rank has moved since."""
         review = self.review
@@ -296,7 +290,7 @@ class JobCycle:
             self._conclude_hang(self.diagnosis)
         elif self._judged is not None:
             self.outcome, self.decided_by = self._judged
-        elif joining or self.regroup:
+        elif joining:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
@@ -379,7 +373,7 @@ class JobCycle:
             found=found if self.outcome is Outcome.FAILED else None,
             shutdown=self.shutdown,
             nodes_left=nodes_left,
-            joining=self.regroup or lines.nodes_waiting(self._joining),
+            joining=lines.nodes_waiting(self._joining),
         )
 
     def _conclude_hang(self, diagnosis: HangDiagnosis) -> None:

@@ -44,7 +44,6 @@ __all__ = [
     "Raised",
     "REFUSED",
     "Ready",
-    "Regroup",
     "Report",
     "Rival",
     "Reviewed",
@@ -279,14 +278,6 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Regroup:
-    """The cycle is to end, which costs no restart: nodes wait to join at a rendezvous that isn't the coordinator's."""
-
-    cycle: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Goodbye:
     """This node leaves, and never comes back. It waits for its ``Dismiss``, or ``Stay``.
 
@@ -449,21 +440,7 @@ class Dismiss:
     text: str = ""
 
 
-Said = (
-    Report
-    | Ready
-    | Aside
-    | Hang
-    | Notes
-    | Suspected
-    | Moving
-    | Milestone
-    | Intervals
-    | Raised
-    | Shutdown
-    | Regroup
-    | Goodbye
-)
+Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Shutdown | Goodbye
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat

@@ -88,7 +88,7 @@ class Meeting:
     """How the launchers of the job meet.
 
     Args:
-        how: "coordinated", "alone", "static", "torch".
+        how: "coordinated", "alone".
         endpoints: ``host:port`` each, where the job is coordinated.
         rank: of this launcher, if it was given one; ``rank_from`` is the option or variable that gave it.
     """

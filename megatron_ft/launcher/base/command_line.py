@@ -36,11 +36,11 @@ class CommandLine:
     restart_grace: float
     """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
     it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
-    given: frozenset[str] = frozenset()
-    """Options that the user gave, of those that mean something just by being given, as an option or a PET_ variable."""
     node_rank: int | None = None
     """None if it wasn't given; torchrun's default is 0."""
     where: SchedulerEnvironment = SchedulerEnvironment()  # noqa: RUF009 - frozen
+    is_named: bool = False
+    """The user has named the job (``--rdzv-id``)."""
     taken: str = ""
     """What was taken from the scheduler, for the user; empty if nothing."""
 

@@ -90,9 +90,8 @@ def joined(
     if place.kind is Kind.COORDINATED:
         coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished)
     else:
-        coordination = _alone(launcher, place, store if place.kind is Kind.ALONE else None, past)
-    if place.kind is not Kind.TORCH:
-        rendezvous.register(config, coordination=coordination, store=store)
+        coordination = _alone(launcher, place, store, past)
+    rendezvous.register(config, coordination=coordination, store=store)
     coordination.start()
     try:
         yield coordination
@@ -105,11 +104,11 @@ def joined(
             process.close()
 
 
-def _alone(launcher: Launcher, place: MeetingPlace, store: RankStore | None, past: Past) -> Coordination:
+def _alone(launcher: Launcher, place: MeetingPlace, store: RankStore, past: Past) -> Coordination:
     coordination = Coordination(
         _identity(place, _HERE, (_HERE,), past),
         transport=lambda listener: InProcess(launcher.reactor, listener),
-        open_store=(lambda: "") if store is None else store.open,
+        open_store=store.open,
         reactor=launcher.reactor,
         say=launcher.say,
     )

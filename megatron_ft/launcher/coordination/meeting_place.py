@@ -45,8 +45,6 @@ class Kind(enum.Enum):
     """There is one."""
     COORDINATED = "coordinated"
     """At the coordinator."""
-    TORCH = "torch"
-    """Through a rendezvous of torch, or of another package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class MeetingPlace:
     job: str
     """What tells this job from all others: no secret."""
     rules: Rules
-    """Of the whole job if it is coordinated; else of this node alone, which then coordinates only itself."""
+    """Of the whole job."""
     names_life: bool = False
     """``job`` contains the scheduler's identifier of this life of the job."""
     is_named: bool = False
@@ -86,11 +84,8 @@ class MeetingPlace:
 
     @property
     def is_first(self) -> bool:
-        """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike.
-
-        Where nodes meet through torch each does: which is the first isn't known of all of them.
-        """
-        return self.kind is not Kind.COORDINATED or self.rank == 0 or self.is_founder
+        """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike."""
+        return self.kind is Kind.ALONE or self.rank == 0 or self.is_founder
 
 
 def check(line: CommandLine) -> None:
@@ -99,11 +94,7 @@ def check(line: CommandLine) -> None:
     Raises:
         ConfigError: one was found.
     """
-    kind = _kind(line)
-    if kind is Kind.COORDINATED or kind is Kind.ALONE:
-        _endpoints(line)
-    elif line.namespace.rdzv_backend != "c10d":  # torch's c10d meets in a file: the endpoint is a path
-        _endpoints(line, takes_list=False)
+    _endpoints(line)
     _rules(line)
     _is_host(line.rendezvous_settings)
 
@@ -120,9 +111,8 @@ def meeting_place(
         ConfigError: a mistake of the user.
     """
     kind, rules, job = _kind(line), _rules(line), _job(line, environ)
-    if kind is not Kind.COORDINATED:
-        store = _named_store(line) if kind is Kind.ALONE else ""
-        return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
+    if kind is Kind.ALONE:
+        return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=_named_store(line))
     given = _endpoints(line)
     own = environment.own_names(environ, socket.gethostname())
     is_here = is_local or (lambda host: host in own or is_this_machine(host))
@@ -153,24 +143,11 @@ def meeting_place(
 
 
 def _kind(line: CommandLine) -> Kind:
-    namespace, several = line.namespace, line.max_nodes > 1
-    if namespace.standalone:
-        return Kind.ALONE
-    if namespace.rdzv_backend == "static":
-        if not several:
-            return Kind.ALONE
-        return Kind.TORCH if "rdzv_backend" in line.given else Kind.COORDINATED
-    if namespace.rdzv_backend != "c10d":
-        return Kind.TORCH
-    store_type = line.rendezvous_settings.get("store_type", "tcp").lower()
-    if store_type not in ("tcp", "file"):
-        raise ConfigError(f"--rdzv-conf: store_type={store_type}: must be tcp or file")
-    if store_type == "file":
-        return Kind.TORCH
-    return Kind.COORDINATED if several else Kind.ALONE
+    """A job of at most one node is never coordinated with another launcher, whatever endpoint it names."""
+    return Kind.COORDINATED if line.max_nodes > 1 and not line.namespace.standalone else Kind.ALONE
 
 
-def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str, int]]:
+def _endpoints(line: CommandLine) -> list[tuple[str, int]]:
     """Hosts and ports; the first one's port is that of all later ones that name none."""
     namespace = line.namespace
     option, text = "--rdzv-endpoint", namespace.rdzv_endpoint
@@ -178,7 +155,7 @@ def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str,
         option, text = "--master-addr, --master-port", f"{namespace.master_addr}:{namespace.master_port}"
     default_port = _C10D_PORT if namespace.rdzv_backend == "c10d" else _PORT
     found: list[tuple[str, int]] = []
-    for word in text.split(",") if takes_list else (text,):
+    for word in text.split(","):
         if not word.strip():
             raise ConfigError(f"{option}: {text!r} has an empty host")
         try:
@@ -224,7 +201,7 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
 
 
 def _is_named(line: CommandLine) -> bool:
-    return bool(line.where.run_id) or ("rdzv_id" in line.given and line.run_id not in ("", "none"))
+    return line.is_named or bool(line.where.run_id)
 
 
 def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
@@ -256,22 +233,16 @@ def _hash(text: str) -> str:
 
 def _rules(line: CommandLine) -> Rules:
     options, settings = line.options, line.rendezvous_settings
-    kind, is_min_healthy = _kind(line), options.is_min_healthy
-    if kind is Kind.TORCH and is_min_healthy and line.max_nodes > 1:
-        raise ConfigError(
-            f"--restart-policy {options.restart_policy} needs a rendezvous that nodes can leave and join: "
-            "add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
-        )
-    if kind is Kind.ALONE and line.min_nodes > 1:
+    is_alone = _kind(line) is Kind.ALONE
+    if is_alone and line.min_nodes > 1:
         raise ConfigError(f"--standalone is for one node, and --nnodes asks for {line.min_nodes}")
-    is_alone = kind is not Kind.COORDINATED
     join_s = _seconds(settings, "join_timeout")
     if join_s is None:
         join_s = _seconds(settings, "timeout")  # the static rendezvous' word for it
     rules = Rules(
         min_nodes=1 if is_alone else line.min_nodes,
         max_nodes=1 if is_alone else line.max_nodes,
-        min_healthy=is_min_healthy,
+        min_healthy=options.is_min_healthy,
         max_restarts=line.namespace.max_restarts,
         max_stalled=options.max_no_progress_cycles,
         max_failed_starts=options.max_failed_starts,
@@ -280,22 +251,18 @@ def _rules(line: CommandLine) -> Rules:
         no_progress_code=options.no_restart_exit_code,
         try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
-        segment=_segment(line, kind),
+        segment=_segment(line, is_alone=is_alone),
     )
     return rules if join_s is None else replace(rules, join_timeout_s=join_s)
 
 
-def _segment(line: CommandLine, kind: Kind) -> int:
+def _segment(line: CommandLine, *, is_alone: bool) -> int:
     size = line.options.segment
-    if size and kind is Kind.TORCH and line.max_nodes > 1:
-        raise ConfigError(
-            "--ft-segment needs nodes that meet at the coordinator: use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
-        )
     if size and line.min_nodes % size:
         raise ConfigError(
             f"--ft-segment: {line.min_nodes} nodes (MIN of --nnodes) can't be divided into groups of {size}"
         )
-    return size if kind is Kind.COORDINATED else 0
+    return 0 if is_alone else size
 
 
 def _seconds(settings: Mapping[str, str], name: str) -> float | None:
@@ -309,16 +276,6 @@ def _seconds(settings: Mapping[str, str], name: str) -> float | None:
     if not 0 < seconds < 1e9:  # false for nan too
         raise ConfigError(f"--rdzv-conf: {name}={text}: must be a number of seconds greater than 0")
     return seconds
-
-
-def _limits(line: CommandLine, kind: Kind) -> str:
-    if kind is Kind.ALONE or line.max_nodes == 1:
-        return ""
-    return (
-        f"nodes meet through torch's {line.namespace.rdzv_backend} rendezvous: there are no spare nodes, each node "
-        "counts restarts for itself, and the job ends if the host of the store is lost "
-        "(--rdzv-backend c10d --rdzv-endpoint HOST:PORT has none of these limits)"
-    )
 
 
 def _without_effect(line: CommandLine) -> str:

@@ -49,7 +49,7 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """A coordinator of this launcher alone, in its own process: for one node, or nodes that meet by other means.
+    """Coordinator of a job of one node, inside its launcher.
 
     `Hello.owns` must be true: this coordinator belongs to a launcher, and begins the job for that one only.
     """

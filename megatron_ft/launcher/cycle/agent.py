@@ -31,7 +31,6 @@ from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination.coordination import Coordination
-from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -73,7 +72,6 @@ class LauncherServices:
 class FaultTolerantAgent(TorchAgent):
     """One node's agent.
 
-    ``meets_by_torch``: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
     ``on_over`` is called with how this launcher's part in the job has ended, before ``run`` returns or raises.
     """
 
@@ -85,7 +83,6 @@ class FaultTolerantAgent(TorchAgent):
         health: HealthCheck | None,
         ranks: NodeRanks,
         coordination: Coordination,
-        meets_by_torch: bool,
         on_over: Callable[[edge.Over], None],
         **torch_arguments: Any,
     ) -> None:
@@ -96,8 +93,7 @@ class FaultTolerantAgent(TorchAgent):
         self._health = health
         self._ranks = ranks
         self._coordination = coordination
-        self._rounds = TorchRounds(self.spec.rdzv_handler) if meets_by_torch else None
-        options = _options(launcher.line, meets_elsewhere=meets_by_torch)
+        options = _options(launcher.line)
         self._machine = Agent(options, monitors.paused)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._restarts_left = 0
@@ -149,10 +145,7 @@ class FaultTolerantAgent(TorchAgent):
             self._launcher.reactor.run_once(None)
             return
         self.check_none_is_stuck()
-        every_s = float(self._launcher.line.namespace.monitor_interval)
-        self._launcher.reactor.run_once(every_s)
-        if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(every_s)):
-            self._hear(edge.NodesWaiting(waiting))
+        self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval))
 
     def _result(self, over: edge.Over) -> RunResult:
         self._on_over(over)
@@ -233,7 +226,7 @@ class FaultTolerantAgent(TorchAgent):
                 self._ranks.let_go()
             case edge.Over():
                 self._over = effect
-            case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks() | edge.WaitForOthers():
+            case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks():
                 self._work = effect
             case _:
                 self._ranks.act(effect)
@@ -246,8 +239,6 @@ class FaultTolerantAgent(TorchAgent):
                 self._start_ranks(restarts_left)
             case edge.TerminateRanks():
                 self._terminate(work)
-            case edge.WaitForOthers():
-                self._wait_for_others()
 
     def _check_health(self) -> None:
         cycle = self._coordination.next_cycle
@@ -266,15 +257,6 @@ class FaultTolerantAgent(TorchAgent):
     def _check(self, is_wanted: bool) -> None:
         if not is_wanted:
             raise _CycleOverError
-
-    def _wait_for_others(self) -> None:
-        assert self._rounds is not None
-        try:
-            self._rounds.wait_for_the_others(lambda: self._launcher.stop.blocking(self.wait_for_all_agents))
-        except SignalException:
-            self._signalled(continued=False)
-        else:
-            self._hear(edge.OthersDone())
 
     def _terminate(self, work: edge.TerminateRanks) -> None:
         def end_rest() -> None:
@@ -297,8 +279,6 @@ class FaultTolerantAgent(TorchAgent):
         except (_CycleOverError, SignalException):
             pass
         except RendezvousError as error:
-            if self._rounds is not None:
-                raise
             failed = Cause(kind=CauseKind.MEMBERSHIP, text=lines.rendezvous_failed(error), follows=True)
         else:
             self._hear(edge.RanksStarted())
@@ -308,12 +288,10 @@ class FaultTolerantAgent(TorchAgent):
 
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
         """Meet, for as long as ranks are wanted."""
-        meet = rendezvous if self._rounds is None else self._rounds.in_turn(rendezvous)
-        starting.meet(meet, group, reactor=self._launcher.reactor, check=self._check_wanted)
+        starting.meet(rendezvous, group, reactor=self._launcher.reactor, check=self._check_wanted)
         ranks = [worker.global_rank for worker in group.workers]
-        cycle = self._machine.cycle.number if self._rounds is None else self._rounds.cycle
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
-        self._hear(edge.RanksMet(cycle, ranks, group.group_rank or 0, nodes, size))
+        self._hear(edge.RanksMet(ranks, group.group_rank or 0, nodes, size))
 
     def _check_wanted(self) -> None:
         self._signalled(continued=False)
@@ -332,12 +310,11 @@ class FaultTolerantAgent(TorchAgent):
         )
 
 
-def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
+def _options(line: CommandLine) -> Options:
     """The part of the command line that the launcher's machine decides by."""
     given = line.options
     configured = {name: getattr(given.config, name) for name in CONFIGURED_FIELDS if given.config.is_set(name)}
     return Options(
-        min_nodes=line.min_nodes,
         max_nodes=line.max_nodes,
         min_healthy=given.is_min_healthy,
         max_restarts=line.namespace.max_restarts,
@@ -349,7 +326,6 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         hang_signal=given.config.rank_termination_signal,
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
-        meets_elsewhere=meets_elsewhere,
         checks_health=line.node_health_command is not None or bool(given.node_health),
         watches_collectives=given.watch_collectives != "off",
         collectives_timeout_s=given.watch_collectives_timeout,

@@ -33,9 +33,9 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Scheduler
         taken["--nnodes"] = namespace.nnodes = str(where.nodes)
     if _most(namespace.nnodes) == 1:
         return ""
-    meets_here = "rdzv_backend" not in given or namespace.rdzv_backend == "c10d"
-    if where.endpoint and meets_here and _PLACES.isdisjoint(given):
-        namespace.rdzv_backend = "c10d"
+    if where.endpoint and _PLACES.isdisjoint(given):
+        if "rdzv_backend" not in given:
+            namespace.rdzv_backend = "c10d"
         taken["--rdzv-endpoint"] = namespace.rdzv_endpoint = where.endpoint
     if where.run_id and "rdzv_id" not in given:
         taken["--rdzv-id"] = namespace.rdzv_id = where.run_id

@@ -20,10 +20,6 @@ import torch.distributed.elastic.agent.server.local_elastic_agent as _local_elas
 import torch.distributed.launcher.api as _launcher_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.coordination import torch_rounds
 
 # names that torch doesn't export are looked up in these, unknown to the type checker
 local_elastic_agent: Any = _local_elastic_agent
@@ -32,7 +28,6 @@ launcher_api: Any = _launcher_api
 _CPP_ERROR = 2
 
 _AGENT_METHODS = (
-    "_exit_barrier",
     "_initialize_workers",
     "_invoke_run",
     "_rendezvous",
@@ -60,55 +55,14 @@ def missing_essentials() -> list[str]:
 
 
 @contextlib.contextmanager
-def agent_made_by(
-    factory: Callable[..., LocalElasticAgent], blocking: Callable[[Callable[[], Any]], Any]
-) -> Iterator[None]:
-    """Let ``launch_agent`` make its agent with ``factory``.
-
-    Its rendezvous handler is made, and shut down, through ``blocking``: both may wait for other nodes.
-    """
-    registry = getattr(launcher_api, "rdzv_registry", None)
-    original_agent = launcher_api.LocalElasticAgent
-
-    def make(*, spec: Any, **arguments: Any) -> LocalElasticAgent:
-        torch_rounds.let_rounds_name_the_store(spec)
-        return factory(spec=spec, **arguments)
-
-    launcher_api.LocalElasticAgent = make
-    if registry is not None:
-        launcher_api.rdzv_registry = _PatientRegistry(registry, blocking)
+def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> Iterator[None]:
+    """Let ``launch_agent`` make its agent with ``factory``."""
+    original = launcher_api.LocalElasticAgent
+    launcher_api.LocalElasticAgent = factory
     try:
         yield
     finally:
-        launcher_api.LocalElasticAgent = original_agent
-        if registry is not None:
-            launcher_api.rdzv_registry = registry
-
-
-class _PatientRegistry:
-    """``rdzv_registry`` whose handlers are made and shut down in the background."""
-
-    def __init__(self, registry: Any, blocking: Callable[[Callable[[], Any]], Any]) -> None:
-        self._registry = registry
-        self._blocking = blocking
-
-    def get_rendezvous_handler(self, parameters: Any) -> Any:
-        try:
-            handler = self._blocking(lambda: self._registry.get_rendezvous_handler(parameters))
-        except (ImportError, ValueError) as error:  # etcd needs modules that torch doesn't bring along
-            raise ConfigError(f"rendezvous: {error}") from error
-        handler = torch_rounds.in_rounds(handler)
-        shutdown = handler.shutdown
-        handler.shutdown = lambda: self._blocking(shutdown)
-        return handler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry, name)
-
-
-def rendezvous_backends() -> list[str]:
-    """Names that ``--rdzv-backend`` may have; empty where this torch doesn't tell."""
-    return list(getattr(rendezvous_handler_registry, "_registry", ()))
+        launcher_api.LocalElasticAgent = original
 
 
 def say_nothing_of_death_signals() -> None:

@@ -65,10 +65,6 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
         """End those that live, and give back what belonged to them."""
         self._stop_workers(self._worker_group)
 
-    def wait_for_all_agents(self) -> None:
-        """torch's barrier at the end of the job."""
-        self._exit_barrier()  # type: ignore[no-untyped-call]
-
     def set_state(self, state: WorkerState) -> None:
         """What torch reports of the ranks when the job has ended."""
         self._worker_group.state = state

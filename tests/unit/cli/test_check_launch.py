@@ -54,6 +54,16 @@ def test_out_of_an_sbatch_script() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("backend", "meaning"),
+    [("etcd-v2", Meaning.REFUSED), ("static", Meaning.DIFFERS), ("$BACKEND", Meaning.DIFFERS)],
+)
+def test_a_rendezvous_backend_that_is_not_served_is_refused_and_left_out(backend: str, meaning: Meaning) -> None:
+    (line,) = find_launch_lines(f"torchrun --nnodes 2 --rdzv-backend {backend} train.py")
+    assert meanings(line)["--rdzv-backend"] is meaning
+    assert (backend in line.to_use) is (meaning is not Meaning.REFUSED)
+
+
 def test_a_line_of_nemo_run() -> None:
     (line,) = find_launch_lines(NEMO_RUN)
     assert set(meanings(line).values()) == {Meaning.WORKS, Meaning.DIFFERS}

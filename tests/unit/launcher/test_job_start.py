@@ -58,7 +58,6 @@ ALL = ["configuration:", "logs:", "ranks"]
     ("options", "here", "lines"),
     [
         ((), False, ALL),
-        (("--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=first:1"), False, ALL),
         ((*JOB, "--node-rank=0"), False, ALL),
         (JOB, True, ALL),
         ((*JOB, "--rdzv-conf=is_host=1"), False, ALL),

@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments, job, outcome
 from megatron_ft.launcher import main as launcher_main
-from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import main
 from megatron_ft.launcher.outcome import End
 
@@ -74,13 +72,19 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--nnodes=2", "--master-addr=host", "--master-port=70000"], ["--master-port", "host:70000"]),
         (["--numa-binding=node"], ["--numa-binding", "no CUDA GPU"]),
         (["--event-log-handler=nothing"], ["--event-log-handler", "'nothing'"]),
-        (["--rdzv-backend=nothing"], ["--rdzv-backend", "nothing", "c10d"]),
+        (["--rdzv-backend=nothing"], ["--rdzv-backend", "'nothing'", "--rdzv-backend c10d"]),
+        (["--rdzv-backend=etcd"], ["--rdzv-backend", "'etcd'", "--rdzv-backend c10d --rdzv-endpoint"]),
+        (["--rdzv-backend=etcd-v2", "--nnodes=2"], ["--rdzv-backend", "'etcd-v2'", "--rdzv-endpoint HOST:PORT"]),
+        (["--rdzv-backend=zeus", "--nnodes=1"], ["--rdzv-backend", "'zeus'", "coordinator"]),
+        (
+            ["--rdzv-backend=c10d", "--rdzv-conf=timeout=9, store_type = file"],
+            ["--rdzv-conf", "store_type=file", "c10d"],
+        ),
         (["--rdzv-conf=a"], ["a"]),
         (["--signals-to-handle=SIGTERM,SIGFOO"], ["--signals-to-handle", "SIGFOO"]),
         (["--signals-to-handle=SIGKILL"], ["SIGKILL"]),
         (["--shutdown-timeout=-5"], ["--shutdown-timeout", "-5"]),
         (["--no-python", "-m"], ["--no-python", "--module"]),
-        (["--restart-policy=min-healthy", "--nnodes=2", "--rdzv-backend=static"], ["min-healthy", "c10d"]),
         (["--restart-policy=sometimes"], ["sometimes", "any-failed"]),
         (["--ft-param-rank_section_timeouts=setup:abc"], ["rank_section_timeouts", "abc"]),
         (["--ft-param-rank_heartbeat_timeout=-1"], ["rank_heartbeat_timeout", "-1"]),
@@ -131,15 +135,6 @@ def test_command_that_does_not_exist(
     assert "no such command" in mistake(capfd, script, ["--no-python", "no-such-command"])
     monkeypatch.setenv("PYTHON_EXEC", "/no/python")
     assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
-
-
-def test_a_file_store_has_a_path_for_an_endpoint(script: Path) -> None:
-    options = ["--rdzv-backend=c10d", f"--rdzv-endpoint={script.parent}/store"]
-    with pytest.raises(ConfigError, match="--rdzv-endpoint"):
-        parse([*options, str(script)])
-    line = parse([*options, "--rdzv-conf=timeout=9, store_type = file", str(script)])
-    assert "store_type" in line.rendezvous_settings
-    assert line.namespace.rdzv_endpoint == f"{script.parent}/store"
 
 
 def test_a_torch_without_the_newer_options_is_no_mistake() -> None:

@@ -29,7 +29,7 @@ SHUTDOWN = ReceivedRequest(WorkloadAction.ShutdownWorkload, "enough", 0, 100)
 
 def running(ranks: int = 2, **options: object) -> Driven:
     """One of two nodes, whose ranks run."""
-    driven = Driven(**{"max_restarts": 3, "min_nodes": 1, "max_nodes": 2, **options})
+    driven = Driven(**{"max_restarts": 3, "max_nodes": 2, **options})
     driven.run(ranks, nodes=2)
     driven.done.clear()
     return driven
@@ -260,17 +260,6 @@ def test_where_others_succeed_slow_ranks_have_a_moment() -> None:
     assert driven.exits(1)[-1] == edge.TerminateRanks(Way.FINISHED, 5.0)
 
 
-def test_nodes_that_meet_by_torch_agree_on_the_end() -> None:
-    driven = running(meets_elsewhere=True)
-    driven.exits(0)
-    driven.exits(1)
-    driven.ends(Outcome.SUCCEEDED, restarts=False)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
-    assert driven.done[-1] == edge.WaitForOthers()
-    driven.hear(edge.OthersDone(), job.Leave(0))
-    assert over(driven) == (Exit.SUCCEEDED, 0)
-
-
 def test_a_node_that_the_others_have_lost_stands_by() -> None:
     driven = running()
     driven.ends(Outcome.MEMBERSHIP, lost=True, text="silent for 6 s")
@@ -301,7 +290,7 @@ def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_las
     driven.exits(1)
     driven.hear(job.Begin(held(1, nodes=2)))
     assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
-    driven.hear(edge.RanksEnded(), edge.RanksMet(1, [0], 0, 1, 1), edge.RankStarted(0, 200, driven.now_ns))
+    driven.hear(edge.RanksEnded(), edge.RanksMet([0], 0, 1, 1), edge.RankStarted(0, 200, driven.now_ns))
     driven.hear(edge.RanksStarted())
     driven.exits(0)
     assert reports(driven) == 2 * [(NodeState.SUCCEEDED, "", False)]
@@ -601,7 +590,7 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
 
 def test_two_requests_before_the_ranks_are_looked_at() -> None:
     driven = Driven()
-    driven.hear(edge.Tick(), job.Begin(held()), edge.RanksMet(0, [0], 0, 1, 1), edge.RankStarted(0, 100, 0))
+    driven.hear(edge.Tick(), job.Begin(held()), edge.RanksMet([0], 0, 1, 1), edge.RankStarted(0, 100, 0))
     driven.stop()
     driven.stop(signal.SIGINT, again=True)
     driven.hear(edge.RanksStarted())

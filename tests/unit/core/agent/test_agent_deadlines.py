@@ -56,7 +56,7 @@ def test_one_that_has_begun_before_the_last_was_made_is_in_time() -> None:
     """A fork server's word may come after the rank's own."""
     driven = Driven(startup_timeout_s=30.0)
     driven.run(0)
-    driven.hear(edge.RanksMet(0, [0], 0, 1, 1), edge.Attached(0, 0, driven.now_ns), edge.RankStarted(0, 100, 0))
+    driven.hear(edge.RanksMet([0], 0, 1, 1), edge.Attached(0, 0, driven.now_ns), edge.RankStarted(0, 100, 0))
     driven.hear(edge.RanksStarted())
     driven.wait(60.0)
     assert late(driven) == []

@@ -45,6 +45,7 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--standalone"], Kind.ALONE),
         (["--standalone", C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),
         (["--standalone", "--nnodes=1:2"], Kind.ALONE),
+        (["--standalone", "--nnodes=1:2", STATIC], Kind.ALONE),
         ([C10D], Kind.ALONE),
         ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
         (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
@@ -58,25 +59,38 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--nnodes=2"], Kind.COORDINATED),
         (["--nnodes=1:2", "--rdzv-endpoint=a:1"], Kind.COORDINATED),
         (["--nnodes=2", "--node-rank=1", "--master-addr=a", "--master-port=1"], Kind.COORDINATED),
-        (["--nnodes=2", STATIC, "--master-addr=a"], Kind.TORCH),
-        (["--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=a:1"], Kind.TORCH),
-        (["--nnodes=2", C10D, "--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/a,b"], Kind.TORCH),
-        ([C10D, "--rdzv-conf=store_type=file"], Kind.TORCH),
+        (["--nnodes=2", STATIC, "--master-addr=a"], Kind.COORDINATED),
+        (["--nnodes=2", STATIC, "--rdzv-endpoint=a:1"], Kind.COORDINATED),
+        (["--standalone", "--rdzv-backend=etcd-v2", "--rdzv-conf=store_type=file"], Kind.ALONE),
     ],
 )
 def test_kind(options: list[str], kind: Kind) -> None:
     found = place(*options)
     assert found.kind is kind
     assert bool(found.endpoints) is (kind is Kind.COORDINATED)
-    assert bool(found.note) is (kind is Kind.TORCH and "--nnodes=2" in options)
+    assert not found.note
 
 
-def test_a_backend_may_be_given_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks() -> None:
+    found = place("--nnodes=3", STATIC, "--master-addr=a", "--master-port=7", "--node-rank=2")
+    assert (found.kind, found.endpoints) == (Kind.COORDINATED, ("a:7",))
+    assert (found.rank, found.rank_source) == (2, "--node-rank")
+
+
+def test_a_static_job_of_a_range_of_nodes_needs_the_most() -> None:
+    rules = place("--nnodes=2:4", STATIC, "--master-addr=a").rules
+    assert (rules.min_nodes, rules.max_nodes) == (4, 4)
+    rules = place("--nnodes=2:4", "--master-addr=a").rules
+    assert (rules.min_nodes, rules.max_nodes) == (2, 4), "static only by default"
+
+
+def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "2:4")
     monkeypatch.setenv("PET_RDZV_BACKEND", "static")
-    monkeypatch.setenv("PET_NNODES", "2")
-    assert place().kind is Kind.TORCH
-    monkeypatch.setenv("PET_RDZV_BACKEND", "c10d")
-    assert place().kind is Kind.COORDINATED
+    assert place().rules.min_nodes == 4
+    monkeypatch.setenv("PET_RDZV_BACKEND", "etcd")
+    with pytest.raises(ConfigError, match="--rdzv-backend: 'etcd' is not supported"):
+        place()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +216,7 @@ def test_rules() -> None:
     assert "keep_alive_interval" in found.note
     assert place("--nnodes=2").rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3, max_failed_starts=2)
     assert place("--nnodes=2", "--rdzv-conf=timeout=70").rules.join_timeout_s == 70.0
-    for alone in ((), ("--nnodes=3", STATIC), ("--standalone", "--nnodes=1:2")):
+    for alone in ((), ("--standalone", "--nnodes=1:2")):
         rules = place(*alone).rules
         assert (rules.min_nodes, rules.max_nodes) == (1, 1)
 
@@ -217,8 +231,6 @@ def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place("--ft-segment=1").rules.segment == 0
     with pytest.raises(ConfigError, match=r"3 nodes .MIN of --nnodes. can't be divided into groups of 2"):
         place("--nnodes=3:8", "--ft-segment=2", "--rdzv-endpoint=a")
-    with pytest.raises(ConfigError, match="needs nodes that meet at the coordinator"):
-        place("--nnodes=4", "--ft-segment=2", STATIC)
 
 
 def test_a_single_nodes_ranks_meet_where_the_user_said() -> None:
@@ -250,16 +262,13 @@ def test_jobs_with_one_endpoint_are_told_apart() -> None:
         (["--nnodes=2", "--rdzv-endpoint=a,,b"], ["--rdzv-endpoint", "'a,,b'", "empty"]),
         (["--nnodes=2", "--rdzv-endpoint=a,b:x"], ["--rdzv-endpoint", "b:x"]),
         (["--nnodes=2", "--rdzv-endpoint=a b"], ["--rdzv-endpoint", "a b"]),
-        (["--nnodes=2", STATIC, "--rdzv-endpoint=a:1,b:1"], ["--rdzv-endpoint", "a:1,b"]),
         (["--nnodes=2", "--master-addr=a", "--master-port=70000"], ["--master-port", "a:70000"]),
         (["--nnodes=2", "--node-rank=-1"], ["--node-rank", "-1"]),
         (["--nnodes=2", "--standalone"], ["--standalone", "--nnodes", "2"]),
         (["--nnodes=2", "--rdzv-conf=is_host=maybe"], ["--rdzv-conf", "is_host=maybe"]),
         (["--nnodes=2", "--rdzv-conf=join_timeout=0"], ["--rdzv-conf", "join_timeout=0"]),
         (["--nnodes=2", "--rdzv-conf=last_call_timeout=nan"], ["--rdzv-conf", "last_call_timeout=nan"]),
-        (["--nnodes=2", C10D, "--rdzv-conf=store_type=tape"], ["store_type=tape", "tcp", "file"]),
-        (["--nnodes=2", STATIC, "--restart-policy=min-healthy"], ["min-healthy", "c10d"]),
-        (["--nnodes=2", "--rdzv-backend=etcd", "--restart-policy=min-healthy"], ["min-healthy", "c10d"]),
+        (["--nnodes=2", C10D, "--rdzv-conf=store_type=file"], ["--rdzv-conf", "store_type=file", "c10d", "endpoint"]),
     ],
 )
 def test_mistakes(options: list[str], words: list[str]) -> None:

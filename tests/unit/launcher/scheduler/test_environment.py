@@ -81,6 +81,7 @@ def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPat
         (["--nnodes=2"], f"node08:{PORT}", 2, "4711.0.0"),
         (["--nnodes=2:3"], f"node08:{PORT}", 3, "4711.0.0"),
         ([C10D], f"node08:{PORT}", 3, "4711.0.0"),
+        (["--rdzv-backend=static"], f"node08:{PORT}", 3, "4711.0.0"),
         (["--rdzv-endpoint=a:7"], "a:7", 3, "4711.0.0"),
         (["--master-addr=a"], "a:29500", 3, "4711.0.0"),
         (["--rdzv-id=mine"], f"node08:{PORT}", 3, "mine"),
@@ -98,6 +99,11 @@ def test_what_is_given_wins(
 def test_nothing_is_taken_for_a_job_of_one_node(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP, *options)
     assert (line.taken, line.max_nodes, meeting_place(line, os.environ).kind) == ("", 1, Kind.ALONE)
+
+
+def test_a_backend_that_is_not_served_is_refused_in_a_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--rdzv-backend: 'etcd-v2' is not supported"):
+        line_in(monkeypatch, STEP, "--rdzv-backend=etcd-v2")
 
 
 def test_variables_of_torchrun_are_given_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def test_this_torch_has_them_all() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "missing"),
     [
-        (SimpleElasticAgent, "_exit_barrier", ["LocalElasticAgent._exit_barrier"]),
+        (SimpleElasticAgent, "_rendezvous", ["LocalElasticAgent._rendezvous"]),
         (PContext, "_close", ["PContext._close"]),
         (
             LocalElasticAgent,
