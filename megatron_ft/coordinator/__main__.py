@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--job", type=_definition, help=argparse.SUPPRESS)
-    parser.add_argument("--owner-pipe", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--elsewhere", default="", help=argparse.SUPPRESS)
     parser.add_argument("--takes-over", action="store_true", help=argparse.SUPPRESS)
 
@@ -98,7 +97,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         defined=options.job,
         now_s=time.monotonic(),
     )
-    service = Service(listener.dup(), machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
+    service = Service(listener.dup(), machine, secret=secret, owner=owner)
     with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
 
         def let_go_of_output() -> None:

@@ -107,27 +107,36 @@ def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_so
         assert one.gave_up == []
 
 
-def test_launchers_that_wait_are_told_at_once_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
+def test_launchers_that_wait_are_told_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
     decided = Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 3, 3, 0), 1, votes=True)
-    waiting = replace(hello(owns=False), memory=Memory((0, "c"), decided))
-    with hosted(reactor, founds=False) as one, sockets(reactor) as (transport, ear):
+    waiting, led_at = replace(hello(owns=False), memory=Memory((0, "c"), decided)), [""]
+    with hosted(reactor, founds=False, led_at=lambda: led_at[0]) as one, sockets(reactor) as (transport, ear):
         assert ask(reactor, ear, transport, one.host.address, waiting) == m.Wait(1, 3, soon=False)
-        one.host.follow_elsewhere(5, "new:1")
-        until(reactor, lambda: len(ear.heard_messages) == 2)
-        assert ear.heard_messages[1] == m.Wait(1, 3, soon=False, elsewhere="new:1")
+        pid = one.pid()
+        led_at[0] = "new:1"
+        one.host.kill()
+        until(reactor, lambda: ear.told[-1] == "broken")
+        told = ask(reactor, ear, transport, one.host.address, waiting)
+        assert told == m.Wait(1, 3, soon=False, elsewhere="new:1")
+        assert one.pid() != pid
+        assert one.said == []  # that it was killed is nobody's business
 
 
 def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(reactor: Reactor) -> None:
     with hosted(reactor, founds=False, led_at=lambda: "first:1") as one, sockets(reactor) as (transport, ear):
         reactor.run_once(0.05)
         assert one.host.pids() == set()
-        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Elsewhere("first:1")
+        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Wait(
+            0, 0, soon=False, elsewhere="first:1"
+        )
         pid = one.pid()
         os.kill(pid, signal.SIGKILL)
         until(reactor, lambda: one.said)
         reactor.run_once(0.05)
         assert one.host.pids() == set()  # nobody needs one now
-        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Elsewhere("first:1")
+        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Wait(
+            0, 0, soon=False, elsewhere="first:1"
+        )
 
 
 def test_one_that_takes_over_begins_no_job(reactor: Reactor) -> None:

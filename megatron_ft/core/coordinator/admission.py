@@ -10,7 +10,7 @@ from __future__ import annotations
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.member import MOVED_S
-from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, JobDefinition, Moved, Rules, Wait
+from megatron_ft.core.job.messages import REFUSED, Arguments, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
 from megatron_ft.core.job.patience import GIVE_UP_S
 from megatron_ft.core.wording import printable
 
@@ -30,7 +30,11 @@ class Admission:
     """
 
     def __init__(self, elsewhere: str, defined: JobDefinition | None = None) -> None:
-        self._job = defined
+        self.job = ""
+        self.rules: Rules | None = None
+        self._arguments = Arguments()
+        if defined is not None:
+            self._define(defined)
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
         self._elsewhere = elsewhere
@@ -38,19 +42,13 @@ class Admission:
         self._needed_s = 0.0
         """When a launcher was last here that can go on with the job."""
 
-    @property
-    def job(self) -> str:
-        """Name of the job; empty as long as there is none."""
-        return "" if self._job is None else self._job.job
+    def _define(self, defined: JobDefinition) -> None:
+        self.job, self.rules, self._arguments = defined.job, defined.rules, defined.arguments
 
     @property
-    def rules(self) -> Rules | None:
-        """What the launchers' command lines say; None as long as there is no job."""
-        return None if self._job is None else self._job.rules
-
-    def owner_is_led(self, address: str) -> None:
-        """The launcher beside this coordinator follows the one at that address."""
-        self._elsewhere, self._until_s = address, float("inf")
+    def _defined(self) -> JobDefinition:
+        assert self.rules is not None
+        return JobDefinition(self.job, self.rules, self._arguments)
 
     def elsewhere(self, now_s: float) -> str:
         """Where the job is coordinated, as far as is known here; empty if it isn't known."""
@@ -60,15 +58,15 @@ class Admission:
         """The end of the job was decided."""
         self.ended_s = now_s
 
-    def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
-        """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
-        self._job = self._job or hello.definition
+    def answer(self, hello: Hello, *, now_s: float) -> Dismiss | Wait | None:
+        """What to tell a launcher that isn't let in; None if it is."""
+        if self.rules is None:
+            self._define(hello.definition)
         if hello.owns:
             self._elsewhere = ""  # it is led there no more
         if hello.memory.decided is None and self._is_of_next(hello, now_s):
             return Wait(0, 0, soon=True)
-        address = self.elsewhere(now_s) if hello.memory.decided is None and not leads else ""
-        return refusal(hello, self._job) or (Elsewhere(address) if address else None)
+        return refusal(hello, self._defined)
 
     def _is_of_next(self, hello: Hello, now_s: float) -> bool:
         """Whether a launcher was started after the end, by a user who starts the job again under the same name.
@@ -78,15 +76,12 @@ class Admission:
         """
         if self.ended_s is None:
             return False
-        is_other = self._job is not None and is_another(hello, self._job)
-        return is_other or (not hello.names_life and hello.up_s < now_s - self.ended_s)
+        return is_another(hello, self._defined) or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
-    def moved(self, moved: Moved, now_s: float) -> bool:
-        """Take note of where this job, which has no cycle here, is coordinated; returns False if it is another job."""
-        if self.job not in ("", moved.job):
-            return False
-        self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
-        return True
+    def moved(self, moved: Moved, now_s: float) -> None:
+        """Take note of where this job, which has no cycle here, is coordinated."""
+        if self.job in ("", moved.job):
+            self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
 
     def forgets(self, now_s: float, *, is_needed: bool) -> bool:
         """Whether the job has had no launcher that can go on with it for ``FORGETS_S``; ask at least every few seconds.

@@ -160,10 +160,6 @@ class Consensus:
                 if node.place is not None and node.votes and node.follows:
                     self._following.add(node.place)
 
-    def stand_down(self) -> None:
-        """The job, which has made no decision here, is coordinated elsewhere."""
-        self.leads = False
-
     # -- leading ----------------------------------------------------------------------------------------------
 
     def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> bool:
@@ -171,7 +167,9 @@ class Consensus:
 
         ``elsewhere``: where another coordinator leads, as far as is known; launchers that wait here are told.
         """
-        if not self._suffices(self._here.keys(), self._owner is not None) or not self._may_begin(everybody):
+        is_elsewhere = self.decision is None and bool(elsewhere)
+        enough = self._suffices(self._here.keys(), self._owner is not None)
+        if is_elsewhere or not enough or not self._may_begin(everybody):
             self.leads, self.proposal = False, None
             if self._has_asked:  # its followers are to know that they have no leader any more
                 self._has_asked = False

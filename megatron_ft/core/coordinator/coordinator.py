@@ -73,7 +73,7 @@ class Coordinator:
         """Of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
-        self._is_orphan, self._owner_elsewhere = False, -1
+        self._is_orphan = False
         self._began_s = 0.0
         """When this coordinator learned of the job's first cycle."""
         self._rival: Ballot | None = None
@@ -127,7 +127,7 @@ class Coordinator:
 
     def _hello(self, link: int, hello: m.Hello) -> None:
         node = self._nodes.get(hello.instance)
-        turned_away = self._admission.answer(hello, leads=self._consensus.leads, now_s=self._clock.now_s)
+        turned_away = self._admission.answer(hello, now_s=self._clock.now_s)
         if turned_away is not None or (node is not None and hello.session < node.session):
             self._out += [] if turned_away is None else [Send([link], turned_away)]
             self._out += [] if isinstance(turned_away, m.Wait) else [Drop(link)]
@@ -150,11 +150,8 @@ class Coordinator:
         self._out.append(Drop(link))
         if self._consensus.leads and self._consensus.decision is not None:
             self._compare(moved, self._consensus.decision)
-        elif self._admission.moved(moved, self._clock.now_s):
-            self._consensus.stand_down()
-            for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
-                self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
-                self._gone(node, silent=True)
+        else:
+            self._admission.moved(moved, self._clock.now_s)
 
     def _compare(self, moved: m.Moved, decision: Decision) -> None:
         """Another coordinator leads a job of this name. If it isn't the same one, the younger of the two ends."""
@@ -331,17 +328,11 @@ class Coordinator:
         is_alone = self._consensus.decision is None or not self._links
         return is_alone and (self._is_orphan or self._consensus.is_deserted)
 
-    def owner_follows_another(self, session: int, address: str) -> None:
-        """The launcher that has started this coordinator follows the one there, on its connection of that number."""
-        self._owner_elsewhere, self.needs_settling = session, True
-        self._admission.owner_is_led(address)
-
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: the coordinator stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
-            if node.session > self._owner_elsewhere:  # else it may have voted elsewhere since
-                self._consensus.leaves(node)
+            self._consensus.leaves(node)  # before it votes elsewhere a launcher kills its coordinator
             if self._cycle is not None and self._cycle.is_seated(node):
                 self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
             if node.link is not None:

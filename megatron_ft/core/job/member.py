@@ -233,13 +233,10 @@ class Member:
         self._out.append(edge.LeftOut())
         self._seek(at_once=True)
 
-    def _leave(self, code: int, text: str) -> None:
-        self._leave_by(edge.Leave(code, text))
-
-    def _leave_by(self, leave: edge.Leave) -> None:
+    def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
         if not self._is_over:
             self._is_over = True
-            self._out.append(leave)
+            self._out.append(edge.Leave(code, text, is_of_all))
 
     # -- messages of the coordinator --------------------------------------------------------------------------
 
@@ -257,8 +254,6 @@ class Member:
                 self._proposed(message)
             case m.Commit():
                 self._committed(message)
-            case m.Elsewhere(address):
-                self._seek(at_once=self._search.sent_to(address, self._clock.now_s))
             case m.Rival(address):
                 self._out.append(edge.Announce(address, self._moved()))
             case m.Stay() if self._leaving is not None:
@@ -315,7 +310,7 @@ class Member:
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
         if self._owned - {self._search.address}:
-            self._out.append(edge.FollowElsewhere(self._session, self._search.address))
+            self._out.append(edge.KillCoordinators(self._search.address))
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
 
@@ -361,7 +356,8 @@ class Member:
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = self.memory.learn(held)
         if decision.kind is Kind.END:
-            self._leave_by(patience.at_end(self.identity, decision, self.standing))
+            end = patience.at_end(self.identity, decision, self.standing)
+            self._leave(end.code, end.text, is_of_all=end.is_of_all)
         elif held.starts_ranks(self.standing.cycle):
             self.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))

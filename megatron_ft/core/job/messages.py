@@ -22,7 +22,6 @@ __all__ = [
     "Collect",
     "Commit",
     "Dismiss",
-    "Elsewhere",
     "End",
     "Follow",
     "FromMember",
@@ -343,7 +342,7 @@ class Wait:
     """This coordinator can't lead: ``here`` voters of ``size`` are connected.
 
     ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
-    ``elsewhere``: where the launcher on this host has found a coordinator, as far as is known.
+    ``elsewhere``: where the job is coordinated, as far as is known here; empty if it isn't known.
     """
 
     here: int
@@ -410,13 +409,6 @@ class Speak:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The job is coordinated at another address, as far as is known here."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Rival:
     """Another job of this name trains, and is coordinated at ``address``: say there with ``Moved`` what this one is."""
 
@@ -443,6 +435,6 @@ class Dismiss:
 Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Shutdown | Goodbye
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
-FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
+FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

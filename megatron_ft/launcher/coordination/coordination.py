@@ -37,7 +37,7 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
-        follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed, and where.
+        kill_coordinators: kills the coordinators that this launcher has started, but for one at that address.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
         says_all: lines that another launcher of the job prints are printed here, too.
@@ -50,7 +50,7 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
-        follow_elsewhere: Callable[[int, str], None] = lambda _session, _address: None,
+        kill_coordinators: Callable[[str], None] = lambda _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
         says_all: bool = False,
@@ -70,7 +70,7 @@ class Coordination:
         """Any of these."""
         self._open_store = open_store
         self._announce = announce
-        self._follow_elsewhere = follow_elsewhere
+        self._kill_coordinators = kill_coordinators
         self._reactor = reactor
         self._say = say
         self._says_all = says_all
@@ -148,7 +148,7 @@ class Coordination:
 
     def _carry_out(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
             case edge.OpenStore(held):
                 self._provide_store(held)
@@ -174,7 +174,7 @@ class Coordination:
                 self.on_decision(effect)
 
     def _send(
-        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.FollowElsewhere
+        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.KillCoordinators
     ) -> None:
         match effect:
             case edge.Connect(address):
@@ -185,8 +185,8 @@ class Coordination:
                 self._transport.transmit(message)
             case edge.Announce(address, moved):
                 self._announce(address, moved)
-            case edge.FollowElsewhere(session, address):
-                self._follow_elsewhere(session, address)
+            case edge.KillCoordinators(address):
+                self._kill_coordinators(address)
 
     def _provide_store(self, held: Held) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""

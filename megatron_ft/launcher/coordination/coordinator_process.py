@@ -74,8 +74,9 @@ class CoordinatorProcess:
         self._say = say
         self._gave_up = gave_up
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = self._owner_pipe = -1
-        """``_owner_pipe``: tells the coordinator here on which connection this launcher follows another."""
+        self._pidfd = -1
+        self._is_killed = False
+        """This launcher has killed the process, and starts another one when a launcher connects."""
         self._started_s = 0.0
         self._quick = 0
         """So many have ended soon after their start, one after the other."""
@@ -89,16 +90,11 @@ class CoordinatorProcess:
         else:
             self._start_on_first_connection()
 
-    def follow_elsewhere(self, session: int, address: str) -> None:
-        """Say to the coordinator here that this launcher follows the one there, on its connection of that number."""
-        if self._process is None or self._owner_pipe < 0:
-            return
-        try:
-            os.write(self._owner_pipe, f"{session} {address}\n".encode())
-        except BrokenPipeError:
-            pass  # it has ended
-        except BlockingIOError:
-            self._process.kill()  # the pipe holds thousands, and it is to know of each
+    def kill(self) -> None:
+        """Kill the coordinator that runs. Launchers that connect later get one that knows where the job is led."""
+        if self._process is not None and self._pidfd >= 0:
+            self._is_killed = True
+            self._process.kill()
 
     def pids(self) -> set[int]:
         """The process id of the coordinator, as long as it runs; also after ``close``."""
@@ -114,7 +110,6 @@ class CoordinatorProcess:
         self._reactor.unwatch(self._listener.fileno())
         self._listener.close()
         self._forget_pidfd()
-        self._close_owner_pipe()
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -133,7 +128,6 @@ class CoordinatorProcess:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-            self._close_owner_pipe()
             self._ended(f"can't be started ({error.strerror})")
             return
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
@@ -147,25 +141,21 @@ class CoordinatorProcess:
         elsewhere = self._led_at()
         if elsewhere not in ("", self.address):
             command += ["--elsewhere", elsewhere]
-        theirs, self._owner_pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            return subprocess.Popen(
-                [*command, "--owner-pipe", str(theirs)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[fd, theirs],
-                env=self._environment,
-                start_new_session=True,
-            )
-        finally:
-            os.close(theirs)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[fd],
+            env=self._environment,
+            start_new_session=True,
+        )
 
     def _died(self) -> None:
         assert self._process is not None
         self._forget_pidfd()
         code = self._process.wait()  # it has ended
-        self._close_owner_pipe()
-        if code == 0:
+        is_killed, self._is_killed = self._is_killed, False
+        if code == 0 or is_killed:
             self._quick = 0
             self._start_on_first_connection()  # the job is over, for all who were there
         else:
@@ -188,11 +178,6 @@ class CoordinatorProcess:
         again = self._start if self._founds else self._start_on_first_connection
         pause_s = _PAUSES_S[min(max(0, self._quick - 1), len(_PAUSES_S) - 1)]
         self._timer = self._reactor.call_later(pause_s, again)
-
-    def _close_owner_pipe(self) -> None:
-        if self._owner_pipe >= 0:
-            os.close(self._owner_pipe)
-            self._owner_pipe = -1
 
     def _forget_pidfd(self) -> None:
         if self._pidfd >= 0:

@@ -161,7 +161,7 @@ def _with_others(
         transport=lambda listener: Sockets(launcher.reactor, secret, listener, say=launcher.say),
         open_store=store.open,
         announce=announcer.announce,
-        follow_elsewhere=own.follow_elsewhere,
+        kill_coordinators=own.kill,
         reactor=launcher.reactor,
         say=launcher.say,
         says_all=launcher.says_all,
@@ -201,11 +201,11 @@ class _OwnCoordinators:
         self.note_addresses()
         self._take_endpoint_later()
 
-    def follow_elsewhere(self, session: int, address: str) -> None:
-        """Say to the coordinators here that this launcher follows the one there."""
+    def kill(self, address: str) -> None:
+        """Kill the coordinators that this launcher has started, but for one at that address."""
         for process in self._all:
             if process.address != address:
-                process.follow_elsewhere(session, address)
+                process.kill()
 
     def close(self) -> None:
         """Start none any more."""

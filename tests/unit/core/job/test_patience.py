@@ -80,7 +80,7 @@ def test_a_launcher_that_was_sent_elsewhere_tells_why_it_was_not_led_there() -> 
         for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
             if effect.address == "first:1":
                 machine.opened(now_s)
-                effects += machine.heard(m.Elsewhere("moved-to:1"), now_s)
+                effects += machine.heard(m.Wait(0, 0, soon=True, elsewhere="moved-to:1"), now_s)
             else:
                 effects += machine.failed(now_s, "Connection refused")
         lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
