@@ -148,6 +148,8 @@ class ResultFile:
 
     def concluded(self, verdict: Verdict) -> None:
         """A cycle has ended. A coordinator that takes over may say again why."""
+        if self._began is None or verdict.cycle != self._began.cycle:
+            return
         fault = fault_of(verdict)
         if fault is not None and all(known.cycle != fault.cycle for known in self._life.faults):
             self._life = replace(self._life, faults=(*self._life.faults, fault))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.decisions import Ballot, Held
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
@@ -56,8 +57,7 @@ class Coordination:
         says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
-        self.begun: Held | None = None
-        """The last cycle that this node has a place in."""
+        self.assignment = Assignment()
         self.left: edge.Leave | None = None
         """This launcher's job is over."""
         self.on_begin: Callable[[Held], None] = lambda held: None
@@ -153,12 +153,10 @@ class Coordination:
             case edge.OpenStore(held):
                 self._provide_store(held)
             case edge.Begin(held):
-                self.begun = held
                 self.on_begin(held)
                 self.on_decision(effect)
             case edge.Conclude(verdict):
-                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
-                    self.on_verdict(verdict)
+                self.on_verdict(verdict)
                 self.on_decision(effect)
             case edge.LeftOut() | edge.StandBy():
                 self.on_left_out()

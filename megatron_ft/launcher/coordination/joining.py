@@ -91,7 +91,7 @@ def joined(
         coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished)
     else:
         coordination = _alone(launcher, place, store, past)
-    rendezvous.register(config, coordination=coordination, store=store)
+    rendezvous.register(config, assignment=coordination.assignment, store=store)
     coordination.start()
     try:
         yield coordination

@@ -502,7 +502,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_cycles_without_progress, "notices_no_progress", None, 24),
         (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 365),
         (_goes_on_without_progress, "notices_no_progress", None, 24),
-        (_ignores_its_owners_vote, "one_decision", None, 680),
+        (_ignores_its_owners_vote, "one_decision", None, 460),
         (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 90),
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 560),
