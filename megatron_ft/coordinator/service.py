@@ -31,6 +31,7 @@ from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSI
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
 
+_FIRST = (Hello, Moved)
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
@@ -43,7 +44,7 @@ _FULL_PAUSE_S = 1.0
 _STRANGERS_LINE_S = 60.0
 """Seconds between two lines about strangers that were closed."""
 _SETTLE_SHARE = 0.2
-_LONGEST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.08
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
 gets too long: more messages are heard in between then."""
 _SHORT_BYTES = 256
@@ -193,7 +194,7 @@ class Service:
             self._selector.register(sock, selectors.EVENT_READ, link)
             first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
-                self._write(link, encode(first))
+                self._write(link, frame(first))
 
     def _are_strangers_full(self) -> bool:
         return self._strangers.are_full(len(self._links) - len(self._strangers))
@@ -225,7 +226,8 @@ class Service:
 
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
-            self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
+            if effects := self._machine.handle(Heard(link.number, message), time.monotonic()):
+                self._do(effects)
             if link.number not in self._links:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
@@ -261,7 +263,7 @@ class Service:
                 return None  # the challenge is on its way
             answer = link.handshake.answer(_read_handshake(body))
             if answer is not None:
-                self._write(link, encode(answer))
+                self._write(link, frame(answer))
             if link.handshake.session is not None:
                 link.peer.secure(link.handshake.session.channel(Role.LISTENS, MAX_MESSAGE_BYTES))
                 self._strangers.discard(link.number)
@@ -271,11 +273,12 @@ class Service:
             # it has a secret: with a coordinator without one it doesn't speak
             self._close_with(link, Open(self._machine.is_over, self._machine.job))
             return None
-        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello | Moved):
+        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, _FIRST):
             raise ProtocolError("a hello in another place than the first")
-        link.greeted = True
-        self._ungreeted.pop(link.number, None)
-        self._strangers.discard(link.number)
+        if not link.greeted:
+            link.greeted = True
+            self._ungreeted.pop(link.number, None)
+            self._strangers.discard(link.number)
         return parsed
 
     def _close_with(self, link: _Link, message: Open | Denied | Dismiss) -> None:

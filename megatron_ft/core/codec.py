@@ -298,9 +298,9 @@ def _object_reader(kind: Any) -> _Read:
     title = name_of(kind)
 
     def read(value: Any, doubts: _Doubts) -> Any:
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):  # the check of an abstract class is slow
             raise ProtocolError(shown(value))
-        found = {}
+        found: dict[str, Any] = {}
         for name, read_field in known:
             if name not in value or (doubts is not None and value[name] is None):
                 continue
@@ -311,7 +311,7 @@ def _object_reader(kind: Any) -> _Read:
                 if doubts is None:
                     raise ProtocolError(text) from None
                 doubts.append(text)
-        if not needed <= found.keys():
+        if len(found) < len(known) and not needed <= found.keys():
             raise ProtocolError(f"{title} has no {', '.join(sorted(needed - found.keys()))}")
         return kind(**found)
 

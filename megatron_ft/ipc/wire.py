@@ -127,12 +127,12 @@ def decode(body: bytes) -> Message:
     if body[:1] == _PICKLE:
         raise ProtocolError(_OF_THE_REFERENCE)
     try:
-        message = _loads(body)
+        message = _loads(body.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"message is not JSON: {error}") from None
-    if isinstance(message, dict) and type(message.get("v")) is int and message["v"] != PROTOCOL_VERSION:
-        raise VersionError(message["v"])
     if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
+        if isinstance(message, dict) and type(message.get("v")) is int:
+            raise VersionError(message["v"])
         raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}")
     count = message.get("fds", 0)
     if not isinstance(count, int) or not 0 <= count <= MAX_FDS or not isinstance(message.get("type"), str):

@@ -21,9 +21,11 @@ from tests.simulation.learning import learning
 from tests.simulation.rules import (
     ends_for_a_reason,
     has_its_size,
+    keeps_its_promises,
     meets_at_its_store,
     notices_no_progress,
     shuts_down,
+    spares_who_waits,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ _EVIDENCE_S = 3.0
 _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
+    "rank_stalls": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
@@ -68,9 +71,11 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _stays,
         _is_due,
         has_its_size,
+        keeps_its_promises,
         meets_at_its_store,
         ends_for_a_reason,
         shuts_down,
+        spares_who_waits,
         notices_no_progress,
     )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
@@ -303,7 +308,7 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
-_FAILURES = {"rank_fails", "rank_hangs"}
+_FAILURES = {"rank_fails", "rank_hangs", "rank_stalls"}
 _LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
 _FOR_A_WHILE = {
     "host_cut",

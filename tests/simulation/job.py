@@ -19,7 +19,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind
+from megatron_ft.core.job.decisions import Ballot, Decision, Held, Kind, Term
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.pauses import Pauses
@@ -88,6 +88,38 @@ class Made:
 
 
 @dataclass
+class Votes:
+    """What one launcher has promised to coordinators, and how it has broken that."""
+
+    followed: Term = (-1, "")
+    """Greatest term that it has followed."""
+    accepted: Ballot = (-1, "", 0)
+    """Last ballot that it has accepted."""
+    has_left: bool = False
+    broken: list[str] = field(default_factory=list)
+
+    def sent(self, message: Any) -> None:
+        """Take note of one message to whatever coordinator."""
+        match message:
+            case m.Goodbye():
+                self.has_left = True
+            case m.Follow(term):
+                self._votes(f"follows {term}", term)
+                self.followed = max(self.followed, term)
+            case m.Accept(ballot):
+                self._votes(f"accepts {ballot}", ballot[:2])
+                if ballot < self.accepted:
+                    self.broken.append(f"accepts {ballot} after {self.accepted}")
+                self.accepted = ballot
+
+    def _votes(self, what: str, term: Term) -> None:
+        if self.has_left:
+            self.broken.append(f"{what} after its goodbye")
+        if term < self.followed:
+            self.broken.append(f"{what} after {self.followed}")
+
+
+@dataclass
 class Job:
     """What is common to all launchers, and what happened."""
 
@@ -112,11 +144,15 @@ class Job:
     done_s: float = 0.0
     successor_off: Callable[[Host], None] | None = None
     """Ends the host of the next coordinator that leads, once that has decided something."""
+    wronged: list[str] = field(default_factory=list)
+    """Ranks that only waited for another one, and were to be ended as hung."""
     heedless: list[str] = field(default_factory=list)
     """Cycles that were proposed by a coordinator which had been asked for the end of the job."""
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
     learning: Learning = field(default_factory=Learning)
+    votes: dict[str, Votes] = field(default_factory=dict)
+    """What each launcher (instance) has said that counts in the consensus."""
 
     def launch(self, host: Host, *, rank: int | None = None) -> Launcher:
         """Start a launcher."""
@@ -158,7 +194,8 @@ class Launcher(Process):
         self._effects: Mailbox[edge.MemberEffect | agent.Effect] = Mailbox(self._do, self.counts_effect)
         self._begun: Held | None = None
         self._error = ""
-        self._is_hung = False
+        self._is_hung = self._waits = False
+        """Its rank hangs; its rank waits for one that does."""
         self._toy: ToyRank | None = None
         """What its rank's monitor would know, if it learns."""
         self.armed: dict[int, Arm] = {}
@@ -286,6 +323,7 @@ class Launcher(Process):
                 if self.world.story is not None and not isinstance(message, m.Beat):
                     self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
                 self.job.learning.sent(message)
+                self.job.votes.setdefault(self.member.identity.instance, Votes()).sent(message)
                 self.link.send(self, message)
             case edge.Announce(address, moved):
                 listener = self.world.listeners.get(address)
@@ -352,7 +390,7 @@ class Launcher(Process):
             case agent.StartRanks():
                 self.later(chance.uniform(0.0, 0.01), self._start_ranks)
             case agent.SignalRanks(_, number):
-                code = 0 if self.ends_well else -number
+                code = 0 if self.ends_well and not self._is_hung else -number
                 self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
             case agent.Release() if self._is_hung:
                 self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
@@ -360,15 +398,25 @@ class Launcher(Process):
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
             case agent.CollectEvidence():
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
-            case agent.ArmMonitor(_, arm):
-                self.armed[arm.cycle] = arm
-            case agent.SurveyRank(_, survey) if self._toy is not None and chance.random() < 0.95:
-                self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
             case agent.ReadState(path):
                 state = self.job.learning.state
                 self.later(chance.uniform(0.001, 0.2), lambda: self.hear(agent.StateRead(path, state)))
             case agent.WriteState(_, state, moment):
                 self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(state, moment))
+            case _:
+                self._do_to_monitor(effect)
+
+    def _do_to_monitor(self, effect: edge.MemberEffect | agent.Effect) -> None:
+        chance = self.world.chance
+        match effect:
+            case agent.ArmMonitor(_, arm):
+                self.armed[arm.cycle] = arm
+            case agent.SurveyRank(_, survey) if self._toy is not None and chance.random() < 0.95:
+                self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
+            case agent.ConfirmHang() if self._runs():
+                self._confirmed()
+            case agent.ExtendTimeout(_, timeout_s) if self._waits:
+                self._later_in_cycle(timeout_s / 2, self._suspects)
 
     def _report_intervals(self, survey: m.Survey) -> None:
         if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
@@ -398,7 +446,7 @@ class Launcher(Process):
         held = self.member.memory.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
-        self._error, self._is_hung, self._toy = "", False, None
+        self._error, self._is_hung, self._waits, self._toy = "", False, False, None
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
@@ -435,6 +483,9 @@ class Launcher(Process):
         trained = self.ranks
         if trained is not None and trained.to_s is None:
             trained.to_s = self.world.now_s
+            if self._is_hung:
+                for other in self._others_in(trained):
+                    other._waits = False
             self.job.done_s = max(self.job.done_s, self.job.done_s + 0.2 * (trained.to_s - trained.from_s) - 0.5)
             if is_failure:
                 self._others_notice(trained)
@@ -444,12 +495,14 @@ class Launcher(Process):
         if trained.cycle in cycles or self.job.rules.min_healthy:
             return
         cycles.add(trained.cycle)
-        for other in self.job.launchers:
-            ranks = other.ranks
-            if ranks is None or ranks.cycle != trained.cycle or ranks.to_s is not None or other is self:
-                continue
+        for other in self._others_in(trained):
             if self.world.chance.random() < 0.5:
                 other._later_in_cycle(self.world.chance.uniform(0.01, 1.0), other._loses_a_peer)
+
+    def _others_in(self, trained: Trained) -> list[Launcher]:
+        """Other launchers whose ranks run in that cycle."""
+        others = [each for each in self.job.launchers if each is not self and each._runs()]
+        return [each for each in others if each.ranks is not None and each.ranks.cycle == trained.cycle]
 
     def _loses_a_peer(self) -> None:
         if not self._is_hung:
@@ -471,6 +524,34 @@ class Launcher(Process):
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
             self.hear(agent.FoundHung(0, self.ranks.cycle, verdict))
             self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
+
+    def rank_stalls(self, fault: Fault) -> None:
+        """A rank hangs in a job whose nodes go on without it: the ranks that wait for it exceed their timeouts, too."""
+        if self.ranks is None or not self._runs() or not self.job.rules.min_healthy:
+            return
+        self.hurt(fault, cycle=self.ranks.cycle)
+        self._is_hung = True
+        others = self._others_in(self.ranks)
+        for other in others:
+            other._waits = True
+        late = [each for each in (self, *others) if self.world.chance.random() < 0.5] or [self]
+        for each in late:
+            each._later_in_cycle(self.world.chance.uniform(0.0, 1.0), each._suspects)
+
+    def _suspects(self) -> None:
+        """Its monitor asks whether the rank hangs, or only waits."""
+        if self.ranks is not None and (self._is_hung or self._waits):
+            self.hear(agent.Suspected(0, self.ranks.cycle, self._hang()))
+
+    def _confirmed(self) -> None:
+        """Its monitor was told that the rank hangs."""
+        if self._waits:
+            self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.number} that only waits")
+        if self.ranks is not None and self._is_hung:
+            self.hear(agent.FoundHung(0, self.ranks.cycle, self._hang()))
+
+    def _hang(self) -> HangVerdict:
+        return replace(HANG, rank=self.member.place or 0, at_ns=round(self.clock() * 1e9))
 
     def _notice(self) -> None:
         assert self.ranks is not None

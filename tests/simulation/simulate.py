@@ -172,6 +172,11 @@ class _Trouble:
         if launcher is not None:
             launcher.call(lambda: launcher.rank_hangs(fault))
 
+    def _rank_stalls(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.call(lambda: launcher.rank_stalls(fault))
+
     def _launcher_killed(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:

@@ -122,6 +122,8 @@ class Coordinator:
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
+        if not self._out:
+            return []
         taken, self._out[:] = self._out[:], []
         return taken
 

@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from megatron_ft.core.errors import ProtocolError
 
@@ -126,21 +126,24 @@ class SecureChannel:
         self._sealed += 1
         return _LENGTH.pack(SEAL_BYTES + len(body)) + counter + _mac(self._seals, counter, body)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the bodies of the frames that are whole now, each authentic.
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """Return the bodies of the frames that are whole now, each authentic. Read them all before the next call.
 
         Raises:
             FrameError: the next frame isn't what the other end sent next; the connection has to be closed.
         """
         if self._error is not None:
             raise self._error
-        buffer = self._buffer
-        if not buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
-            if _BODY_AT <= len(data) <= _LENGTH.size + self._max_bytes:  # one frame, and no more: nearly always
+        size = len(data)
+        if not self._buffer and _BODY_AT <= size <= _LENGTH.size + self._max_bytes:
+            if data[: _LENGTH.size] == _LENGTH.pack(size - _LENGTH.size):  # one frame, and no more: nearly always
                 body = data[_BODY_AT:]
                 self._check(data[_LENGTH.size : _BODY_AT], body)
-                yield body
-                return
+                return (body,)
+        return self._frames(data)
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        buffer = self._buffer
         buffer += data
         while len(buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
@@ -102,8 +102,8 @@ class Peer:
         """
         return [decode(body) for body in self.read_bodies()]
 
-    def read_bodies(self) -> Iterator[bytes]:
-        """Like `read`, but yields undecoded bodies. `secure` may be called between two of them.
+    def read_bodies(self) -> Iterable[bytes]:
+        """Like `read`, but returns undecoded bodies, to be read at once. `secure` may be called between two of them.
 
         Raises:
             FrameError: a sealed frame isn't what the peer sent in this place.
@@ -112,34 +112,29 @@ class Peer:
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
-            return
+            return ()
         except OSError as error:
             self._failed(error)
-            return
+            return ()
         if not data:
             self.is_open = False
             if self._channel is not None:
                 self._channel.end()
-            return
+            return ()
+        if self._channel is not None:
+            return self._channel.feed(data)
+        return self._before_secure(data)
+
+    def _before_secure(self, data: bytes) -> Iterator[bytes]:
         if self._allowance is not None:
             self._allowance -= len(data)
             if self._allowance < 0:
                 raise ProtocolError("too many bytes before the proof of the secret")
-        if self._channel is None:
-            yield from self._unsealed(data)
-            data = self._decoder.take_rest() if self._is_secure else b""
-        if self._channel is not None:
-            yield from self._channel.feed(data)
-
-    def _unsealed(self, data: bytes) -> Iterator[bytes]:
         for body in self._decoder.bodies(data):
             yield body
-            if self._is_secure:
+            if self._channel is not None:
+                yield from self._channel.feed(self._decoder.take_rest())
                 return
-
-    @property
-    def _is_secure(self) -> bool:
-        return self._channel is not None
 
     def _failed(self, error: OSError) -> None:
         self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.agent.edge import ConfirmHang
+from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.coordinator import consensus, coordinator, job_cycle, next_cycle
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -25,6 +27,7 @@ from megatron_ft.core.job.messages import NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
 from tests.simulation import simulate as simulate_module
 from tests.simulation.job import CoordinatorProcess
+from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
@@ -164,6 +167,29 @@ def test_what_is_sent_after_a_lost_packet_waits_for_it() -> None:
     world.run(60.0, lambda: False)
     assert got == list(range(200))
     assert max(until_s - from_s for from_s, until_s, _ in world.stalls) > 0.5
+
+
+def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
+    assert misplaced() == []
+
+
+def test_rank_that_only_waits_survives_the_review_of_a_hang_under_min_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(plain_plan_of(1, nodes=4, faults=0), spares=0, work_s=30.0, learns=False)
+    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=True, last_call_s=0.5, launchers=0)
+    stalls = Fault(at_s=6.0, kind="rank_stalls", which=1, seconds=1.0)
+    plans = [replace(plan, seed=seed, rules=rules, faults=(stalls,)) for seed in range(4)]
+    for each in plans:
+        run = simulate(each)
+        assert run.broken == []
+        ended = [trained for trained in run.job.trained if trained.to_s is not None and trained.to_s < 6.0 + 12.0]
+        assert [trained.launcher for trained in ended] == [each for each in run.job.launchers if each.hurts]
+    monkeypatch.setattr(HangReview, "reviewed", _confirms_all)
+    assert any("only waits" in line for each in plans for line in simulate(each).broken)
+
+
+def _confirms_all(review: HangReview, found: Any, turn: Any) -> None:
+    suspects, review._suspects = review._suspects, {}
+    turn.do(*(ConfirmHang(local_rank) for local_rank in suspects))
 
 
 def test_the_same_seed_is_the_same_run() -> None:
