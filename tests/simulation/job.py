@@ -546,7 +546,7 @@ class Launcher(Process):
     def _confirmed(self) -> None:
         """Its monitor was told that the rank hangs."""
         if self._waits:
-            self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.number} that only waits")
+            self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
         if self.ranks is not None and self._is_hung:
             self.hear(agent.FoundHung(0, self.ranks.cycle, self._hang()))
 

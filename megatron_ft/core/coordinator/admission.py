@@ -55,7 +55,6 @@ class Admission:
         return self._elsewhere if now_s < self._until_s else ""
 
     def job_ended(self, now_s: float) -> None:
-        """The end of the job was decided."""
         self.ended_s = now_s
 
     def answer(self, hello: Hello, *, now_s: float) -> Dismiss | Wait | None:

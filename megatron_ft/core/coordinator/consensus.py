@@ -57,7 +57,6 @@ class Consensus:
     # -- who is here ------------------------------------------------------------------------------------------
 
     def arrived(self, node: Node, everybody: Iterable[Node]) -> None:
-        """A launcher has sent `Hello`, with its memory of earlier decisions."""
         node.unfollow()
         self._seen = max(self._seen, node.memory.promised)
         decided = node.memory.decided
@@ -89,7 +88,6 @@ class Consensus:
             self.left.add(node.place)
 
     def went(self, node: Node) -> None:
-        """A connection has ended."""
         node.unfollow()
         self._unsure.discard(node)
         if node.place is not None and self._here.get(node.place) is node:
@@ -123,7 +121,6 @@ class Consensus:
             self._ask_again(self.proposal, [node])
 
     def newer(self, term: Term) -> None:
-        """A launcher follows another coordinator, or did."""
         self._seen = max(self._seen, term)
 
     @property
@@ -137,7 +134,6 @@ class Consensus:
         return None if owner is None or owner.place is None else Beside(owner.place, owner.name)
 
     def voters(self) -> dict[int, Node]:
-        """Voters that are connected, by place."""
         return self._here
 
     def _place(self, node: Node) -> None:

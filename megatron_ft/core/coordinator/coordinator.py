@@ -89,12 +89,10 @@ class Coordinator:
 
     @property
     def leads(self) -> bool:
-        """Whether it coordinates."""
         return self._consensus.leads
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, and the coordinator only stays to say so."""
         return self._over_s is not None
 
     @property

@@ -15,11 +15,9 @@ class Assignment:
         """The last one whose ranks it was to run."""
 
     def begin(self, held: Held) -> None:
-        """A cycle begins in which this node has a place."""
         self.begun = held
 
     def take(self) -> Held:
-        """Run the ranks of the cycle that has begun."""
         assert self.begun is not None
         self.taken = self.begun
         return self.begun

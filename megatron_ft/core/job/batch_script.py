@@ -18,17 +18,14 @@ _FOR_GOOD = (Ending.FINISHED, Ending.NO_PROGRESS, Ending.MISTAKE)
 
 
 def requeue(job: str) -> list[str]:
-    """The same job once more."""
     return ["scontrol", "requeue", job]
 
 
 def cancel(job: str) -> list[str]:
-    """It gives its nodes back."""
     return ["scancel", job]
 
 
 def show(job: str) -> list[str]:
-    """Its state, and the nodes that it has now."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 

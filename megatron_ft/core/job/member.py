@@ -78,13 +78,11 @@ class Member:
 
     @property
     def place(self) -> int | None:
-        """In the last cycle."""
         return None if self.memory.decided is None else self.memory.decided.place
 
     # -- the connection ---------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[edge.MemberEffect]:
-        """Time has passed."""
         self._clock.set(now_s)
         now = self._clock.now_s
         if self._leave_s is not None and now >= self._leave_s:
@@ -109,7 +107,6 @@ class Member:
         return self._take()
 
     def opened(self, now_s: float) -> list[edge.MemberEffect]:
-        """The connection that was asked for is there."""
         self._clock.set(now_s)
         self._is_open = True
         self._heard_s = self._clock.now_s
@@ -130,7 +127,6 @@ class Member:
         return self._take()
 
     def failed(self, now_s: float, problem: str = "") -> list[edge.MemberEffect]:
-        """The connection couldn't be opened; ``problem``: why, in words."""
         self._clock.set(now_s)
         self._seek(problem=problem)
         return self._take()
@@ -159,7 +155,6 @@ class Member:
         self._owned = frozenset(addresses)
 
     def _seek(self, *, at_once: bool = False, problem: str = "") -> None:
-        """Try the next address; ``problem``: why not this one."""
         if self._is_open:
             self._out += [edge.Transmit(m.Away())] if self.is_led else []
             self._out.append(edge.Disconnect())
@@ -241,7 +236,6 @@ class Member:
     # -- messages of the coordinator --------------------------------------------------------------------------
 
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
-        """A message of the coordinator has come."""
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
         match message:
@@ -315,7 +309,6 @@ class Member:
         self._announce()
 
     def _waits(self, wait: m.Wait) -> None:
-        """The coordinator here doesn't lead."""
         self._has_lost_lead |= self.is_led
         self._unled()
         if self._search.told_of(wait.elsewhere, self._clock.now_s):

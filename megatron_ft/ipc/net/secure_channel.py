@@ -44,7 +44,6 @@ class Role(enum.Enum):
 
     @property
     def other(self) -> Role:
-        """Role of the other end."""
         return Role.LISTENS if self is Role.CONNECTS else Role.CONNECTS
 
 
@@ -185,7 +184,6 @@ class SecureChannel:
 
 
 def new_nonce() -> bytes:
-    """Return a nonce for one connection."""
     return os.urandom(NONCE_BYTES)
 
 

@@ -60,7 +60,6 @@ class Peer:
         self._channel, self._allowance = channel, None
 
     def fileno(self) -> int:
-        """For ``select``; -1 once closed."""
         return self.sock.fileno()
 
     def write(self, frame: bytes) -> int:
@@ -147,7 +146,6 @@ class Peer:
         self.is_open = False
 
     def close(self) -> None:
-        """Close it; calling it again does nothing."""
         self.is_open = False
         self.sock.close()
 

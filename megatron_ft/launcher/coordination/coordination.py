@@ -83,11 +83,9 @@ class Coordination:
         self._transport = transport(self)
 
     def start(self) -> None:
-        """Look for the coordinator."""
         self._do(self.member.tick(time.monotonic()))
 
     def close(self) -> None:
-        """Send what is unsent, and say nothing more."""
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()
@@ -107,19 +105,15 @@ class Coordination:
     # -- what the connection says -----------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """It is there."""
         self._do(self.member.opened(time.monotonic()))
 
     def failed(self, problem: str) -> None:
-        """The connection can't be made; ``problem``: why, in words."""
         self._do(self.member.failed(time.monotonic(), problem))
 
     def broken(self, *, silent: bool = False) -> None:
-        """It has ended."""
         self._do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:
-        """The other end isn't this job's coordinator, or doesn't let this launcher in."""
         self.heard(m.Dismiss(m.REFUSED, text))
 
     def gave_up(self, text: str) -> None:
@@ -130,7 +124,6 @@ class Coordination:
             self._say(text)
 
     def heard(self, message: m.ToMember) -> None:
-        """The coordinator has said something."""
         self._do(self.member.heard(message, time.monotonic()))
 
     # -- what follows -----------------------------------------------------------------------------------------

@@ -187,14 +187,12 @@ class _OwnCoordinators:
         self._timer: Timer | None = None
 
     def add(self, listener: socket.socket, name: str, *, is_endpoint: bool) -> CoordinatorProcess:
-        """Start coordinators at that socket, when they are needed."""
         self._has_endpoint |= is_endpoint
         process = self._make(listener, name, is_endpoint=is_endpoint)
         self._all.append(process)
         return process
 
     def start(self, member: Member, *, at_once: bool) -> None:
-        """Serve the sockets."""
         self._member = member
         for process in self._all:
             process.start(at_once=at_once)
@@ -202,20 +200,17 @@ class _OwnCoordinators:
         self._take_endpoint_later()
 
     def kill(self, address: str) -> None:
-        """Kill the coordinators that this launcher has started, but for one at that address."""
         for process in self._all:
             if process.address != address:
                 process.kill()
 
     def close(self) -> None:
-        """Start none any more."""
         if self._timer is not None:
             self._timer.cancel()
         for process in self._all:
             process.close()
 
     def note_addresses(self) -> None:
-        """Tell the launcher's machine at which addresses every coordinator is its own."""
         assert self._member is not None
         self._member.owns(*(process.address for process in self._all if not process.is_closed))
 

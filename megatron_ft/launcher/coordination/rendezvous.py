@@ -38,11 +38,9 @@ class CoordinatedRendezvous(RendezvousHandler):
         return True
 
     def get_backend(self) -> str:
-        """By this name torch asks for it."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """torchrun's --rdzv-id."""
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:

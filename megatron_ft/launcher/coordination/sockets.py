@@ -75,7 +75,6 @@ class Sockets:
     # -- what is asked for ------------------------------------------------------------------------------------
 
     def connect(self, address: str) -> None:
-        """As in `Transport`."""
         self.disconnect()
         self._address = address
         try:
@@ -93,7 +92,6 @@ class Sockets:
         self._try_next()
 
     def disconnect(self) -> None:
-        """As in `Transport`."""
         if self._soon is not None:
             self._soon.cancel()
         self._release_target()
@@ -101,12 +99,10 @@ class Sockets:
         self._drop_peer()
 
     def transmit(self, message: FromMember) -> None:
-        """As in `Transport`."""
         if self._peer is not None and self._handshake is not None and self._handshake.is_done:
             self._send(encode(message))
 
     def close(self, within_s: float = 0.5) -> None:
-        """As in `Transport`."""
         peer = self._peer
         if peer is not None and self._handshake is not None:
             _flush_within(peer, within_s)
@@ -309,18 +305,15 @@ class Announcer:
         self._moved: Moved | None = None
 
     def announce(self, address: str, moved: Moved) -> None:
-        """Say it to ``host:port``; what is under way is given up."""
         self._moved = moved
         self._sockets.connect(address)
 
     def close(self) -> None:
-        """Say nothing more."""
         self._sockets.close(within_s=0.0)
 
     # -- what the connection says -----------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """It is there."""
         if self._moved is not None:
             self._sockets.transmit(self._moved)
 

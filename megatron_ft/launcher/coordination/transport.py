@@ -66,26 +66,22 @@ class InProcess:
         self._alarm: Timer | None = None
 
     def connect(self, address: str) -> None:
-        """As in `Transport`."""
         self.disconnect()
         self._links += 1
         link = self._link = self._links
         self._later(link, self._listener.opened if self._machine is not None else self._fail)
 
     def disconnect(self) -> None:
-        """As in `Transport`."""
         link, self._link = self._link, None
         if link is not None:
             self._reactor.call_later(0.0, lambda: self._tell(edge.Broken(link)))
 
     def transmit(self, message: FromMember) -> None:
-        """As in `Transport`."""
         link = self._link
         if link is not None:
             self._reactor.call_later(0.0, lambda: self._tell(edge.Heard(link, message)))
 
     def close(self, within_s: float = 0.5) -> None:
-        """As in `Transport`."""
         self._link = self._machine = None
         if self._alarm is not None:
             self._alarm.cancel()
