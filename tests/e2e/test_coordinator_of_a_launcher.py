@@ -360,6 +360,39 @@ def test_port_that_another_jobs_coordinator_has_where_no_peer_comes_is_a_mistake
             take_endpoint("node0", port)
 
 
+@pytest.mark.parametrize(
+    ("addresses", "is_refused"),
+    [
+        (["127.0.0.2", "192.0.2.9"], True),
+        (["127.0.0.2", "127.0.0.3"], False),  # all are this host's
+        (["192.0.2.9", "192.0.2.8"], False),  # none is
+        (["127.0.0.2", "192.0.2.66"], False),  # no host is there
+    ],
+)
+def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], is_refused: bool
+) -> None:
+    found = [(socket.AF_INET, 0, 0, "", (each, 1)) for each in addresses]
+    monkeypatch.setattr(tcp, "look_up", lambda *_: found)
+    monkeypatch.setattr(endpoint, "_is_alive", lambda address, _port: address != "192.0.2.66")
+    if not is_refused:
+        endpoint.check_names_one_host("service", 1)
+        return
+    told = (
+        r"service is the name of this host and of others \(192.0.2.9\): name one host, or set --rdzv-conf is_host=true"
+    )
+    with pytest.raises(ConfigError, match=told):
+        endpoint.check_names_one_host("service", 1)
+
+
+def test_host_is_alive_if_it_answers_with_or_without_a_listening_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = port_of(other)
+        assert endpoint._is_alive("127.0.0.1", port)
+    assert endpoint._is_alive("127.0.0.1", port)
+    assert not endpoint._is_alive("no.such.host.invalid", port)
+
+
 def test_port_that_is_let_go_within_the_bound_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_peers_addresses", lambda _host: ["127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as other:

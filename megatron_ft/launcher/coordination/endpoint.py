@@ -8,7 +8,7 @@ import ipaddress
 import select
 import socket
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Open
@@ -24,6 +24,8 @@ _CERTAIN_S = 5.0
 """What refuses connections, or ends them, for so long isn't a coordinator that is just being replaced, or a process
 that is about to end."""
 _PAUSE_S = 0.02
+_ALIVE_S = 1.0
+"""Seconds that another host has to answer."""
 _ELSEWHERE = "192.0.2.1"
 """An address that no host has, to find the one from which this machine reaches others."""
 
@@ -57,6 +59,38 @@ def take_again(host: str, port: int) -> socket.socket | None:
         return tcp.listen(_bind_host(host), port)
     except OSError:
         return None
+
+
+def check_names_one_host(host: str, port: int) -> None:
+    """Refuse an endpoint whose name stands for this machine and for others: each of them would begin a job of its own.
+
+    Raises:
+        ConfigError: another host answers at an address of that name.
+    """
+    try:
+        found = [] if is_loopback(host) else tcp.look_up(host, port)
+    except OSError:
+        return
+    others = {str(address[0]) for family, *_, address in found if not is_own_address(family, address)}
+    if len(others) == len({address[0] for *_, address in found}):
+        return
+    alive = sorted(each for each in others if _is_alive(each, port))
+    if alive:
+        raise ConfigError(
+            f"--rdzv-endpoint: {host} is the name of this host and of others ({listed(alive)}): name one host, or set "
+            "--rdzv-conf is_host=true for one launcher and is_host=false for the others"
+        )
+
+
+def _is_alive(host: str, port: int) -> bool:
+    """Return True if a host answers at this address, with a listening process or without."""
+    try:
+        socket.create_connection((host, port), timeout=_ALIVE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def take_endpoint(host: str, port: int) -> socket.socket | None:
@@ -156,6 +190,18 @@ def _own_address() -> str:
             return str(sock.getsockname()[0])
         except OSError:
             return "127.0.0.1"
+
+
+def is_own_address(family: int, address: tuple[Any, ...]) -> bool:
+    """The kernel reaches its own addresses from the same address. Nothing is sent."""
+    if is_loopback(address[0]):
+        return True
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address[0], 9, *address[2:]))
+            return bool(sock.getsockname()[0] == address[0])
+    except OSError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -24,7 +24,7 @@ from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
-from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_again, take_endpoint
+from megatron_ft.launcher.coordination.endpoint import check_names_one_host, listen_anywhere, take_again, take_endpoint
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Announcer, Sockets
@@ -235,6 +235,8 @@ def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:
     """
     if place.here is not None:
         name, port = parse_address(place.endpoints[place.here])
+        if not place.is_host_given:
+            check_names_one_host(name, port)
         listener = take_endpoint(name, port)
         if listener is not None:
             return listener, name, True

@@ -13,7 +13,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -22,7 +21,7 @@ from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Arguments, Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.endpoint import is_loopback
+from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address
 from megatron_ft.launcher.scheduler import environment
 
 _PORT = 29500
@@ -66,6 +65,8 @@ class MeetingPlace:
     """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
     here: int | None = None
     """Which of the endpoints is on this machine; None if none is. Of several launchers there, one gets the port."""
+    is_host_given: bool = False
+    """The user has said whether this is the first endpoint's host."""
     rank: int | None = None
     """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
     rank_source: str = ""
@@ -135,6 +136,7 @@ def meeting_place(
         rules=rules,
         endpoints=tuple(endpoints),
         here=here,
+        is_host_given=_is_host(line.rendezvous_settings) is not None,
         rank=rank,
         rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",
@@ -292,19 +294,7 @@ def is_this_machine(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return host == socket.getfqdn()  # others may know it by a name that isn't known here
-    return any(_is_own_address(family, address) for family, _, _, _, address in found)
-
-
-def _is_own_address(family: int, address: tuple[Any, ...]) -> bool:
-    """The kernel reaches its own addresses from the same address. Nothing is sent."""
-    if is_loopback(address[0]):
-        return True
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address[0], 9, *address[2:]))
-            return bool(sock.getsockname()[0] == address[0])
-    except OSError:
-        return False
+    return any(is_own_address(family, address) for family, _, _, _, address in found)
 
 
 def nvlink_domain(environ: Mapping[str, str]) -> str:
