@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -11,10 +12,12 @@ import time
 from collections.abc import Sequence
 
 from megatron_ft.coordinator.service import Service, prepare_process
+from megatron_ft.core.codec import unpack
 from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.core.job.messages import JobDefinition
 from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--owner-pipe", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=_definition, help=argparse.SUPPRESS)
     parser.add_argument("--elsewhere", default="", help=argparse.SUPPRESS)
     parser.add_argument("--takes-over", action="store_true", help=argparse.SUPPRESS)
 
@@ -94,9 +97,10 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         founds=not options.takes_over,
         owned=owner is not None,
         elsewhere=options.elsewhere,
+        defined=options.job,
         now_s=time.monotonic(),
     )
-    service = Service(listener.dup(), machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
+    service = Service(listener.dup(), machine, secret=secret, owner=owner)
     with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
 
         def let_go_of_output() -> None:
@@ -107,6 +111,10 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         service.on_orphaned, service.say = let_go_of_output, _say
         service.run()
     return service.forgets
+
+
+def _definition(text: str) -> JobDefinition:
+    return unpack(JobDefinition, json.loads(text))
 
 
 def _say(text: str) -> None:

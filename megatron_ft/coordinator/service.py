@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -50,8 +49,6 @@ _LONGEST_PAUSE_S = 0.08
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
 gets too long: more messages are heard in between then."""
 _SHORT_BYTES = 256
-_PIPE_BYTES = 65536
-"""All that a pipe can hold."""
 
 
 def prepare_process() -> None:
@@ -77,11 +74,7 @@ class _Link:
 
 
 class Service:
-    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends.
-
-    ``owner_pipe``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
-    it follows another coordinator, and where that is.
-    """
+    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends."""
 
     def __init__(
         self,
@@ -90,7 +83,6 @@ class Service:
         *,
         secret: bytes | None,
         owner: int | None,
-        owner_pipe: int | None = None,
     ) -> None:
         self.bytes_sent = 0
         self.on_orphaned: Callable[[], None] = lambda: None
@@ -105,9 +97,6 @@ class Service:
         self._owner = owner
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, owner)
-        self._owner_pipe = owner_pipe
-        if owner_pipe is not None:
-            self._selector.register(owner_pipe, selectors.EVENT_READ, owner_pipe)
         self._links: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
         """Connections without a hello, the oldest first."""
@@ -149,13 +138,10 @@ class Service:
                     self._dirty.add(key.data.number)
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
-            elif key.data == self._owner:
+            else:
                 self._selector.unregister(key.data)
                 is_orphaned = True
-            else:
-                self._read_owner_pipe()
         if is_orphaned:  # after all that its launcher has said before it ended
-            self._read_owner_pipe()
             self._machine.orphaned()
             self.on_orphaned()
         now_s = time.monotonic()
@@ -172,17 +158,6 @@ class Service:
             self._do(effects)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
-
-    def _read_owner_pipe(self) -> None:
-        """Only the last line counts."""
-        if self._owner_pipe is None:
-            return
-        with contextlib.suppress(BlockingIOError):  # it has said nothing, and a child of it still could
-            if said := os.read(self._owner_pipe, _PIPE_BYTES).split():
-                self._machine.owner_follows_another(int(said[-2]), said[-1].decode())
-            else:
-                self._selector.unregister(self._owner_pipe)
-                self._owner_pipe = None
 
     def _strangers_due_s(self) -> float:
         """When a connection is due to be closed because it hasn't identified itself."""
@@ -218,7 +193,7 @@ class Service:
             self._links[link.number] = self._ungreeted[link.number] = link
             self._strangers.add(link.number, source_of(address[0]), now_s)
             self._selector.register(sock, selectors.EVENT_READ, link)
-            first = link.handshake.first(over=self._machine.is_over)
+            first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
                 self._write(link, frame(first))
 
@@ -298,7 +273,7 @@ class Service:
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
             # it has a secret: with a coordinator without one it doesn't speak
-            self._close_with(link, Open(self._machine.is_over))
+            self._close_with(link, Open(self._machine.is_over, self._machine.job))
             return None
         if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, _FIRST):
             raise ProtocolError("a hello in another place than the first")

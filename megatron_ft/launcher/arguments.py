@@ -102,6 +102,7 @@ def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> C
         restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
         node_rank=node_rank,
         where=where,
+        is_named="rdzv_id" in given and namespace.rdzv_id not in ("", "none"),
         taken=taken,
     )
     numa.check()

@@ -150,6 +150,8 @@ class ResultFile:
 
     def concluded(self, verdict: Verdict) -> None:
         """Record the end of a cycle. A coordinator that takes over may repeat the verdict."""
+        if self._began is None or verdict.cycle != self._began.cycle:
+            return
         fault = fault_of(verdict)
         if fault is not None and all(known.cycle != fault.cycle for known in self._life.faults):
             self._life = replace(self._life, faults=(*self._life.faults, fault))

@@ -32,6 +32,8 @@ from tests.simulation.world import Host, Link, Process, World
 __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Judged", "Launcher", "Made", "Trained"]
 
 FOR_GOOD_S = 1e9
+JOB = "the job"
+_TAKE_AGAIN_S = 0.5
 _SAME_ITERATION = 7
 """Where each cycle gets in a job that makes no progress."""
 
@@ -201,7 +203,7 @@ class Launcher(Process):
         self.armed: dict[int, Arm] = {}
         """The last order of each cycle to its rank's monitor."""
         identity = m.Identity(
-            job="the job",
+            job=JOB,
             rules=job.rules,
             instance=self.instance,
             name=f"h{host.number}",
@@ -213,11 +215,22 @@ class Launcher(Process):
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
         self.agent = Agent(_options(job.rules), Pauses())
-        listener = job.world.listeners[self.address] = Listener(self)
+        listener = Listener(self, self.address)
         if self.address == job.endpoints[0]:
             listener.host_coordinator()
+        self._take_endpoint()
         self.later(0.0, self.tick)
         self.later(0.0, lambda: self.hear(agent.Tick()))
+
+    def _take_endpoint(self) -> None:
+        """Listen at this host's endpoint as soon as no other process does."""
+        endpoint = f"h{self.host.number}"
+        if endpoint not in self.job.endpoints or self.address == endpoint:
+            return
+        if endpoint not in self.world.listeners:
+            Listener(self, endpoint)
+        else:
+            self.later(_TAKE_AGAIN_S, self._take_endpoint)
 
     def hurt(self, fault: Fault, seconds: float = 0.0, *, cycle: int | None = None) -> None:
         """A fault hits it now, for so long."""
@@ -270,7 +283,7 @@ class Launcher(Process):
 
     def _do(self, effect: edge.MemberEffect | agent.Effect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
             case edge.OpenStore(held):
                 store = f"{self.address}:{len(self.job.stores)}"
@@ -318,10 +331,10 @@ class Launcher(Process):
                 listener = self.world.listeners.get(address)
                 if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
                     Announcement(self, listener, moved)
-            case edge.FollowElsewhere(session, address):
-                own = self.world.listeners[self.address].coordinator
-                if own is not None:
-                    own.call(lambda: own.owner_follows_another(session, address))
+            case edge.KillCoordinators(address):
+                for listener in [each for each in self.world.listeners.values() if each.owner is self]:
+                    if listener.address != address and listener.coordinator is not None:
+                        listener.coordinator.kill()
 
     def clock(self) -> float:
         """This host's."""
@@ -361,8 +374,7 @@ class Launcher(Process):
         """Its ranks die with it. With their host's power nothing ends their connections to the others."""
         self.ended_s = self.world.now_s
         self._ranks_ended(is_failure=self.host.is_on)
-        listener = self.world.listeners.get(self.address)
-        if listener is not None and listener.owner is self:
+        for listener in [each for each in self.world.listeners.values() if each.owner is self]:
             listener.owner_died()
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
@@ -547,7 +559,7 @@ class Launcher(Process):
     def _confirmed(self) -> None:
         """Its monitor was told that the rank hangs."""
         if self._waits:
-            self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.number} that only waits")
+            self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
         if self.ranks is not None and self._is_hung:
             self.hear(agent.FoundHung(0, self.ranks.cycle, self._hang()))
 
@@ -617,8 +629,10 @@ class Announcement(Process):
 class Listener(Process):
     """A launcher's listening socket: whoever connects is kept until a coordinator takes the connection."""
 
-    def __init__(self, owner: Launcher) -> None:
-        super().__init__(owner.host, f"listener@h{owner.host.number}")
+    def __init__(self, owner: Launcher, address: str) -> None:
+        super().__init__(owner.host, f"listener@{address}")
+        self.address = address
+        self.world.listeners[address] = self
         self.job = owner.job
         self.owner = owner
         self.coordinator: CoordinatorProcess | None = None
@@ -648,8 +662,12 @@ class Listener(Process):
     def _start(self) -> None:
         if (self.coordinator is None or not self.coordinator.is_alive) and self.is_alive:
             self.coordinator = CoordinatorProcess(self.job, self)
-            self.owner.member.owns(self.owner.address)
+            self._note_owned()
             self._hand_over(self.coordinator)
+
+    def _note_owned(self) -> None:
+        own = [each for each in self.world.listeners.values() if each.owner is self.owner and each.coordinator]
+        self.owner.member.owns(*(each.address for each in own))
 
     def _hand_over(self, coordinator: CoordinatorProcess) -> None:
         for link in list(self.links):
@@ -661,15 +679,15 @@ class Listener(Process):
             if coordinator not in link.ends:  # it was given up meanwhile
                 coordinator.call(lambda link=link: coordinator.link_broke(link))
 
-    def coordinator_died(self) -> None:
+    def coordinator_died(self, *, was_killed: bool) -> None:
         """It is replaced, if this is where the job is coordinated, or somebody waits for one."""
         if self.coordinator is not None:
             return
         if not self.owner.is_alive:
             self._close()
             return
-        self.owner.member.owns("")
-        if self.owner.address == self.job.endpoints[0] or self.links:
+        self._note_owned()
+        if (self.address == self.job.endpoints[0] and not was_killed) or self.links:
             self.host_coordinator()
 
     def owner_died(self) -> None:
@@ -684,8 +702,8 @@ class Listener(Process):
 
     def died(self) -> None:
         """The address is free."""
-        if self.world.listeners.get(self.owner.address) is self:
-            del self.world.listeners[self.owner.address]
+        if self.world.listeners.get(self.address) is self:
+            del self.world.listeners[self.address]
 
 
 class CoordinatorProcess(Process):
@@ -695,10 +713,14 @@ class CoordinatorProcess(Process):
         super().__init__(listener.host, f"coordinator{len(job.coordinators)}@h{listener.host.number}")
         self.job = job
         self.listener = listener
-        founds = listener.owner.address == job.endpoints[0]
+        founds = listener.address == job.endpoints[0]
         led_at = listener.owner.member.led_at
-        elsewhere = "" if led_at == listener.owner.address else led_at
-        self.machine = Coordinator(self.name, founds=founds, elsewhere=elsewhere, now_s=self.host.clock_s())
+        elsewhere = "" if led_at == listener.address else led_at
+        defined = m.JobDefinition(JOB, job.rules)
+        self.machine = Coordinator(
+            self.name, founds=founds, elsewhere=elsewhere, defined=defined, now_s=self.host.clock_s()
+        )
+        self.is_killed = False
         self.numbers: dict[int, Link] = {}
         self.led = False
         self.has_quit = False
@@ -731,10 +753,10 @@ class CoordinatorProcess(Process):
         self._do(self.machine.handle(edge.Broken(link.number, silent, reset), self.host.clock_s()))
         self._maybe_settle()
 
-    def owner_follows_another(self, session: int, address: str) -> None:
-        """Its launcher says so, in their pipe."""
-        self.machine.owner_follows_another(session, address)
-        self._maybe_settle()
+    def kill(self) -> None:
+        """Its launcher votes at another one."""
+        self.is_killed = True
+        self.die()
 
     def orphaned(self) -> None:
         """Its launcher has ended."""
@@ -819,4 +841,5 @@ class CoordinatorProcess(Process):
         self.job.ended_untold |= self.machine.is_over and not self.has_quit
         if self.listener.is_alive and self.listener.coordinator is self:
             self.listener.coordinator = None
-            self.listener.later(0.01, self.listener.coordinator_died)
+            listener = self.listener
+            listener.later(0.01, lambda: listener.coordinator_died(was_killed=self.is_killed))

@@ -92,7 +92,7 @@ MUTANTS = (
         "if cycle is None else cycle.advance,\n            back",
         "if cycle is None else cycle.decision.advance,\n            back",
     ),
-    Mutant("the owner's vote elsewhere ignored", _COORDINATOR, "if node.session > self._owner_elsewhere:", "if True:"),
+    Mutant("the owner's vote elsewhere ignored", _MEMBER, "if self._owned - {self._search.address}:", "if False:"),
     Mutant(
         "a leaver that voted elsewhere counted as gone",
         _CONSENSUS,

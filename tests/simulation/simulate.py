@@ -157,7 +157,7 @@ class _Trouble:
     def _is_port_in_doubt(self, host: Host) -> bool:
         """Whether a new launcher waits: a coordinator has the endpoint that doesn't answer yet, or is about to end."""
         listener = self.world.listeners.get(f"h{host.number}")
-        if listener is None or listener.owner.address not in self.job.endpoints or listener.coordinator is None:
+        if listener is None or listener.address not in self.job.endpoints or listener.coordinator is None:
             return False
         return listener.coordinator.is_frozen or listener.coordinator.machine.is_over
 

@@ -22,6 +22,7 @@ from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import edge as job
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.messages import Goodbye, Ready, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
@@ -32,7 +33,7 @@ from megatron_ft.core.times import earliest
 class Agent:
     """State machine of one launcher. ``pauses``: times in which hang detection is suspended."""
 
-    def __init__(self, options: Options, pauses: Pauses) -> None:
+    def __init__(self, options: Options, pauses: Pauses, assignment: Assignment | None = None) -> None:
         self.phase = AgentPhase.JOINING
         self.started: NodeCycle | None = None
         """Last cycle whose ranks were started."""
@@ -44,7 +45,7 @@ class Agent:
         self._options = options
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
-        self._orders = CoordinatorOrders()
+        self._orders = CoordinatorOrders(assignment or Assignment())
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self._learning = NodeLearning(options)
@@ -169,7 +170,7 @@ class Agent:
 
     def _requested(self, request: ReceivedRequest) -> None:
         self._do(event_records.request(request))
-        if request.action is WorkloadAction.Continue or self._orders.taken is None:
+        if request.action is WorkloadAction.Continue or self._orders.assignment.taken is None:
             self._do(Say(request.text))
             return
         self.cycle.record.requested(request)
@@ -221,18 +222,18 @@ class Agent:
         elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
             self.phase = AgentPhase.CHECKING
             self._do(edge.CheckHealth())
-        elif self.phase is AgentPhase.READY and self._orders.has_begun:
+        elif self.phase is AgentPhase.READY and self._orders.assignment.has_begun:
             self._start()
 
     def _get_ready(self) -> None:
         self.phase, self._health = AgentPhase.READY, HealthGate()
-        if not self._orders.has_begun:
+        if not self._orders.assignment.has_begun:
             self._do(Tell(Ready()))
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        decision = self._orders.take().decision
+        decision = self._orders.assignment.take().decision
         self.phase = AgentPhase.STARTING
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = self._new_cycle(decision.cycle, None)
@@ -344,7 +345,7 @@ class Agent:
             self._exclude(cause, self._stuck)
             return
         # otherwise it is logged already
-        if verdict is not None and verdict.node == orders.place and record.found is None:
+        if verdict is not None and verdict.node == orders.assignment.place and record.found is None:
             self._do(*event_records.finding(record.cycle, cause))
         self._tell_end(decision, cause)
         if self._leaving.is_due:
@@ -380,7 +381,7 @@ class Agent:
         assert self._known is not None
         if self._orders.left is not None:
             self._finish(self._known, self._orders.left)
-        elif self._orders.has_begun:
+        elif self._orders.assignment.has_begun:
             self._join()
         elif (again := self._known.judged_again) is not None:
             self._outcome = again.outcome

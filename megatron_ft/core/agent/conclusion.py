@@ -214,7 +214,7 @@ def _has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
         return False
     if is_min_healthy:
         return told is not None and told.state is NodeState.UNHEALTHY
-    return verdict.rank in known.record.ranks or verdict.node == known.orders.place
+    return verdict.rank in known.record.ranks or verdict.node == known.orders.assignment.place
 
 
 def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
@@ -229,9 +229,9 @@ def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> 
 def _cause(known: Known, verdict: Verdict) -> Cause:
     """Return the verdict's cause, in this node's own, more detailed words if it reported it."""
     record, told = known.record, known.orders.told
-    if verdict.node == known.orders.place and told is not None and verdict.text == told.text:
+    if verdict.node == known.orders.assignment.place and told is not None and verdict.text == told.text:
         if record.failed or record.found is not None:
             return replace(record.cause(), host=verdict.name)
         if record.exclude_request is not None:
             return replace(record.request_cause(), host=verdict.name)
-    return verdict.cause(known.orders.place)
+    return verdict.cause(known.orders.assignment.place)

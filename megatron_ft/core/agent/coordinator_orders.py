@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job.decisions import Held
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
@@ -11,11 +11,8 @@ from megatron_ft.core.job.restart_policy import NodeState, Outcome
 class CoordinatorOrders:
     """Orders of the coordinator that apply to this launcher now."""
 
-    def __init__(self) -> None:
-        self.begun: Held | None = None
-        """Last cycle that this node has a place in."""
-        self.taken: Held | None = None
-        """Last cycle whose ranks it was to run."""
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
         self.stands_by = False
         """True if other nodes have begun a cycle without this one."""
         self.is_left_out = False
@@ -33,7 +30,8 @@ class CoordinatorOrders:
         """Note a decision of the coordinator."""
         match event:
             case Begin(held):
-                self.begun, self._end, self._verdict, self.told = held, None, None, None
+                self.assignment.begin(held)
+                self._end = self._verdict = self.told = None
                 self.is_cut_off = self.stands_by = False
             case StandBy():
                 self.stands_by = True
@@ -42,23 +40,18 @@ class CoordinatorOrders:
             case EndRanks(end, is_cut_off):
                 self._end, self.is_cut_off = end, is_cut_off
             case Conclude(verdict):
-                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
+                begun = self.assignment.begun
+                if begun is not None and verdict.cycle == begun.decision.cycle:
                     self._verdict = verdict
             case Leave():
                 self.left = self.left or event
-
-    def take(self) -> Held:
-        """Return the cycle that has begun, as the one whose ranks run."""
-        assert self.begun is not None
-        self.taken = self.begun
-        return self.begun
 
     def may_be_news(self, state: NodeState) -> bool:
         """Return True if a report of this state is news: once, and again if it no longer follows from another node's.
 
         A cycle whose successor has begun needs no report any more.
         """
-        if self.has_begun:
+        if self.assignment.has_begun:
             return False
         return self.told is None or self.told.state is not state or self.told.follows
 
@@ -71,24 +64,14 @@ class CoordinatorOrders:
         return True
 
     @property
-    def place(self) -> int | None:
-        """Place of this node in the cycle that was taken."""
-        return None if self.taken is None else self.taken.place
-
-    @property
-    def has_begun(self) -> bool:
-        """True if another cycle than the one taken has begun. If that one still runs, its end was lost."""
-        return self.begun is not self.taken
-
-    @property
     def is_over(self) -> bool:
         """True if the cycle that was taken has ended."""
-        return self._end is not None or self.left is not None or self.has_begun
+        return self._end is not None or self.left is not None or self.assignment.has_begun
 
     @property
     def is_lost(self) -> bool:
         """True if no verdict on the cycle can come any more."""
-        return self._end is None or self._end.lost or self.has_begun
+        return self._end is None or self._end.lost or self.assignment.has_begun
 
     @property
     def lost(self) -> str:
@@ -108,11 +91,11 @@ class CoordinatorOrders:
     @property
     def outcome(self) -> Outcome:
         """Outcome of the cycle."""
-        if self.has_begun:
+        if self.assignment.has_begun:
             return Outcome.MEMBERSHIP
         return Outcome.STOPPED if self._end is None else self._end.outcome
 
     @property
     def verdict(self) -> Verdict | None:
         """Verdict on the cycle; None while it is unknown."""
-        return None if self.has_begun else self._verdict
+        return None if self.assignment.has_begun else self._verdict

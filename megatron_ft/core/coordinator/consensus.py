@@ -57,7 +57,6 @@ class Consensus:
     # -- who is here ------------------------------------------------------------------------------------------
 
     def arrived(self, node: Node, everybody: Iterable[Node]) -> None:
-        """A launcher has sent `Hello`, with its memory of earlier decisions."""
         node.unfollow()
         self._seen = max(self._seen, node.memory.promised)
         decided = node.memory.decided
@@ -89,7 +88,6 @@ class Consensus:
             self.left.add(node.place)
 
     def went(self, node: Node) -> None:
-        """A connection has ended."""
         node.unfollow()
         self._unsure.discard(node)
         if node.place is not None and self._here.get(node.place) is node:
@@ -123,7 +121,6 @@ class Consensus:
             self._ask_again(self.proposal, [node])
 
     def newer(self, term: Term) -> None:
-        """A launcher follows another coordinator, or did."""
         self._seen = max(self._seen, term)
 
     @property
@@ -137,7 +134,6 @@ class Consensus:
         return None if owner is None or owner.place is None else Beside(owner.place, owner.name)
 
     def voters(self) -> dict[int, Node]:
-        """Voters that are connected, by place."""
         return self._here
 
     def _place(self, node: Node) -> None:
@@ -160,10 +156,6 @@ class Consensus:
                 if node.place is not None and node.votes and node.follows:
                     self._following.add(node.place)
 
-    def stand_down(self) -> None:
-        """The job, which has made no decision here, is coordinated elsewhere."""
-        self.leads = False
-
     # -- leading ----------------------------------------------------------------------------------------------
 
     def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> bool:
@@ -171,7 +163,9 @@ class Consensus:
 
         ``elsewhere``: where another coordinator leads, as far as is known; launchers that wait here are told.
         """
-        if not self._suffices(self._here.keys(), self._owner is not None) or not self._may_begin(everybody):
+        is_elsewhere = self.decision is None and bool(elsewhere)
+        enough = self._suffices(self._here.keys(), self._owner is not None)
+        if is_elsewhere or not enough or not self._may_begin(everybody):
             self.leads, self.proposal = False, None
             if self._has_asked:  # its followers are to know that they have no leader any more
                 self._has_asked = False

@@ -81,18 +81,15 @@ class Node:
         self.was_reset, self.may_return = reset, reset or not self.follows
 
     def ended(self, now_s: float) -> None:
-        """Its process is known to have ended: it doesn't come back."""
         self.gone_s, self.may_return = now_s - GRACE_S, False
 
     def heard(self, now_s: float) -> None:
-        """A message of it has come."""
         self.heard_s = now_s
 
     def enter(self, phase: NodePhase) -> None:
         self.phase = phase
 
     def begin(self, cycle: int) -> None:
-        """Note that the node is told to start the ranks of that cycle."""
         self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)
 
     def follow(self, term: Term, accepted: Accepted | None) -> bool:
@@ -102,15 +99,12 @@ class Node:
         return not followed
 
     def unfollow(self) -> None:
-        """Note that the node isn't known to follow any more."""
         self.follows = False
 
     def accept(self, ballot: Ballot, held: Held) -> None:
-        """Note that the node has accepted a proposal."""
         self.memory = self.memory.accept(ballot, held)
 
     def learn(self, decided: Held) -> None:
-        """A decision was sent to it."""
         self.memory = self.memory.learn(decided)
 
     def seat(self, decision: Decision | None) -> None:
@@ -136,7 +130,6 @@ class Node:
         return not self.silent and not self.may_return and self.gone_s > slept_s + GRACE_S
 
     def held(self, decision: Decision) -> Held | None:
-        """Return the decision as this node has accepted or learned it; None if it hasn't."""
         return self.memory.held(decision, self.instance)
 
 

@@ -27,7 +27,6 @@ class Slot:
 
     @staticmethod
     def of(node: Node) -> Slot:
-        """The slot of that node."""
         return Slot(node.instance, node.name, node.rank)
 
 

@@ -33,28 +33,22 @@ class Seat:
 
     @property
     def state(self) -> NodeState:
-        """State of the node."""
         return self.report.state
 
     @property
     def has_finished(self) -> bool:
-        """All its ranks have ended with 0, for good."""
         return self.state is NodeState.SUCCEEDED or bool(self.leaving)
 
     def occupy(self, instance: str, name: str) -> None:
-        """A launcher has it, on the host of that name."""
         self.instance, self.name, self.missing_s = instance, name, None
 
     def miss(self, now_s: float) -> None:
-        """Its launcher isn't connected."""
         self.missing_s = now_s
 
     def learn_name(self, name: str) -> None:
-        """Another node knows the host."""
         self.name = self.name or name
 
     def leave(self, text: str) -> None:
-        """Its node says farewell."""
         self.leaving = text
 
     def take_leaving(self) -> str:

@@ -18,17 +18,14 @@ _FOR_GOOD = (Ending.FINISHED, Ending.NO_PROGRESS, Ending.MISTAKE)
 
 
 def requeue(job: str) -> list[str]:
-    """Return the command that requeues the job."""
     return ["scontrol", "requeue", job]
 
 
 def cancel(job: str) -> list[str]:
-    """Return the command that cancels the job, which frees its nodes."""
     return ["scancel", job]
 
 
 def show(job: str) -> list[str]:
-    """Its state, and the nodes that it has now."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 

@@ -77,7 +77,6 @@ class Decision:
 
     @property
     def founding(self) -> Ballot:
-        """Value of the job's first decision."""
         return self.founded or self.value
 
     def is_made_by(self, instances: Collection[str]) -> bool:
@@ -143,15 +142,12 @@ class Memory:
         return ballot[:2] >= self.promised and decision.number > self.number and not is_stale
 
     def follow(self, term: Term) -> Memory:
-        """With the promise to follow no coordinator with a lesser term."""
         return replace(self, promised=term)
 
     def accept(self, ballot: Ballot, held: Held) -> Memory:
-        """With a proposal that is accepted."""
         return replace(self, accepted=Accepted(ballot, held))
 
     def learn(self, held: Held) -> Memory:
-        """With a decision, which settles whatever was accepted."""
         return replace(self, decided=held, accepted=None)
 
     def held(self, decision: Decision, instance: str) -> Held | None:

@@ -112,14 +112,14 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowElsewhere:
-    """This launcher is about to follow another coordinator than the one that it has started: say so to its own.
+class KillCoordinators:
+    """This launcher is about to vote at another coordinator: first kill those that it has started.
 
-    ``session``: of the connection on which it follows, as in `Hello`; ``address``: of the other coordinator.
+    Its own could count it as one that has left, when the launcher ends, and decide without a vote given elsewhere.
     """
 
-    session: int
     address: str
+    """Where it votes: a coordinator there stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ MemberEffect = (
     | Disconnect
     | Transmit
     | Announce
-    | FollowElsewhere
+    | KillCoordinators
     | OpenStore
     | Begin
     | StandBy
@@ -228,7 +228,7 @@ __all__ = [
     "Disconnect",
     "Drop",
     "EndRanks",
-    "FollowElsewhere",
+    "KillCoordinators",
     "Heard",
     "Broken",
     "Judged",

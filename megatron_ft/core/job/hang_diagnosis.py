@@ -61,7 +61,6 @@ class HangDiagnosis:
         self._found: tuple[Cause | None] | None = None
 
     def told(self, place: int, notes: Sequence[RankSnapshot], *, more: bool = False) -> None:
-        """Notes of one node have arrived; ``more``: others of it follow."""
         if place not in self._awaited:
             return
         self._notes += notes
@@ -74,11 +73,9 @@ class HangDiagnosis:
         return self.first.kind == LOST_PEER
 
     def awaits(self, place: int) -> bool:
-        """Whether notes of that node are yet to come."""
         return place in self._awaited
 
     def lost(self, place: int) -> None:
-        """Stop waiting for the snapshots of a lost node."""
         if place in self._awaited:
             self._awaited.discard(place)
             self._are_all = False

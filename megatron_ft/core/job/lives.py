@@ -87,7 +87,6 @@ class Life:
 
     @property
     def advance(self) -> Advance:
-        """How far the job had got when this was written."""
         return Advance(self.resumed, self.iteration, self.stalled, self.trained)
 
 
@@ -123,18 +122,15 @@ class Lives:
         return bad_nodes(fault for life in self.lives for fault in life.faults)
 
     def back(self, names: Collection[str]) -> Lives:
-        """With the news that these nodes are ready for a cycle."""
         if not names:
             return self
         return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
     @property
     def last(self) -> Life | None:
-        """The newest one."""
         return self.lives[-1] if self.lives else None
 
     def advance(self, command: Sequence[str]) -> Advance:
-        """Return the initial state of a new life with this command: no history after a final end."""
         last = self.last
         if last is None or last.command != tuple(command):
             return Advance()

@@ -15,13 +15,13 @@ from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Ra
 
 __all__ = [
     "Accept",
+    "Arguments",
     "Aside",
     "Away",
     "Beat",
     "Collect",
     "Commit",
     "Dismiss",
-    "Elsewhere",
     "End",
     "Follow",
     "FromMember",
@@ -30,6 +30,7 @@ __all__ = [
     "Hello",
     "Identity",
     "Intervals",
+    "JobDefinition",
     "Lead",
     "Learned",
     "Milestone",
@@ -100,6 +101,38 @@ class Rules:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of the script: they tell a job without a name from another one of the same script.
+
+    Args:
+        own: rank and names of the launcher's node, which the same argument may give on each node of the job.
+    """
+
+    words: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+    def match(self, others: Arguments) -> bool:
+        """Return True if both launchers can be of one job."""
+        return len(self.words) == len(others.words) and all(
+            word == other or self._is_own(word, others, other)
+            for word, other in zip(self.words, others.words, strict=True)
+        )
+
+    def _is_own(self, word: str, others: Arguments, other: str) -> bool:
+        (option, _, value), (same, _, theirs) = word.rpartition("="), other.rpartition("=")
+        return option == same and value in self.own and theirs in others.own
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefinition:
+    """Which job a coordinator is for, by the launcher that starts it; launchers of others are refused."""
+
+    job: str
+    rules: Rules
+    arguments: Arguments = Arguments()
+
+
 # -- from a launcher ------------------------------------------------------------------------------------------
 
 
@@ -138,6 +171,12 @@ class Hello:
     found_silent: Beside | None = None
     up_s: float = 0.0
     names_life: bool = False
+    arguments: Arguments = Arguments()
+
+    @property
+    def definition(self) -> JobDefinition:
+        """The job that a coordinator without one is for from now on."""
+        return JobDefinition(self.job, self.rules, self.arguments)
 
 
 @dataclass(frozen=True)
@@ -157,6 +196,9 @@ class Identity:
     """Why earlier lives of the job call this host a bad node."""
     started_s: float = 0.0
     """When the launcher was started, by the clock of its `Member`."""
+    arguments: Arguments = Arguments()
+    is_named: bool = True
+    """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     names_life: bool = False
 
     def hello(
@@ -187,6 +229,7 @@ class Identity:
             found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
             names_life=self.names_life,
+            arguments=self.arguments,
         )
 
 
@@ -299,7 +342,7 @@ class Wait:
     """This coordinator can't lead: ``here`` voters of ``size`` are connected.
 
     ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
-    ``elsewhere``: where the launcher on this host has found a coordinator, as far as is known.
+    ``elsewhere``: where the job is coordinated, as far as is known here; empty if it isn't known.
     """
 
     here: int
@@ -368,13 +411,6 @@ class Speak:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The job is coordinated at another address, as far as is known here."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Rival:
     """Another job of this name trains, and is coordinated at ``address``: say there with ``Moved`` what this one is."""
 
@@ -401,6 +437,6 @@ class Dismiss:
 Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Shutdown | Goodbye
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
-FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
+FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

@@ -108,14 +108,6 @@ class Search:
         """
         self._queue, self._is_home_there = [], is_home_there
 
-    def sent_to(self, address: str, now_s: float) -> bool:
-        """The job is coordinated there, as a coordinator says; False if nothing has answered there lately."""
-        if not self._is_worth(address, now_s):
-            return False
-        self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
-        self.home, self._queue = address, []
-        return True
-
     def told_of(self, address: str, now_s: float) -> bool:
         """Another launcher follows a coordinator there; returns whether to try that next.
 

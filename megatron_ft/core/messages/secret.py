@@ -27,17 +27,19 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """From a coordinator without a secret, to ``Ask``. ``over``: its job has ended."""
+    """From a coordinator that has no secret, to ``Ask``. ``over``: its job has ended; ``job``: the job's name."""
 
     over: bool
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """From a coordinator with a secret, first of all: prove that you know it. ``over``: its job has ended."""
+    """From a coordinator that has a secret, first of all: show that you know it. Otherwise like `Open`."""
 
     nonce: _Hex
     over: bool
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

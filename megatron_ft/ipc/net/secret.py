@@ -37,9 +37,9 @@ class CoordinatorHandshake:
         self.session: Session | None = None
         """Set once the launcher has proved that it knows the secret."""
 
-    def first(self, *, over: bool) -> Challenge | None:
-        """Return the first message of a new connection. ``over``: the job has ended."""
-        return None if self._secret is None else Challenge(self._nonce.hex(), over)
+    def first(self, *, over: bool, job: str = "") -> Challenge | None:
+        """Return the first message of a new connection. ``over``: the job has ended; ``job``: its name."""
+        return None if self._secret is None else Challenge(self._nonce.hex(), over, job)
 
     def answer(self, message: Handshake) -> Welcome | None:
         """Return the answer to a message, while not ``is_done``; afterwards the other end is let in.

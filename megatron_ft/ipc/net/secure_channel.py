@@ -183,7 +183,6 @@ class SecureChannel:
 
 
 def new_nonce() -> bytes:
-    """Return a nonce for one connection."""
     return os.urandom(NONCE_BYTES)
 
 

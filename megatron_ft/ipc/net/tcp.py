@@ -60,7 +60,6 @@ class Peer:
         self._channel, self._allowance = channel, None
 
     def fileno(self) -> int:
-        """Return the descriptor for ``select``; -1 once closed."""
         return self.sock.fileno()
 
     def write(self, frame: bytes) -> int:
@@ -147,7 +146,6 @@ class Peer:
         self.is_open = False
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
         self.is_open = False
         self.sock.close()
 

@@ -32,6 +32,8 @@ class CommandLine:
     node_rank: int | None = None
     """Rank of this node; None if not given, although torchrun's default is 0."""
     where: SchedulerEnvironment = SchedulerEnvironment()  # noqa: RUF009 - frozen
+    is_named: bool = False
+    """The user has named the job (``--rdzv-id``)."""
     taken: str = ""
     """Options taken from the scheduler, for the user; empty if none."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.decisions import Ballot, Held
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
@@ -37,7 +38,7 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
-        follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed, and where.
+        kill_coordinators: kills the coordinators that this launcher has started, but for one at that address.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
         says_all: lines that another launcher of the job prints are printed here, too.
@@ -50,14 +51,13 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
-        follow_elsewhere: Callable[[int, str], None] = lambda _session, _address: None,
+        kill_coordinators: Callable[[str], None] = lambda _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
         says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
-        self.begun: Held | None = None
-        """The last cycle that this node has a place in."""
+        self.assignment = Assignment()
         self.left: edge.Leave | None = None
         """This launcher's job is over."""
         self.on_begin: Callable[[Held], None] = lambda held: None
@@ -70,7 +70,7 @@ class Coordination:
         """Any of these."""
         self._open_store = open_store
         self._announce = announce
-        self._follow_elsewhere = follow_elsewhere
+        self._kill_coordinators = kill_coordinators
         self._reactor = reactor
         self._say = say
         self._says_all = says_all
@@ -83,11 +83,9 @@ class Coordination:
         self._transport = transport(self)
 
     def start(self) -> None:
-        """Look for the coordinator."""
         self._do(self.member.tick(time.monotonic()))
 
     def close(self) -> None:
-        """Send what is unsent, and say nothing more."""
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()
@@ -110,26 +108,22 @@ class Coordination:
         self._do(self.member.opened(time.monotonic()))
 
     def failed(self, problem: str) -> None:
-        """The connection can't be made; ``problem``: why, in words."""
         self._do(self.member.failed(time.monotonic(), problem))
 
     def broken(self, *, silent: bool = False) -> None:
         self._do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:
-        """The other end isn't this job's coordinator, or doesn't let this launcher in."""
         self.heard(m.Dismiss(m.REFUSED, text))
 
     def gave_up(self, text: str) -> None:
         """This launcher can't keep a coordinator alive; where the job begins, there is none then."""
-        self.member.owns("")
         if self.member.memory.decided is None and self.member.identity.address == self.member.identity.endpoints[0]:
             self._leave(edge.Leave(1, text))
         else:
             self._say(text)
 
     def heard(self, message: m.ToMember) -> None:
-        """The coordinator has said something."""
         self._do(self.member.heard(message, time.monotonic()))
 
     # -- what follows -----------------------------------------------------------------------------------------
@@ -147,17 +141,15 @@ class Coordination:
 
     def _carry_out(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
             case edge.OpenStore(held):
                 self._provide_store(held)
             case edge.Begin(held):
-                self.begun = held
                 self.on_begin(held)
                 self.on_decision(effect)
             case edge.Conclude(verdict):
-                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
-                    self.on_verdict(verdict)
+                self.on_verdict(verdict)
                 self.on_decision(effect)
             case edge.LeftOut() | edge.StandBy():
                 self.on_left_out()
@@ -173,7 +165,7 @@ class Coordination:
                 self.on_decision(effect)
 
     def _send(
-        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.FollowElsewhere
+        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.KillCoordinators
     ) -> None:
         match effect:
             case edge.Connect(address):
@@ -184,8 +176,8 @@ class Coordination:
                 self._transport.transmit(message)
             case edge.Announce(address, moved):
                 self._announce(address, moved)
-            case edge.FollowElsewhere(session, address):
-                self._follow_elsewhere(session, address)
+            case edge.KillCoordinators(address):
+                self._kill_coordinators(address)
 
     def _provide_store(self, held: Held) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""

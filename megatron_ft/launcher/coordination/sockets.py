@@ -305,18 +305,15 @@ class Announcer:
         self._moved: Moved | None = None
 
     def announce(self, address: str, moved: Moved) -> None:
-        """Say it to ``host:port``; what is under way is given up."""
         self._moved = moved
         self._sockets.connect(address)
 
     def close(self) -> None:
-        """Say nothing more."""
         self._sockets.close(within_s=0.0)
 
     # -- what the connection says -----------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """Send the message, once connected."""
         if self._moved is not None:
             self._sockets.transmit(self._moved)
 

@@ -95,7 +95,7 @@ class FaultTolerantAgent(TorchAgent):
         self._ranks = ranks
         self._coordination = coordination
         options = _options(launcher.line)
-        self._machine = Agent(options, monitors.paused)
+        self._machine = Agent(options, monitors.paused, coordination.assignment)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._restarts_left = 0
         self._shift = 0

@@ -28,6 +28,7 @@ from megatron_ft.core.job.messages import NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
 from megatron_ft.core.job.rotation import Rotation
 from tests.simulation import simulate as simulate_module
+from tests.simulation.job import CoordinatorProcess
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
@@ -87,6 +88,26 @@ def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
     assert [(made.decision.cycle, len(made.members)) for made in begun] == [(0, 4), (1, 4)]
     assert begun[1].at_s < 6.0 + 20.0 + 10.0
     assert {launcher.code for launcher in run.job.launchers if launcher.code is not None} == {0}
+
+
+def test_newcomer_finds_the_job_at_the_endpoint_after_an_older_coordinator_there_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher at the endpoint is killed, but for its coordinator; the next one on that host takes its port."""
+    monkeypatch.setattr(simulate_module._Trouble, "may_come_back", lambda *_: True)
+    plan = plain_plan_of(1, nodes=4, faults=0)
+    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=False, max_restarts=3, at_once=False, launchers=0)
+    faults = (
+        Fault(at_s=6.0, kind="owner_killed", which=0, seconds=0.5, comes_back=True),
+        Fault(at_s=14.0, kind="coordinator_killed", which=0, seconds=0.0),
+        Fault(at_s=18.0, kind="newcomer", which=0, seconds=0.0),
+    )
+    run = simulate(replace(plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults), tell=True)
+    assert run.broken == []
+    newcomer = run.job.launchers[-1]
+    assert newcomer.started_s == 18.0
+    followed = next(line for line in run.story if newcomer.name in line and "Follow(" in line)
+    assert float(followed.split()[0]) < 22.0
 
 
 def test_the_younger_of_two_jobs_ends_once_a_split_has_healed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +468,7 @@ def _goes_on_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignores_its_owners_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "owner_follows_another", lambda *_: None)
+    monkeypatch.setattr(CoordinatorProcess, "kill", lambda _: None)
 
 
 def _takes_a_voter_that_leaves_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
