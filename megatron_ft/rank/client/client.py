@@ -242,7 +242,11 @@ class RankMonitorClient:
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
         result = section_timeouts(
-            recorder, timeouts, keys, self._rule(), leaves_out_open=self._leaves_out_open_sections
+            recorder,
+            timeouts,
+            keys,
+            self._rule(),
+            leaves_out_open=self._leaves_out_open_sections and selected_sections is not None,
         )
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
