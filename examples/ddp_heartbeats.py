@@ -1,6 +1,6 @@
 """A plain PyTorch DDP loop whose ranks send heartbeats, on CPU (gloo) or GPU (nccl).
 
-    ft_launcher --nproc-per-node 2 --max-restarts 3 --fault-tol-cfg-path configs/heartbeats.yaml \
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path configs/heartbeats.yaml \
         examples/ddp_heartbeats.py --save /tmp/ddp
 
 A rank that sends none for too long is terminated, and all ranks start again from the last checkpoint. To see it happen,
@@ -65,7 +65,7 @@ def main() -> None:
     # First of all, so that everything below is watched: it belongs to the time to the first heartbeat.
     client = RankMonitorClient()
     client.init_workload_monitoring()
-    injector = FaultInjector.of_this_rank(args.fault_plan, client=client, save_dir=args.save)
+    injector = FaultInjector.of_this_rank(args.fault_plan, client=client)
     if CUDA:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if CUDA else "gloo")

@@ -1,6 +1,6 @@
 """A plain PyTorch DDP loop whose parts are sections, on CPU (gloo) or GPU (nccl).
 
-    ft_launcher --nproc-per-node 2 --max-restarts 3 --fault-tol-cfg-path configs/sections.yaml \
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path configs/sections.yaml \
         examples/ddp_sections.py --save /tmp/ddp
 
 Each part has a timeout of its own: a hang in a step is noticed long before the time is over that a save may take. To
@@ -64,7 +64,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
     client = RankMonitorClient()
     client.init_workload_monitoring()
-    injector = FaultInjector.of_this_rank(args.fault_plan, client=client, save_dir=args.save)
+    injector = FaultInjector.of_this_rank(args.fault_plan, client=client)
     with client.section("init"):
         if CUDA:
             torch.cuda.set_device(device)

@@ -33,8 +33,8 @@ from megatron_ft.ipc.linux.process_setup import die_with_parent
 HERE = Path(__file__).resolve().parent
 FAULT_PLAN = HERE.parent / "configs" / "faults" / "kill-then-hang.yaml"
 TIMEOUTS = [
-    "--ft-param-rank_section_timeouts=setup:120,step:3,checkpointing:60",
-    "--ft-param-rank_out_of_section_timeout=60",
+    "--ft-rank-section-timeouts=setup:120,step:3,checkpointing:60",
+    "--ft-rank-out-of-section-timeout=60",
 ]
 TRAINING = [
     *("--train-iters=60", "--save-interval=10", "--log-interval=10"),

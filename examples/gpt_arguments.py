@@ -10,7 +10,6 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
-from megatron_ft.rank.faults.injection import FaultInjector
 from megatron_ft.rank.hooks.mistakes import ask_for_no_restart
 
 
@@ -162,7 +161,6 @@ def _complete(args: argparse.Namespace) -> str | None:
         return "--save is missing: fault tolerance needs a directory for checkpoints (or say --no-ft)"
     try:
         args.planned_faults = resolve(read_fault_plan(args.fault_plan), args.world_size) if args.fault_plan else []
-        FaultInjector(args.planned_faults, rank=args.rank, cycle=0, save_dir=args.save)  # it has conditions, too
     except ConfigError as error:
         return str(error)
     return None

@@ -1,8 +1,8 @@
 """Train a tiny GPT with PyTorch Lightning under `ft_launcher`, resuming by itself.
 
     ft_launcher --nproc-per-node 2 --max-restarts 3 \
-        --ft-param-rank_section_timeouts=setup:120,step:30,checkpointing:60 \
-        --ft-param-rank_out_of_section_timeout=60 \
+        --ft-rank-section-timeouts=setup:120,step:30,checkpointing:60 \
+        --ft-rank-out-of-section-timeout=60 \
         examples/lightning_gpt.py --save /tmp/gpt
 
 One callback is all that fault tolerance takes. `--simulate-fault rank_hung --fault-after 5` rehearses a hang.

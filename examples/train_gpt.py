@@ -259,7 +259,6 @@ def main() -> None:
         rank=args.rank,
         cycle=int(os.environ.get("FT_CYCLE", "0")),
         client=state.rank_monitor_client,
-        save_dir=args.save,
     )
     model = get_model(args)
     optimizer, scheduler = get_optimizer_and_scheduler(model, args)

@@ -53,7 +53,7 @@ def __getattr__(name: str) -> object:
     import importlib
 
     value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value  # next time it is found without this function
+    globals()[name] = value  # found without this function next time
     return value
 
 

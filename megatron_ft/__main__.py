@@ -1,4 +1,4 @@
-"""``python -m megatron_ft``: the same as ``megatron-ft``."""
+"""``python -m megatron_ft``, the same as ``megatron-ft``."""
 
 import sys
 

@@ -71,26 +71,24 @@ _NOT_CONFIRMED = "it isn't confirmed that the learned timeouts of this run are w
 _NOT_WRITTEN = "no timeouts of this run are written to a file: the next run will not know them"
 
 _current_client: Any = None
-_current_save_dir: str | None = None
 """Client and save directory of the latest ``setup``, for a simulated fault, which is given no state."""
 
 
 def setup(config: Any, global_state: Any) -> None:
     """Connect this rank to its monitor and open "setup". Not a collective, and no file is opened.
 
-    Rank 0 creates a missing save directory, as Megatron-Bridge does; one that can't be created is a warning.
-
-    Nothing happens if ``config.ft`` is None or says ``enable_ft_package=False``. A second call closes the
-    first client. The launcher reads ``<save>/ft_state.json``, if it exists, and applies its timeouts.
+    Rank 0 creates a missing save directory, as Megatron-Bridge does; a failure is a warning. If ``config.ft`` is None
+    or ``enable_ft_package`` is False, does nothing. A second call closes the first client. The launcher reads
+    ``<save>/ft_state.json``, if it exists, and applies its timeouts.
 
     Args:
-        config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts`` and, where it is there,
-            ``ft.num_warmup_iters`` (see :class:`FaultToleranceSettings`).
+        config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts`` and, optionally,
+        ``ft.num_warmup_iters`` (see :class:`FaultToleranceSettings`).
         global_state: ``rank_monitor_client`` and ``fault_tolerance_state`` are set.
 
     Raises:
         ValueError: there is no save directory.
-        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
+        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses the rank.
     """
     if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
         return
@@ -108,7 +106,7 @@ def setup(config: Any, global_state: Any) -> None:
     ft_state.ft_state_path = os.path.join(save, _STATE_FILE)
     ft_state.is_async_chkpt_enabled = config.checkpoint.async_save
     ft_state.is_calculating_timeouts = config.ft.calc_ft_timeouts
-    # a second run in the same process starts at its own beginning
+    # a second run in the same process counts from 0
     ft_state.seen_tr_iters_cnt = ft_state.curr_eval_iter_idx = ft_state.seen_checkpoints_cnt = 0
 
     client = RankMonitorClient()
@@ -126,10 +124,10 @@ def setup(config: Any, global_state: Any) -> None:
             async_saves=bool(config.checkpoint.async_save),
             sections=_SECTIONS,
         )
-        if ft_state.is_persistent_chkpt_loaded:  # before this call
+        if ft_state.is_persistent_chkpt_loaded:  # loaded before this call
             run_facts.note_loaded(mine, is_persistent=True)
     global_state.rank_monitor_client = client
-    _remember_client(client, save)
+    _remember_client(client)
     if mine is None:
         _load_state_if_exists(global_state)
     client.start_section("setup")
@@ -139,7 +137,7 @@ def setup(config: Any, global_state: Any) -> None:
 
 
 def on_training_step_start(global_state: Any) -> None:
-    """Before each training step: closes "setup", reports the iteration, opens "step" (not in the warm-up)."""
+    """Before each training step: close "setup", report the iteration, open "step" (not in the warm-up)."""
     client = _active_client(global_state)
     if client is None:
         return
@@ -155,7 +153,7 @@ def on_training_step_start(global_state: Any) -> None:
 
 
 def on_training_step_end(global_state: Any) -> None:
-    """After each training step: closes "step" if it was opened."""
+    """After each training step: close "step" if it was opened."""
     client = _active_client(global_state)
     if client is None:
         return
@@ -168,7 +166,8 @@ def on_training_step_end(global_state: Any) -> None:
 
 
 def on_eval_step_start(global_state: Any) -> None:
-    """Before each evaluation step: closes "setup" (a run may begin so), opens "step" (not in the warm-up)."""
+    """Before each evaluation step: close "setup" (a run may begin with an evaluation), open "step" (not in the
+    warm-up)."""
     client = _active_client(global_state)
     if client is None:
         return
@@ -179,7 +178,7 @@ def on_eval_step_start(global_state: Any) -> None:
 
 
 def on_eval_step_end(global_state: Any) -> None:
-    """After each evaluation step: closes "step" if it was opened."""
+    """After each evaluation step: close "step" if it was opened."""
     client = _active_client(global_state)
     if client is None:
         return
@@ -190,18 +189,18 @@ def on_eval_step_end(global_state: Any) -> None:
 
 
 def on_checkpointing_start(global_state: Any) -> None:
-    """Before each save and each finalisation of an asynchronous one: opens "checkpointing"."""
+    """Before each save and each finalisation of an asynchronous one: open "checkpointing"."""
     client = _active_client(global_state)
     if client is not None:
         tolerant.start_section(client, "checkpointing")
 
 
 def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
-    """After each save or finalisation: closes "checkpointing". After a save, timeouts may be learned (not here).
+    """After each save or finalisation: close "checkpointing". Learning, if any, happens outside this process.
 
     Args:
-        is_async_finalization: True after a finalisation. It comes before each step and mostly does nothing,
-            so it doesn't count as a save.
+        is_async_finalization: True after a finalisation, which isn't counted as a save: it comes before each step and
+        mostly does nothing.
         global_state: the state.
     """
     client = _active_client(global_state)
@@ -217,7 +216,7 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None
 
 
 def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
-    """After a load. "setup" is learned only if it held the load of a persistent checkpoint.
+    """After a load: note whether it was persistent; only then is "setup" learned.
 
     A local checkpoint, kept in memory, loads so fast that a timeout learned from it would be too short for the next
     run's setup.
@@ -230,11 +229,11 @@ def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
 
 
 def shutdown(global_state: Any) -> None:
-    """At the end: closes open sections and disconnects; hooks are no-ops again. Not a collective.
+    """At the end of a run: close open sections and disconnect; hooks are no-ops again. Not a collective.
 
-    With learned timeouts, rank 0 waits for the launcher to write them, at most 2 s. It writes
+    With learned timeouts, rank 0 waits at most 2 s for the launcher to write them. Rank 0 writes
     ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are completed. While an exception other
-    than StopIteration or ``sys.exit(0)`` is handled or propagates, this does what :func:`abort` does.
+    than StopIteration or ``sys.exit(0)`` is handled or propagates, this is :func:`abort`.
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
@@ -263,7 +262,7 @@ def shutdown(global_state: Any) -> None:
 
 
 def _is_normal_end(error: BaseException) -> bool:
-    """Whether this exception ends a loop or a script that is done: the end of the data, ``sys.exit(0)``."""
+    """Return True for exceptions that end a finished loop or script: the end of the data, ``sys.exit(0)``."""
     return isinstance(error, _END_OF_DATA) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
@@ -278,21 +277,21 @@ def abort(global_state: Any) -> None:
 
 
 def maybe_setup_simulated_fault(config: Any) -> None:
-    """If ``config.simulate_fault``: after a delay one rank does something to itself, and says so.
+    """Simulate a fault on one rank after a delay, and announce it, if ``config.simulate_fault``.
 
-    A collective (one broadcast) if the rank or the type is left to chance and there is a process group.
+    A collective (one broadcast) if the rank or the type is random and there is a process group.
 
     Args:
-        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random": one of these, or any other of
-            ``core.fault_plan.FAULT_TYPES``), ``simulated_fault_rank`` (None: a random one),
+        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random": one of these, "slow",
+            "exception"), ``simulated_fault_rank`` (None: a random one),
             ``simulated_fault_base_delay`` (seconds; up to 20 % are added). What only the training thread can do
-            to itself (hang in Python, be slow, raise) it does in its first step after that delay.
+            to itself (be slow, raise) it does in its first step after that delay.
 
     Raises:
-        ValueError: one of them can't be right; on all ranks alike. The launcher is asked not to restart.
+        ValueError: a value is invalid; on all ranks alike. The launcher is asked not to restart.
     """
     with mistakes.no_restart_for_mistakes():
-        simulated.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
+        simulated.maybe_start(config, client=lambda: _current_client)
 
 
 def _make_directory(path: str) -> None:
@@ -302,22 +301,22 @@ def _make_directory(path: str) -> None:
     try:
         if not os.path.exists(path):
             os.makedirs(path, exist_ok=True)
-    except OSError as error:  # an evaluation may never save: the loop's own save says what is wrong
+    except OSError as error:  # an evaluation may never save: the loop's own save reports the error
         say.warn(f"the save directory {path} can't be created: {error.strerror or error}")
 
 
 def get_rank_safe() -> int:
-    """This process's rank, also without a process group."""
+    """Return this process's rank, also without a process group."""
     return agreement.rank()
 
 
 def _load_state_if_exists(global_state: Any) -> None:
-    """Load ``ft_state.json`` into a client that isn't ours, as Megatron-Bridge does."""
+    """Load ``ft_state.json`` into a foreign client, as Megatron-Bridge does."""
     other_client.load(global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path)
 
 
 def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, global_state: Any) -> None:
-    """Have a client that isn't ours learn the timeouts of these sections (a collective), and write its state."""
+    """Have a foreign client learn the timeouts of these sections (a collective), and write its state."""
     client, path = global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path
     try:
         client.calculate_and_set_section_timeouts(
@@ -332,7 +331,7 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
 
 
 def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> None:
-    """Have a client that isn't ours learn what was seen well enough, if timeouts are to be learned."""
+    """Have a foreign client learn what was observed sufficiently, if timeouts are to be learned."""
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
         return
@@ -356,7 +355,7 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
 
 
 def _active_client(global_state: Any) -> Any:
-    """The client to report to, or None: then the hook is a no-op."""
+    """Return the client to report to; None if the hook is a no-op."""
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
         return None
@@ -372,24 +371,24 @@ def _close_setup(client: Any, ft_state: Any) -> None:
 
 def _disconnect(client: Any, global_state: Any) -> None:
     global_state.rank_monitor_client = None
-    _remember_client(None, None)
+    _remember_client(None)
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_setup_section_open = ft_state.is_persistent_chkpt_loaded = False
     tolerant.call(client.shutdown_workload_monitoring)
 
 
-def _remember_client(client: Any, save_dir: str | None) -> None:
-    global _current_client, _current_save_dir
-    _current_client, _current_save_dir = client, save_dir
+def _remember_client(client: Any) -> None:
+    global _current_client
+    _current_client = client
 
 
 def _warmup_steps(global_state: Any) -> int:
-    """How many steps are out of section."""
+    """Return the number of steps that are out of section."""
     number = configured_warmup(getattr(global_state, "cfg", None))
     return _NUM_WARMUP_ITERS if number is None else number
 
 
 def _least_steps_to_learn(global_state: Any) -> int:
-    """How many steps must have been made before "step" is learned: at least one of them not in the warm-up."""
+    """Return the number of steps needed before "step" is learned: at least one is after the warm-up."""
     return max(_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE, (configured_warmup(getattr(global_state, "cfg", None)) or 0) + 1)

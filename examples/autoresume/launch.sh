@@ -15,8 +15,7 @@
 # with the flag       the training is over
 # with exit code 0    the next one goes on: it was stopped on purpose, e.g. by Lightning's max_time
 # with exit code 2    nothing more is tried: the command line or the configuration has to be corrected first
-# with exit code 93   nothing more is tried: it failed again and again and got no further; ft_launcher ends so, and with
-#                     another code if --ft-no-restart-exit-code says so: then NO_RESTART_EXIT_CODE is to say it, too
+# with exit code 93   nothing more is tried: it failed again and again and got no further
 # with exit code 94   the next one goes on at once, and it doesn't count as a failure: the script did nothing wrong, but
 #                     too many nodes were lost, or didn't come, for ft_launcher to go on within this job
 # with another        it has failed: the next one goes on, until MAX_FAILURES (3) is reached

@@ -1,4 +1,4 @@
-"""`megatron-ft check-config`: what a configuration comes to, and where each value comes from; starts nothing."""
+"""`megatron-ft check-config`: shows the effective configuration, and the source of each value; starts nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_ft.cli.render.terminal import columns, terminal
+from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, as_text, read_ft_options
+from megatron_ft.core.wording import columns
+from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     add_torchrun_options,
@@ -22,33 +23,16 @@ _COLUMNS = ("name", "value", "from")
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     parser = commands.add_parser(
         "check-config",
         help="what ft_launcher would use with a YAML file and options, and from where",
         description="Check a YAML file, and options of ft_launcher beside it, as ft_launcher would. "
         "A mistake is one line and exit code 2.",
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="as for --fault-tol-cfg-path")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="as for --ft-cfg-path")
     add_torchrun_options(parser)
     add_ft_options(parser)
     parser.set_defaults(run=_run)
-
-
-def rows(options: ResolvedOptions) -> list[tuple[str, str, str]]:
-    """Name, value and source of every field of the configuration, then of every option of the launcher's own.
-
-    A section's timeout is a row of its own.
-    """
-    table = []
-    for name, (value, source) in options.sources.items():
-        if isinstance(value, dict) and value:
-            table += [(f"{name}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
-        else:
-            table.append((name, as_text(value) or "(none)", source))
-    for name, (value, source) in options.options.items():
-        table.append((f"--{name}", "(none)" if value in (None, "") else as_text(value), source))
-    return table
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -61,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
     seconds = term_timeout(args, options)
     if seconds != options.term_timeout:
         options.options["term-timeout"] = (seconds, "--shutdown-timeout")
-    _print(rows(options))
+    _print(options.rows())
     for warning in options.warnings:
         print(f"warning: {warning}")
     return 0

@@ -1,17 +1,18 @@
-"""`megatron-ft`: reports from the event logs of runs, and commands for jobs that are running."""
+"""`megatron-ft`: reports from the event logs of runs, and commands for running jobs."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, check_launch, replay, report
-from megatron_ft.cli.node_health import __main__ as node_health
+from megatron_ft.cli import check_config, node_health, replay, report
 from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
+from megatron_ft.core.config.removed import REMOVED_COMMANDS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.config.options import with_hint
@@ -21,10 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
     Returns:
-        The exit code: 0; 1 if there was nothing to report; 2 for a user's mistake, after one line on stderr.
+        The exit code: 0; 1 if there was nothing to report; 2 for a user error, after one line on stderr.
     """
     try:
         words = sys.argv[1:] if argv is None else argv
+        if words and words[0] in REMOVED_COMMANDS:
+            raise ConfigError(f"there is no command {words[0]} any more: {REMOVED_COMMANDS[words[0]]}")
         if words[:1] == ["slurm"]:
             slurm.check_separator(words[1:])
         args = _parser().parse_args(words)
@@ -36,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its complaints are one line, with the option that was probably meant."""
+    """Parser whose complaints are one line, with the option that was probably meant."""
 
     used: argparse.ArgumentParser | None = None
 
@@ -55,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_command(commands)
     replay.add_command(commands)
     check_config.add_command(commands)
-    check_launch.add_commands(commands)
     pause.add_commands(commands)
     status.add_command(commands)
     slurm.add_command(commands)
@@ -65,7 +67,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     coordinator.add_arguments(by_hand)
     by_hand.set_defaults(run=coordinator.coordinate)
+    launch = commands.add_parser(
+        "launch", help="the same as ft_launcher", description="Runs ft_launcher.", add_help=False, prefix_chars="\0"
+    )
+    launch.add_argument("arguments", nargs=argparse.REMAINDER)
+    launch.set_defaults(run=_launch)
     return parser
+
+
+def _launch(args: argparse.Namespace) -> int:
+    """Replace this process by the launcher, so that nothing loaded here is in it."""
+    os.execv(sys.executable, [sys.executable, "-m", "megatron_ft.launcher", *args.arguments])
 
 
 if __name__ == "__main__":

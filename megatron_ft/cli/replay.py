@@ -1,4 +1,4 @@
-"""`megatron-ft replay`: what other timeouts would have done to the runs in a log directory."""
+"""`megatron-ft replay`: effect of other timeouts on the runs in a log directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ the intervals in which the ranks would have been checked."""
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     parser = commands.add_parser(
         "replay",
         help="what other timeouts would have done to runs that are over",
@@ -95,7 +94,7 @@ def _draw(timelines: Sequence[Timeline], of_rules: Mapping[str, Sequence[Replaye
 
 
 def suggestion(timeouts: Mapping[str, float | None]) -> list[str]:
-    """Lines for a YAML file, and for the command line. Seconds, rounded up to two figures; None is left out."""
+    """Return lines for a YAML file, and for the command line. Seconds, rounded up to two figures; None is left out."""
     known = {name: _rounded_up(seconds) for name, seconds in timeouts.items() if seconds is not None}
     if not known:
         return ["# nothing could be learned from these logs"]
@@ -128,7 +127,7 @@ def _fixed(text: str) -> dict[str, float | None]:
     out = [part for part in parts if part.rpartition(":")[0].strip() == _OUT]
     found = dict(parse_section_timeouts(",".join(part for part in parts if part not in out)))
     for part in out[:1]:
-        # its name is none of a section
+        # its name can't be a section's
         found["(out of section)"] = parse_section_timeouts(f"x:{part.rpartition(':')[2]}")["x"]
     if not found or len(out) > 1:
         raise ConfigError(f"--timeouts {text!r}: must be NAME:SECONDS,... with each name once, for example step:60")

@@ -37,7 +37,6 @@ trace show the last one. --run chooses another, for all of them."""
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     parser = commands.add_parser(
         "report",
         help="what happened, cycle by cycle; pictures and a trace",
@@ -71,7 +70,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _check_extras(args: argparse.Namespace) -> None:
-    """Before minutes may go into reading."""
+    """Check for missing packages, before minutes are spent on reading."""
     if not args.json:
         check_extra("rich", "drawing tables")
     if args.html is not None:
@@ -101,7 +100,7 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
             note = _write(option, path, analyses[-1], args.log_dirs)
         except OSError as error:
             raise ConfigError(f"{path} can't be written: {error.strerror}") from None
-        # beside JSON on stdout, nothing else may be there
+        # stdout must hold nothing but JSON
         print(f"wrote {path}{note}", file=sys.stderr if args.json else sys.stdout)
 
 
@@ -117,10 +116,10 @@ def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:
 
 
 def summary_document(analysis: Analysis) -> dict[str, Any]:
-    """One run as JSON: what the tables show, unrounded.
+    """Return one run as JSON: the tables' values, unrounded.
 
-    Times are seconds (``_s``) or wall ns since the epoch (``_ns``); what isn't known is null. Fields may be
-    added; those that there are keep their meaning.
+    Times are seconds (``_s``) or wall ns since the epoch (``_ns``); null is unknown. Fields may be added; existing ones
+    keep their meaning.
     """
     run = dataclasses.asdict(analysis.summary)
     for cycle in run["cycles"]:
@@ -151,10 +150,10 @@ def _goodput(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def _write(option: str, path: str, analysis: Analysis, log_dirs: Sequence[str]) -> str:
-    """Write one file; what was left out of it, in words.
+    """Write one file. Return what was left out, in words.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     if option == "html":
         from megatron_ft.cli.render.html_page import write_page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -11,11 +12,13 @@ import time
 from collections.abc import Sequence
 
 from megatron_ft.coordinator.service import Service, prepare_process
+from megatron_ft.core.codec import unpack
 from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.ipc.files import standard_error
+from megatron_ft.core.job.messages import JobDefinition
+from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of a person, and those that only a launcher gives."""
+    """Add options for a person, and hidden ones that only a launcher gives."""
     parser.add_argument(
         "--listen",
         default=":29500",
@@ -44,13 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--owner-pipe", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=_definition, help=argparse.SUPPRESS)
     parser.add_argument("--elsewhere", default="", help=argparse.SUPPRESS)
     parser.add_argument("--takes-over", action="store_true", help=argparse.SUPPRESS)
 
 
 def coordinate(options: argparse.Namespace) -> int:
     """Serve, until the job has ended; the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    level = os.environ.get(LEVEL_VARIABLE, "")
+    if level.isdecimal():
+        COORDINATOR.set_level(int(level))
     try:
         secret = read_secret(os.environ)
         listener = _listener(options.listen, options.fd)
@@ -91,9 +97,10 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         founds=not options.takes_over,
         owned=owner is not None,
         elsewhere=options.elsewhere,
+        defined=options.job,
         now_s=time.monotonic(),
     )
-    service = Service(listener.dup(), machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
+    service = Service(listener.dup(), machine, secret=secret, owner=owner)
     with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
 
         def let_go_of_output() -> None:
@@ -106,8 +113,12 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
     return service.forgets
 
 
+def _definition(text: str) -> JobDefinition:
+    return unpack(JobDefinition, json.loads(text))
+
+
 def _say(text: str) -> None:
-    standard_error.put(f"megatron-ft coordinator: {text}")
+    COORDINATOR.say(INFO, text)
 
 
 def _listener(address: str, fd: int | None) -> socket.socket:

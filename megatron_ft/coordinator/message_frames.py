@@ -6,20 +6,34 @@ import functools
 
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.messages import Beat, Propose, ToMember
+from megatron_ft.core.messages.secret import Challenge, Welcome
 from megatron_ft.ipc.wire import encode
 
 _BEAT = encode(Beat())
+_BLANK = "?"
 
 
-def frame(message: ToMember) -> bytes:
+def frame(message: ToMember | Challenge | Welcome) -> bytes:
     """The bytes of a message. Of a proposal they differ only in the place, from one node to the next."""
     if isinstance(message, Beat):
         return _BEAT
+    if isinstance(message, Challenge):
+        return message.nonce.encode("ascii").join(_around_hex(Challenge(len(message.nonce) * _BLANK, message.over)))
+    if isinstance(message, Welcome):
+        return message.mac.encode("ascii").join(_around_hex(Welcome(len(message.mac) * _BLANK)))
     if not isinstance(message, Propose) or message.place is None:
         return encode(message)
     before, after = _around_place(message.ballot, message.decision, message.votes, message.candidates)
     body = b"%b%d%b" % (before, message.place, after)
     return len(body).to_bytes(4, "big") + body
+
+
+@functools.lru_cache(maxsize=4)
+def _around_hex(message: Challenge | Welcome) -> tuple[bytes, bytes]:
+    """What stands before and after the digits: they are the same number in each message, and need no escape."""
+    digits = message.nonce if isinstance(message, Challenge) else message.mac
+    before, _, after = encode(message).partition(digits.encode())
+    return before, after
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -24,6 +23,7 @@ from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, 
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
+from megatron_ft.ipc.log import COORDINATOR
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, SecretError
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
@@ -32,6 +32,7 @@ from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSI
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
 
+_FIRST = (Hello, Moved)
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
@@ -44,12 +45,10 @@ _FULL_PAUSE_S = 1.0
 _STRANGERS_LINE_S = 60.0
 """Seconds between two lines about strangers that were closed."""
 _SETTLE_SHARE = 0.2
-_LONGEST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.08
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
 gets too long: more messages are heard in between then."""
 _SHORT_BYTES = 256
-_PIPE_BYTES = 65536
-"""All that a pipe can hold."""
 
 
 def prepare_process() -> None:
@@ -75,11 +74,7 @@ class _Link:
 
 
 class Service:
-    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends.
-
-    ``owner_pipe``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
-    it follows another coordinator, and where that is.
-    """
+    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends."""
 
     def __init__(
         self,
@@ -88,7 +83,6 @@ class Service:
         *,
         secret: bytes | None,
         owner: int | None,
-        owner_pipe: int | None = None,
     ) -> None:
         self.bytes_sent = 0
         self.on_orphaned: Callable[[], None] = lambda: None
@@ -103,9 +97,6 @@ class Service:
         self._owner = owner
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, owner)
-        self._owner_pipe = owner_pipe
-        if owner_pipe is not None:
-            self._selector.register(owner_pipe, selectors.EVENT_READ, owner_pipe)
         self._links: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
         """Connections without a hello, the oldest first."""
@@ -147,13 +138,10 @@ class Service:
                     self._dirty.add(key.data.number)
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
-            elif key.data == self._owner:
+            else:
                 self._selector.unregister(key.data)
                 is_orphaned = True
-            else:
-                self._read_owner_pipe()
         if is_orphaned:  # after all that its launcher has said before it ended
-            self._read_owner_pipe()
             self._machine.orphaned()
             self.on_orphaned()
         now_s = time.monotonic()
@@ -170,17 +158,6 @@ class Service:
             self._do(effects)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
-
-    def _read_owner_pipe(self) -> None:
-        """Only the last line counts."""
-        if self._owner_pipe is None:
-            return
-        with contextlib.suppress(BlockingIOError):  # it has said nothing, and a child of it still could
-            if said := os.read(self._owner_pipe, _PIPE_BYTES).split():
-                self._machine.owner_follows_another(int(said[-2]), said[-1].decode())
-            else:
-                self._selector.unregister(self._owner_pipe)
-                self._owner_pipe = None
 
     def _strangers_due_s(self) -> float:
         """When a connection is due to be closed because it hasn't identified itself."""
@@ -216,9 +193,9 @@ class Service:
             self._links[link.number] = self._ungreeted[link.number] = link
             self._strangers.add(link.number, source_of(address[0]), now_s)
             self._selector.register(sock, selectors.EVENT_READ, link)
-            first = link.handshake.first(over=self._machine.is_over)
+            first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
-                self._write(link, encode(first))
+                self._write(link, frame(first))
 
     def _are_strangers_full(self) -> bool:
         return self._strangers.are_full(len(self._links) - len(self._strangers))
@@ -250,7 +227,9 @@ class Service:
 
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
-            self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
+            COORDINATOR.debug("from launcher", link.number, message)
+            if effects := self._machine.handle(Heard(link.number, message), time.monotonic()):
+                self._do(effects)
             if link.number not in self._links:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
@@ -280,13 +259,13 @@ class Service:
             link.peer.give_up()  # a port scanner: it sees the end of the connection
 
     def _message(self, link: _Link, body: bytes) -> FromMember | None:
-        """None: it wasn't for the machine."""
+        """Return the message for the machine, None for one of the handshake."""
         if not link.handshake.is_done:
             if body == _ASK:
                 return None  # the challenge is on its way
             answer = link.handshake.answer(_read_handshake(body))
             if answer is not None:
-                self._write(link, encode(answer))
+                self._write(link, frame(answer))
             if link.handshake.session is not None:
                 link.peer.secure(link.handshake.session.channel(Role.LISTENS, MAX_MESSAGE_BYTES))
                 self._strangers.discard(link.number)
@@ -294,13 +273,14 @@ class Service:
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
             # it has a secret: with a coordinator without one it doesn't speak
-            self._close_with(link, Open(self._machine.is_over))
+            self._close_with(link, Open(self._machine.is_over, self._machine.job))
             return None
-        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello | Moved):
+        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, _FIRST):
             raise ProtocolError("a hello in another place than the first")
-        link.greeted = True
-        self._ungreeted.pop(link.number, None)
-        self._strangers.discard(link.number)
+        if not link.greeted:
+            link.greeted = True
+            self._ungreeted.pop(link.number, None)
+            self._strangers.discard(link.number)
         return parsed
 
     def _close_with(self, link: _Link, message: Open | Denied | Dismiss) -> None:
@@ -328,6 +308,7 @@ class Service:
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:
+            COORDINATOR.debug("effect", effect)
             if isinstance(effect, Send):
                 data = frame(effect.message)
                 for number in effect.links:
@@ -382,4 +363,4 @@ def _read(body: bytes) -> FromMember | Ask:
 
 
 _read_short = functools.lru_cache(maxsize=1024)(_read)
-"""What thousands of launchers answer at once is the same, byte by byte."""
+"""Cache of parsed bodies: simultaneous answers of thousands of launchers are equal, byte by byte."""

@@ -1,7 +1,7 @@
-"""Messages and records, frozen dataclasses, to JSON and back by their annotations: parsed once, at the edge. Pure.
+"""JSON codec of messages and records: frozen dataclasses, read and written by their annotations. Pure.
 
-What comes from outside is checked in full: a value of another type than the annotation says is refused. Fields that
-have a default may be missing, and unknown names are skipped, so that versions may differ a little.
+Input from outside is checked in full: a value of another type than annotated is refused. Fields with a default may be
+missing, and unknown names are skipped, so that versions may differ a little.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from megatron_ft.core.wording import shown
 
 _T = TypeVar("_T")
 _MOST = 2**64
-"""No whole number is larger: what comes from a progress board has 64 bits."""
+"""Largest absolute whole number: words of a progress board have 64 bits."""
 LATEST_NS = 2**60
-"""36 years after boot; with the offset to the wall clock it still is an int64."""
+"""36 years after boot; with the offset to the wall clock still an int64."""
 
 _Doubts = list[str] | None
 _Read = Callable[[Any, _Doubts], Any]
@@ -33,7 +33,7 @@ _Write = Callable[[Any, bool], Any]
 
 @dataclass(frozen=True)
 class Between:
-    """For ``Annotated``: the least and the most that a number may be, and what it is ("s", "a process id")."""
+    """For ``Annotated``: bounds of a number, and its unit or meaning ("s", "a process id")."""
 
     least: float
     most: float
@@ -41,7 +41,7 @@ class Between:
 
 
 class Form(NamedTuple):
-    """For ``Annotated``: how to read (raises ``ProtocolError``) and write a value where its type doesn't say it all.
+    """For ``Annotated``: how to read (raises ``ProtocolError``) and write a value beyond what its type says.
 
     ``what``: form in JSON, for the docs.
     """
@@ -60,7 +60,7 @@ Rank = Annotated[int, Between(0, 10**7, "global rank")]
 WorldSize = Annotated[int, Between(0, 10**6, "ranks")]  # a report lists those whose logs are missing
 LocalRank = Annotated[int, Between(0, 10**7, "local rank")]
 Cycle = Annotated[int, Between(0, _LARGEST, "cycle")]
-Pid = Annotated[int, Between(1, 2**22, "process id")]  # the most that the kernel gives
+Pid = Annotated[int, Between(1, 2**22, "process id")]  # the kernel's largest
 Moment = Annotated[int, Between(0, LATEST_NS, "ns, monotonic")]
 Seconds = Annotated[float, Between(0, _LARGEST, "s")]
 
@@ -72,25 +72,25 @@ def _list(value: Any) -> list[int]:
 
 
 IntList = Annotated[list[int], Form(_list, lambda value: value, "list of whole numbers")]
-"""Its items are checked only when it becomes an array: a log has millions of them."""
+"""List whose items are checked only when it becomes an array: a log has millions of them."""
 
 
 # -- messages and records ---------------------------------------------------------------------------------------
 
 
 class Vocabulary(Generic[_T]):
-    """The classes of messages that one kind of peer or file may hold, each under its name."""
+    """Message classes of one kind of peer or file, by name."""
 
     def __init__(self, kinds: Any, tag: str = "type") -> None:
-        """``kinds``: the union of the classes, or the only one; ``tag``: the key under which a message has its name."""
+        """``kinds``: the union of the classes, or a single class; ``tag``: the key of a message's name."""
         self.kinds: dict[str, Any] = {name_of(kind): kind for kind in typing.get_args(kinds) or (kinds,)}
         self._tag = tag
 
     def parse(self, message: Mapping[str, Any]) -> _T:
-        """The message as an object of its class.
+        """Return the message as an object of its class.
 
         Raises:
-            ProtocolError: it is none of them, or one of its fields isn't what it has to be.
+            ProtocolError: the name is unknown, or a field is invalid.
         """
         kind = self.kinds.get(str(message.get(self._tag)))
         if kind is None:
@@ -99,10 +99,10 @@ class Vocabulary(Generic[_T]):
         return parsed
 
     def salvage(self, message: Mapping[str, Any], doubts: list[str]) -> _T | None:
-        """What can be used of a message that may be damaged, or of another version; None if nothing can.
+        """Return the usable part of a message that may be damaged or of another version; None if there is none.
 
-        A field that is wrong gets its default, an item of a list or table that is wrong is left out, and both are added
-        to ``doubts``; so is a message without a field that it needs. One of an unknown name is no reason for doubt.
+        An invalid field gets its default, an invalid item of a list or table is left out, and both are added to
+        ``doubts``; so is a missing required field. An unknown name is no doubt.
         """
         kind = self.kinds.get(str(message.get(self._tag)))
         if kind is None:
@@ -116,23 +116,23 @@ class Vocabulary(Generic[_T]):
 
 
 def pack(message: Any, tag: str = "type", *, full: bool = False) -> dict[str, Any]:
-    """For JSON. Leaves out fields at their default, unless ``full``."""
+    """Return a message for JSON, without fields at their default unless ``full``."""
     kind: Any = type(message)
     return {tag: name_of(kind), **fields(message, full=full)}
 
 
 def fields(value: Any, *, full: bool = False) -> dict[str, Any]:
-    """As ``pack``, without the name of the class; the reverse is ``unpack``."""
+    """Like ``pack``, without the name of the class; the reverse of ``unpack``."""
     kind: Any = type(value)
     found: dict[str, Any] = _object_writer(kind)(value, full)
     return found
 
 
 def unpack(kind: Callable[..., _T], document: Any) -> _T:
-    """An object of that class.
+    """Return an object of that class.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the document is malformed.
     """
     of: Any = kind
     found: _T = _reader(of)(document, None)
@@ -141,7 +141,7 @@ def unpack(kind: Callable[..., _T], document: Any) -> _T:
 
 @functools.cache
 def name_of(kind: Any) -> str:
-    """RankExited -> "rank_exited", or what the class says itself in ``NAME``."""
+    """Return the name in messages: RankExited -> "rank_exited", or the class's ``NAME``."""
     return kind.__dict__.get("NAME") or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower().rstrip("_")
 
 
@@ -165,7 +165,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 @functools.cache
 def _reader(kind: Any) -> _Read:
-    """What turns a JSON value into one of an annotation's type, or raises ``ProtocolError``."""
+    """Return the function that converts a JSON value to an annotation's type, or raises ``ProtocolError``."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -286,7 +286,7 @@ def _table_reader(of: Any) -> _Read:
 
 
 def _sound(read: _Read, items: Any, doubts: list[str]) -> list[tuple[Any, Any]]:
-    """The items that can be read, each with its key."""
+    """Return the readable items, each with its key."""
     found = []
     for key, item in items:
         try:
@@ -303,9 +303,9 @@ def _object_reader(kind: Any) -> _Read:
     title = name_of(kind)
 
     def read(value: Any, doubts: _Doubts) -> Any:
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):  # the check of an abstract class is slow
             raise ProtocolError(shown(value))
-        found = {}
+        found: dict[str, Any] = {}
         for name, read_field in known:
             if name not in value or (doubts is not None and value[name] is None):
                 continue
@@ -316,7 +316,7 @@ def _object_reader(kind: Any) -> _Read:
                 if doubts is None:
                     raise ProtocolError(text) from None
                 doubts.append(text)
-        if not needed <= found.keys():
+        if len(found) < len(known) and not needed <= found.keys():
             raise ProtocolError(f"{title} has no {', '.join(sorted(needed - found.keys()))}")
         return kind(**found)
 
@@ -328,7 +328,7 @@ def _object_reader(kind: Any) -> _Read:
 
 @functools.cache
 def _writer(kind: Any) -> _Write | None:
-    """What turns a value of an annotation's type into one for JSON; None if it is one already."""
+    """Return the function that converts a value of an annotation's type for JSON; None if none is needed."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         inner, extra = arguments

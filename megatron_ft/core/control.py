@@ -1,4 +1,4 @@
-"""What a rank may ask of its launcher."""
+"""Requests of a rank to its launcher."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _MAX_RANK = 10**7
 
 
 class WorkloadAction(enum.Enum):
-    """What the launcher is asked to do when the worker group ends. The numbers are those of nvidia-resiliency-ext."""
+    """Action when the worker group ends. The numbers are those of nvidia-resiliency-ext."""
 
     Continue = 0
-    """Nothing special: the restart policy decides, as without a request."""
+    """The restart policy decides, as without a request."""
     ExcludeThisNode = 1
-    """Restart, but without the node the request came from."""
+    """Restart without the node of the request."""
     ShutdownWorkload = 2
     """Don't restart: end the whole job."""
 
 
 @dataclass
 class WorkloadControlRequest:
-    """A request and the reason for it, one line that the launcher prints."""
+    """A request and its reason, one line that the launcher prints."""
 
     action: WorkloadAction
     description: str = ""
@@ -44,7 +44,7 @@ def _rank_or_none(rank: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadControl:
-    """A rank asked for something.
+    """A rank sent a request to the launcher.
 
     Args:
         action: "Continue", "ExcludeThisNode" or "ShutdownWorkload".
@@ -59,7 +59,7 @@ class WorkloadControl:
 
     @property
     def text(self) -> str:
-        """Who asked for what, in words."""
+        """The request in words."""
         who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
         text = f"{who} asked for {self.action.name}"
         return f"{text}: {self.description}" if self.description else text

@@ -1,7 +1,7 @@
-"""Whether what ended processes held on a device is free, from the driver's list of who holds memory there. Pure.
+"""Device memory of ended processes, judged by the driver's list of holders. Pure.
 
-A process that has ended may be listed for a moment longer, while the driver takes its memory back; a new rank that
-allocates then finds too little.
+An ended process may be listed a moment longer, while the driver takes its memory back; a new rank that allocates then
+finds too little.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from megatron_ft.core.wording import listed
 
 LONGEST_WAIT_S = 10.0
-"""After that the memory is considered lost, and the ranks start without it."""
+"""Seconds after which the memory counts as lost, and the ranks start without it."""
 _FIRST_LOOK_S = 0.02
 _SLOWEST_LOOK_S = 0.5
 _SHOWN = 4
@@ -29,7 +29,7 @@ class Holding:
 
 
 class MemoryStep(enum.Enum):
-    """What to do after the driver's list was read."""
+    """Next step after reading the driver's list."""
 
     GO_ON = "go on"
     LOOK_AGAIN = "look again"
@@ -37,25 +37,25 @@ class MemoryStep(enum.Enum):
 
 
 def held_by(listed: Sequence[Holding], ended: Collection[int]) -> list[Holding]:
-    """What ended processes hold. On a shared device, memory of other processes isn't waited for."""
+    """Return the memory held by ended processes; that of other processes isn't waited for."""
     return [holding for holding in listed if holding.pid in ended]
 
 
 def judge(held: Sequence[Holding], waited_s: float) -> MemoryStep:
-    """``waited_s``: seconds since those processes were gone."""
+    """Decide the next step; ``waited_s``: seconds since the processes ended."""
     if not held:
         return MemoryStep.GO_ON
     return MemoryStep.LOOK_AGAIN if waited_s < LONGEST_WAIT_S else MemoryStep.GIVE_UP
 
 
 def look_again_s(waited_s: float) -> float:
-    """Seconds to the next look: soon at first, and never beyond the longest wait."""
+    """Return the seconds until the next look: short at first, and never beyond the longest wait."""
     pause_s = min(max(_FIRST_LOOK_S, waited_s / 4), _SLOWEST_LOOK_S)
     return max(0.0, min(pause_s, LONGEST_WAIT_S - waited_s))
 
 
 def describe(held: Sequence[Holding]) -> str:
-    """For a line: which process holds how much, where."""
+    """Describe the holdings for a line: process, device, size."""
     parts = [f"process {each.pid} on GPU {each.device}{_size(each.used_bytes)}" for each in held]
     return listed(parts, most=_SHOWN)
 

@@ -21,36 +21,36 @@ class FaultToleranceError(Exception):
 
 
 class ConfigError(FaultToleranceError, ValueError):
-    """A mistake of the user. The message is one line: what was given, and what is allowed."""
+    """A user error. The message is one line: what was given, and what is allowed."""
 
     def __init__(self, message: str = "") -> None:
-        # what was given may hold anything, line feeds and what a terminal obeys included
+        # the given value may contain anything, including line feeds and terminal control sequences
         line = printable(message)
         # argparse lists all options that an abbreviation may mean: more than a line should hold
         super().__init__(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")
 
 
 class RankMonitorClientError(FaultToleranceError):
-    """A call of the client that can't be honoured; nothing was changed by it."""
+    """Raised for a client call that can't be honoured; the call changed nothing."""
 
 
 class NotUnderLauncherError(RankMonitorClientError):
-    """The client found no monitor because the script wasn't started with ``ft_launcher``."""
+    """Raised if the client found no monitor because the script wasn't started with ``ft_launcher``."""
 
 
 class ProtocolError(FaultToleranceError):
-    """Bytes that don't follow this package's protocol, or follow another version of it."""
+    """Raised for bytes that violate this package's protocol, or follow another version of it."""
 
 
 class Refused(ValueError):
-    """A value that a field can't hold; a `ConfigError` follows, which names the field.
+    """Raised for a value that a field can't hold; the caller raises a `ConfigError` that names the field.
 
     The message is a hint to append to what is allowed, or empty.
     """
 
 
 def show(value: object) -> str:
-    """The value as it appears in a one-line message: its repr, shortened."""
+    """Return the value for a one-line message: its repr, shortened."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -60,7 +60,7 @@ def show(value: object) -> str:
 
 def near(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that was probably meant; None if none is near."""
-    import difflib  # only needed once a user made a mistake
+    import difflib  # only needed after a user error
 
     folded = name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
     by_folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
@@ -72,7 +72,7 @@ def near(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or the list of all candidates if none is near."""
+    """Return `" (did you mean 'x'?)"`, or the list of all candidates if none is near."""
     known = list(candidates)
     found = near(name, known)
     return f" (known: {', '.join(known)})" if found is None else f" (did you mean {found!r}?)"

@@ -1,6 +1,6 @@
-"""From the signal that is to end a process to SIGKILL, and to the complaint that even that had no effect. Pure.
+"""Escalation from a process's first signal to SIGKILL, and to the complaint that even SIGKILL had no effect. Pure.
 
-A machine may be too busy to let a process end: what it waits for a CPU doesn't count.
+Time in which the process waits for a CPU isn't counted.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 MOST_STARVED_S = 60.0
-"""By how much a grace is put off at most, in all."""
+"""Most seconds by which a grace is extended in all."""
 GRACE_S = 5.0
-"""From the first signal to SIGKILL, and from SIGKILL to the complaint.
+"""Seconds from the first signal to SIGKILL, and from SIGKILL to the complaint.
 
 Time in which the process waits for a CPU isn't counted: on a busy machine a handler is slow without hanging.
 """
@@ -20,13 +20,13 @@ Time in which the process waits for a CPU isn't counted: on a busy machine a han
 
 @dataclass
 class Grace:
-    """A time to end in: what the process spent waiting for a CPU doesn't count, up to ``MOST_STARVED_S``.
+    """Time for a process to end, excluding up to ``MOST_STARVED_S`` in which it waits for a CPU.
 
-    A thread that the main thread waits for may be the one that gets no CPU, so whichever thread waited longest counts.
+    The main thread may wait for a thread that gets no CPU, so the thread that waited longest counts.
 
     Args:
-        due_s: when it is over; later once ``check`` has put it off.
-        run_delays_ns: by thread, how long it has waited for a CPU in its life, as the grace begins.
+        due_s: end of the grace; ``check`` may move it.
+        run_delays_ns: total CPU wait of each thread, as the grace begins.
     """
 
     due_s: float
@@ -34,11 +34,12 @@ class Grace:
     _left_s: float = MOST_STARVED_S
 
     def check(self, now_s: float, run_delays_ns: Mapping[int, int]) -> bool:
-        """Put it off by what threads waited since the last call; returns whether it is over, else ask at ``due_s``.
+        """Extend the grace by the CPU waits since the last call. Return True if it is over, else call again at
+        ``due_s``.
 
-        ``run_delays_ns``: as they are now.
+        ``run_delays_ns``: current totals.
         """
-        # a thread's number may have gone to a younger one, which has waited less
+        # a thread's number may have been reused by a younger one, which has waited less
         waits_ns = (max(0, delay - self.run_delays_ns.get(thread, 0)) for thread, delay in run_delays_ns.items())
         put_off_s = min(max(waits_ns, default=0) / 1e9, self._left_s)
         self.run_delays_ns = run_delays_ns
@@ -48,7 +49,7 @@ class Grace:
 
 
 class Escalation:
-    """The signals to one process. ``due_s`` is when to call ``advance``; None once there is nothing left to try."""
+    """Signals to one process. ``due_s`` is the time of the next ``advance``; None once nothing is left to try."""
 
     def __init__(self, first: signal.Signals, *, due_s: float) -> None:
         self.due_s: float | None = due_s
@@ -56,7 +57,7 @@ class Escalation:
         self._grace: Grace | None = None
 
     def advance(self, now_s: float, run_delays_ns: Callable[[], Mapping[int, int]]) -> signal.Signals | None:
-        """The signal to send now, if one is due. ``run_delays_ns`` as of `Grace`, asked for only then."""
+        """Return the signal to send now, if one is due. ``run_delays_ns`` (see `Grace`) is called only then."""
         if self.due_s is None or now_s < self.due_s:
             return None
         delays_ns = run_delays_ns()

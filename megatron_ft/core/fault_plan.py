@@ -1,7 +1,7 @@
-"""Planned faults: which rank does what to itself, at which iteration of which cycle.
+"""Planned faults: which rank suffers which fault, at which iteration of which cycle.
 
-A plan may leave the rank, the iteration or the kind of fault to chance; the seed decides then, alike on all
-ranks and in every run. Parsing, drawing and asking what is due are pure; ``rank/faults/injection.py`` acts.
+Rank, iteration and type may be random; the seed decides, alike on all ranks and in every run. Parsing, drawing and
+looking up due faults are pure; ``rank/faults/injection.py`` acts.
 """
 
 from __future__ import annotations
@@ -18,29 +18,19 @@ from megatron_ft.core.wording import when
 RANDOM = "random"
 RANDOM_TYPES = ("rank_killed", "rank_hung")
 """What type ``random`` draws from."""
-FAULT_TYPES: Mapping[str, str] = {
+FAULT_TYPES: dict[str, str] = {
     "rank_killed": "is killed (SIGKILL)",
     "rank_hung": "is stopped (SIGSTOP)",
-    "sleep": "sleeps for ever",
-    "spin": "spins for ever",
-    "gil": "waits for ever in C and holds the GIL",
-    "stuck_collective": "enters barriers that no other rank enters",
     "slow": "is slower from now on",
     "exception": "raises an exception",
-    "exit": "exits",
-    "segfault": "has a segmentation fault",
-    "sigterm": "gets SIGTERM",
-    "disk_full": "finds the disk of its checkpoints full",
 }
 """Type -> what the rank does."""
-IN_LOOP_TYPES = ("sleep", "spin", "stuck_collective", "slow", "exception")
+IN_LOOP_TYPES = ("slow", "exception")
 """Only the thread that trains can do these to itself; the others hit the process from any thread."""
 
 DEFAULT_SLOWER_BY_S = 1.0
 _PLAN_KEYS = ("seed", "faults")
-_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "exit_code", "seconds")
-_ONLY_FOR = {"exit_code": "exit", "seconds": "slow"}
-_DEFAULT_EXIT_CODE = 1
+_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +41,12 @@ class PlannedFault:
     rank: int
     iteration: int
     type: str
-    exit_code: int = _DEFAULT_EXIT_CODE
-    """Only for type ``exit``."""
     seconds: float = DEFAULT_SLOWER_BY_S
-    """Only for type ``slow``: so much longer takes each step."""
+    """Only for type ``slow``: seconds added to each step."""
 
     def describe(self) -> str:
-        """What happens where and when, in one line."""
+        """Return the fault in one line."""
         what = FAULT_TYPES[self.type]
-        if self.type == "exit":
-            what += f" with code {self.exit_code}"
         if self.type == "slow":
             what += f", by {self.seconds:g} s for each step,"
         return f"rank {self.rank} {what} {when(self.iteration)} of cycle {self.cycle}"
@@ -68,38 +54,35 @@ class PlannedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultEntry:
-    """One fault as written; ``None`` is a rank left to chance, a range of iterations is inclusive."""
+    """One fault as written; rank None is random, the range of iterations is inclusive."""
 
     cycle: int
     rank: int | None
     iterations: tuple[int, int]
     type: str
-    exit_code: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """A plan as written."""
-
     seed: int
     faults: tuple[FaultEntry, ...]
     source: str
-    """Where it was read, for messages."""
+    """Origin of the plan, for messages."""
 
 
 def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
     """Check a plan.
 
     Args:
-        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code", "seconds"}]}``;
+        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "seconds"}]}``;
             ``rank`` is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one
-            of :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) and ``seconds``
+            of :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0) and ``seconds``
             (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
         source: what to call it in messages.
 
     Raises:
-        ConfigError: one line that says what is wrong, and what is allowed.
+        ConfigError: one line: what is wrong, and what is allowed.
     """
     if not isinstance(document, Mapping):
         raise ConfigError(f"{source}: a mapping with the key 'faults' is expected, not {show(document)}")
@@ -115,14 +98,14 @@ def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
 
 
 def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
-    """The faults with everything drawn: the same for the same plan and ``world_size``, on every rank.
+    """Return the faults with everything drawn: the same on every rank, for the same plan and ``world_size``.
 
     Raises:
-        ConfigError: a rank that a job of ``world_size`` ranks doesn't have, or two faults for one moment.
+        ConfigError: the job has no such rank, or a rank has two faults at one moment.
     """
     resolved: list[PlannedFault] = []
     for number, entry in enumerate(plan.faults):
-        # one generator for each fault, so that editing one of them doesn't move the others
+        # one generator per fault, so that editing one fault doesn't move the others
         draw = random.Random(f"{plan.seed}/{number}")
         drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
         fault = PlannedFault(
@@ -130,7 +113,6 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
             rank=drawn_rank if entry.rank is None else entry.rank,
             iteration=draw.randint(*entry.iterations),
             type=drawn_type if entry.type == RANDOM else entry.type,
-            exit_code=entry.exit_code,
             seconds=entry.seconds,
         )
         where = f"{plan.source}: fault {number + 1}"
@@ -145,7 +127,7 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
 
 
 def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -> PlannedFault | None:
-    """The fault of exactly this moment, if there is one."""
+    """Return the fault of exactly this moment, None without one."""
     for fault in faults:
         if (fault.cycle, fault.rank, fault.iteration) == (cycle, rank, iteration):
             return fault
@@ -162,16 +144,14 @@ def _parse_fault(where: str, entry: object) -> FaultEntry:
     kind = entry["type"]
     if kind != RANDOM and (not isinstance(kind, str) or kind not in FAULT_TYPES):
         raise ConfigError(f"{where}: unknown type {show(kind)}{nearest(str(kind), [*FAULT_TYPES, RANDOM])}")
-    for key, its_type in _ONLY_FOR.items():
-        if key in entry and kind != its_type:
-            raise ConfigError(f"{where}: {key} is only for type {its_type!r}, not {kind!r}")
+    if "seconds" in entry and kind != "slow":
+        raise ConfigError(f"{where}: seconds is only for type 'slow', not {kind!r}")
     rank = entry["rank"]
     return FaultEntry(
         cycle=_whole(f"{where}: cycle", entry.get("cycle", 0)),
         rank=None if rank == RANDOM else _whole(f"{where}: rank", rank, f"{RANDOM!r} or "),
         iterations=_iterations(f"{where}: iteration", entry["iteration"]),
         type=kind,
-        exit_code=_whole(f"{where}: exit_code", entry.get("exit_code", _DEFAULT_EXIT_CODE), most=255),
         seconds=_seconds(f"{where}: seconds", entry.get("seconds", DEFAULT_SLOWER_BY_S)),
     )
 
@@ -194,10 +174,9 @@ def _seconds(name: str, value: object) -> float:
     return float(value)
 
 
-def _whole(name: str, value: object, or_else: str = "", most: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (most is not None and value > most):
-        limit = "" if most is None else f" to {most}"
-        raise ConfigError(f"{name} must be {or_else}a whole number from 0{limit}, not {show(value)}")
+def _whole(name: str, value: object, or_else: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be {or_else}a whole number from 0, not {show(value)}")
     return value
 
 

@@ -12,12 +12,12 @@ _RANGES = re.compile(r"\[([^\]]*)\]")
 
 
 def natural(name: str) -> tuple[tuple[str, int], ...]:
-    """To sort by: node2 comes before node10."""
+    """Return a sort key by which node2 comes before node10."""
     return tuple((text, int(number or 0)) for text, number in _PARTS.findall(name))
 
 
 def expand_hosts(text: str, most: int) -> tuple[str, ...]:
-    """The first ``most`` hosts of Slurm's short form: ``node[01-03,7],gpu1``. What isn't in that form is left out."""
+    """Return the first ``most`` hosts of Slurm's short form: ``node[01-03,7],gpu1``. Malformed parts are left out."""
     names = itertools.chain.from_iterable(_expand(word.strip()) for word in _WORD.findall(text))
     return tuple(itertools.islice(filter(None, names), most))
 

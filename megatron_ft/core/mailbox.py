@@ -1,4 +1,4 @@
-"""Effects of a machine, carried out in order: what one leads to comes after those that were due before. Pure."""
+"""Queue of a machine's effects: effects of an effect follow those already queued. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """``handle`` takes one item at a time, as long as ``is_open`` holds; it may post more."""
+    """Calls ``handle`` with one item at a time, while ``is_open``; ``handle`` may post more."""
 
     def __init__(self, handle: Callable[[T], object], is_open: Callable[[], bool] = lambda: True) -> None:
         self._handle = handle
@@ -19,7 +19,7 @@ class Mailbox(Generic[T]):
         self._is_busy = False
 
     def post(self, items: Iterable[T]) -> bool:
-        """True when all are handled; False from within ``handle``: they wait for their turn."""
+        """Handle the items. Return False from within ``handle``: they are only queued."""
         self._items.extend(items)
         if self._is_busy:
             return False

@@ -1,7 +1,6 @@
-"""What a node must have before its ranks start: the ready checks, and what is wrong with what they found. Pure.
+"""Checks of ``megatron-ft node-health``: what is wrong with what they found.
 
-They refuse a node only for what is certain: a fact that can't be determined is no problem, unless the user has asked
-for it.
+A node is refused only for what is certain. A fact that can't be determined is no problem, unless the user asked for it.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.wording import counted
 
-CHECKS = ("gpu", "disk", "net", "nvidia-smi")
+CHECKS = ("gpu", "disk", "net", "storage", "nvidia-smi")
+DIRECTORIES_VARIABLE = "FT_JOB_DIRECTORIES"
+"""Directories that the job writes to, for the health command of a launcher; separated by colons."""
 LEAST_FREE_BYTES = 1 << 30
-"""In each directory that is checked."""
+"""Free bytes required in each checked directory."""
 _OF_THE_PROGRAM = frozenset({13, 31, 43, 45, 63, 94})
-"""Xids that a program's mistake causes, or that were mended: they say nothing of the device."""
+"""Xids caused by a program's error, or repaired: they say nothing about the device."""
 _ACTIVE, _CABLE = "ACTIVE", "LinkUp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What the driver reports of one device; None is what it doesn't report of this kind.
+    """Driver's report of one device; None is what it doesn't report for this kind.
 
     Args:
-        pages_pending: pages of its memory are to be retired at the next reset.
-        rows_pending: the same for rows, on newer devices.
+        pages_pending: pages of its memory will be retired at the next reset.
+        rows_pending: rows will be remapped at the next reset, on newer devices.
         rows_failed: rows couldn't be replaced.
     """
 
@@ -39,34 +40,31 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """A port of an InfiniBand device: the state of its link, and of the cable, as in ``/sys/class/infiniband``."""
+    """Port of an InfiniBand device: state of its link and cable, as in ``/sys/class/infiniband``."""
 
     name: str
     link: str
     cable: str
 
 
-def parse_checks(value: object) -> tuple[str, ...]:
-    """Names of checks; ``disk:PATH`` is the check of one more directory.
+def parse_checks(text: str) -> tuple[str, ...]:
+    """Return the names of checks; ``disk:PATH`` and ``storage:PATH`` check one more directory.
 
     Raises:
-        Refused: there is no such check.
+        Refused: a check is unknown.
     """
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-        raise Refused
-    checks = tuple(dict.fromkeys(word.strip() for word in words))
+    checks = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for check in checks:
         name, colon, path = check.partition(":")
         if name not in CHECKS:
             raise Refused(nearest(name, CHECKS))
-        if colon and (name != "disk" or not path.startswith("/")):
-            raise Refused(f"; {check!r}: only disk has a path, as in disk:/checkpoints")
+        if colon and (name not in ("disk", "storage") or not path.startswith("/")):
+            raise Refused(f"; {check!r}: only disk and storage have a path, as in storage:/checkpoints")
     return checks
 
 
 def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks: int) -> list[str]:
-    """What is wrong with the devices; ``gpus`` None: there is no driver. ``ranks`` of this node need a device each."""
+    """Return problems of the devices; ``gpus`` None: no driver. Each of the node's ``ranks`` needs a device."""
     if gpus is None:
         return ["gpu: there is no NVIDIA driver (libnvidia-ml.so.1)"]
     found = []
@@ -86,20 +84,20 @@ def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks
 
 
 def xids(kernel_log: Iterable[str]) -> list[int]:
-    """The numbers of the driver's errors, oldest first."""
+    """Return the numbers of the driver's errors, oldest first."""
     matches = (re.search(r"NVRM: Xid \([^)]*\): (\d+)", line) for line in kernel_log)
     return [int(match[1]) for match in matches if match]
 
 
-def disk_problems(path: str, free_bytes: int) -> list[str]:
-    """What is wrong with a directory that has answered."""
+def directory_problems(check: str, path: str, free_bytes: int) -> list[str]:
+    """Return what is wrong with a directory that has answered; ``check``: disk or storage."""
     if free_bytes >= LEAST_FREE_BYTES:
         return []
-    return [f"disk: {free_bytes / 2**20:.0f} MiB free in {path}, {LEAST_FREE_BYTES >> 20} MiB are needed"]
+    return [f"{check}: {free_bytes / 2**20:.0f} MiB free in {path}, {LEAST_FREE_BYTES >> 20} MiB are needed"]
 
 
 def net_problems(interfaces: Sequence[str], ports: Sequence[Port]) -> list[str]:
-    """What is wrong with the network; ``interfaces`` are those that are up, but for the loopback."""
+    """Return problems of the network; ``interfaces`` are those that are up, without the loopback."""
     found = [] if interfaces else ["net: no network interface is up"]
     for port in ports:
         if port.cable == _CABLE and port.link != _ACTIVE:

@@ -1,4 +1,4 @@
-"""What the kernel reports of a process that hangs or can't be killed. Pure."""
+"""Kernel's facts of a process that hangs or can't be killed. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class ThreadFacts:
     """One thread.
 
     Args:
-        comm: its name.
-        state: as /proc has it: "R", "S", "D", "T".
-        wchan: the kernel's function in which it waits; empty or "0" where that isn't known.
+        comm: name of the thread.
+        state: as in /proc: "R", "S", "D", "T".
+        wchan: kernel function in which it waits; empty or "0" if unknown.
     """
 
     tid: int
@@ -23,11 +23,11 @@ class ThreadFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """One process; what can't be read is empty.
+    """One process; unreadable facts are empty.
 
     Args:
         pid: null in a file of evidence, which has it already.
-        state: of its main thread; so are ``comm`` and ``wchan``.
+        state: of its main thread, like ``comm`` and ``wchan``.
     """
 
     pid: int | None = None

@@ -1,4 +1,4 @@
-"""How often the same line is printed: a cause that comes a million times must not fill a log or a terminal. Pure."""
+"""Rate limit for repeated lines: a frequent cause must not fill a log or a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _EVERY_S = 60.0
 
 
 class RateLimiter:
-    """Admits a few lines at once, and one a minute in the long run; it counts the others."""
+    """Admits a few lines at once and one a minute in the long run, and counts the others."""
 
     def __init__(self) -> None:
         self._left = float(_AT_ONCE)
@@ -15,9 +15,9 @@ class RateLimiter:
         self._suppressed = 0
 
     def admit(self, text: str, now_s: float) -> str | None:
-        """The line to print now, with the number of those suppressed before it; None: print nothing.
+        """Return the line to print now, with the number of lines suppressed before it; None to print nothing.
 
-        ``now_s``: seconds on a clock that only goes forward.
+        ``now_s``: seconds on a clock that never goes back.
         """
         passed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s

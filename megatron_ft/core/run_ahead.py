@@ -1,4 +1,4 @@
-"""What is run ahead, and which environment variables differ between ranks or cycles. Pure."""
+"""Facts of running a script ahead, and the environment variables that differ between ranks or cycles. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 from megatron_ft.core.errors import ConfigError
 
 FORK_SERVER_NAME = "ft_fork_server"
-"""The kernel's name of the process that forks ranks; what it forks has it, too, until it is a rank."""
+"""Process name of the fork server; its forks have it, too, until they become ranks."""
 RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
-"""Carries a server's orders, and is removed before its script runs."""
+"""Variable with a server's orders, removed before its script runs."""
 WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
-"""Whether a rank's collectives are watched if its script calls no hooks: "on" or "off"."""
+"""Variable that says whether to watch a rank's collectives if its script calls no hooks: "on" or "off"."""
 REFERENCE_NAMES_VARIABLE = "MEGATRON_FT_REFERENCE_NAMES"
-"""In a rank and what it starts: "on" where this package serves the names of nvidia-resiliency-ext."""
+"""Variable of a rank and its children: "on" where this package serves the names of nvidia-resiliency-ext."""
 _VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
@@ -27,23 +27,23 @@ _VARIABLES = frozenset(
 
 
 class Ahead(NamedTuple):
-    """What to run ahead."""
+    """Script to run ahead, with its environment."""
 
     command: list[str]
     """Command of the ranks: this Python, "-u", and a script or module with its arguments."""
     environment: dict[str, str]
-    """Environment of the ranks, without what differs between them."""
+    """Environment common to all ranks."""
     preload: tuple[str, ...]
-    """Modules to import before the script, which the user asked for."""
+    """Modules to import before the script, at the user's request."""
     shares_output: bool
-    """Standard output and standard error of the ranks go where those of the launcher do."""
+    """True if standard output and standard error of the ranks go where those of the launcher do."""
 
 
 def parse_preload(text: str | None) -> tuple[str, ...] | None:
-    """The names of ``--ft-preload a,b``; None for "none": no fork server at all.
+    """Return the names in ``--ft-preload a,b``; None for "none": no fork server at all.
 
     Raises:
-        ConfigError: something in it is no name of a module.
+        ConfigError: a word is no name of a module.
     """
     if text is None or not text.strip():
         return ()
@@ -57,21 +57,21 @@ def parse_preload(text: str | None) -> tuple[str, ...] | None:
 
 
 def is_set_for_ranks(name: str) -> bool:
-    """Whether the launcher, or torch, gives this environment variable a value for each rank, or for each cycle."""
+    """Return True if the launcher, or torch, sets this environment variable per rank or per cycle."""
     return name in _VARIABLES or name.startswith("TORCHELASTIC_")
 
 
 def tells_ranks_apart(name: str) -> bool:
-    """Whether a script that uses this variable may behave differently by rank or cycle from there on."""
+    """Return True if a script that uses this variable may behave differently by rank or cycle from there on."""
     return is_set_for_ranks(name) or name.startswith("FT_")
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables that are set for each rank."""
+    """Return an environment without the variables that are set per rank."""
     return {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
 
 
 def shared_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """What ranks have in common, without the variables that are set for each; None if they differ in more."""
+    """Return the common environment of ranks, without per-rank variables; None if they differ in others."""
     first, *others = map(without_ranks, environments)
     return first if all(env == first for env in others) else None

@@ -1,4 +1,4 @@
-"""Signals: their names, and which one to stop is a second request, of a user who is in a hurry. Pure."""
+"""Names of signals, and the rule for a second request to stop, of an impatient user. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import signal
 from enum import Enum
 
 AGAIN_AFTER_S = 5.0
-"""A signal so long after the first is a second request. Before, it is the same one: Slurm sends SIGTERM twice within
-milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
+"""Seconds after which a further signal is a second request. Before, it counts as the same one: Slurm sends SIGTERM
+twice within milliseconds, and after Ctrl-C twice in a row nobody has read yet that the ranks are about to end."""
 
 
 def signal_name(number: int) -> str:
-    """As in "SIGKILL"; "signal 35" for one without a name (a real-time one, or none of this system)."""
+    """Return a name as "SIGKILL"; "signal 35" for a signal without one (real-time, or unknown here)."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -19,7 +19,7 @@ def signal_name(number: int) -> str:
 
 
 class Asked(Enum):
-    """What one signal asks for."""
+    """Meaning of one signal."""
 
     FIRST = "to stop"
     SAME = "what the first has asked"
@@ -27,13 +27,13 @@ class Asked(Enum):
 
 
 class SecondRequest:
-    """Notes each signal that asks this process to stop, and decides which is a second request."""
+    """Decides which signals to stop this process are a second request."""
 
     def __init__(self) -> None:
         self._first_s: float | None = None
 
     def note(self, now_s: float) -> Asked:
-        """What the signal that came at ``now_s`` asks for (seconds of any clock that only goes on)."""
+        """Return the meaning of a signal at ``now_s``, seconds of any clock that never goes back."""
         if self._first_s is None:
             self._first_s = now_s
             return Asked.FIRST

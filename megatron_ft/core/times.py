@@ -1,4 +1,4 @@
-"""Times: the longest duration, and when the next thing is due. Pure."""
+"""Times: the longest duration, and the earliest due time. Pure."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ T = TypeVar("T", int, float)
 
 
 def earliest(*times: T | None) -> T | None:
-    """When the next thing is due, of several that may not be due at all (None); None if none is."""
+    """Return the earliest time, ignoring None; None if there is none."""
     return min((time for time in times if time is not None), default=None)

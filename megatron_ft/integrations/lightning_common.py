@@ -1,4 +1,4 @@
-"""What both Lightning callbacks do: connect for a fit, keep timeouts, write the finished flag, disconnect."""
+"""Base of both Lightning callbacks: connects for a fit, keeps timeouts, writes the finished flag, disconnects."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
 
 @dataclass
 class Fit:
-    """The state of one fit so far."""
+    """State of one fit so far."""
 
     iterations: int = 0
     """Batches trained."""
     is_resumed: bool = False
-    """A checkpoint was loaded."""
+    """True if a checkpoint was loaded."""
     has_learned: bool = False
-    """There are new timeouts that aren't in the file yet."""
+    """True if new timeouts aren't in the file yet."""
 
 
 class FitCallback(LightningCallback):
-    """Monitors ``trainer.fit`` and nothing else. The hooks of Lightning that subclasses don't need do nothing."""
+    """Monitors ``trainer.fit`` only. Lightning's hooks that subclasses don't need do nothing."""
 
     TIMEOUTS_FILENAME: str
     """Name of the file of learned timeouts, in ``exp_dir``."""
@@ -58,19 +58,19 @@ class FitCallback(LightningCallback):
         exp_dir: str | os.PathLike[str] | None = None,
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
     ) -> None:
-        """No I/O happens here.
+        """Create the callback without any I/O.
 
         Args:
-            autoresume: write the file ``FAULT_TOL_FINISHED_FLAG_FILE`` names when the training is finished, so that
-                the script that starts one job after the other can end (see examples/autoresume).
+            autoresume: write the file named by ``FAULT_TOL_FINISHED_FLAG_FILE`` when the training is finished, so that
+            the script that starts one job after the other can end (see examples/autoresume).
             calculate_timeouts: learn timeouts, and use those of earlier runs.
             simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
-            exp_dir: where learned timeouts are kept, a directory that all runs share. None is ``ft_state`` in the
-                trainer's ``log_dir``, which most loggers number anew in each run.
-            logger_name: of the logger to which this callback writes.
+            exp_dir: directory of learned timeouts, shared by all runs. None is ``ft_state`` in the trainer's
+            ``log_dir``, which most loggers number anew in each run.
+            logger_name: name of this callback's logger.
 
         Raises:
-            ConfigError: simulated_fault_params make no sense (a ValueError).
+            ConfigError: simulated_fault_params are invalid (a ValueError).
         """
         self.logger = logging.getLogger(logger_name)
         self.autoresume = autoresume
@@ -83,7 +83,7 @@ class FitCallback(LightningCallback):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a fit is being monitored now."""
+        """True while a fit is monitored."""
         return self.fault_tol_client is not None
 
     # ---- Lightning's hooks
@@ -93,11 +93,11 @@ class FitCallback(LightningCallback):
 
         Raises:
             RankMonitorClientError: the script wasn't started with ``ft_launcher``, or the monitor refuses this rank.
-            RuntimeError, ValueError: something isn't set as it must be; the launcher is asked not to restart.
+            RuntimeError, ValueError: a setting is missing or invalid; the launcher is asked not to restart.
         """
         if stage != "fit":
             return
-        self._disconnect()  # of a fit that was left without its teardown
+        self._disconnect()  # from a fit that was left without its teardown
         say.forget()
         if self.autoresume and not os.environ.get(FINISHED_FLAG):
             self._refuse(
@@ -114,13 +114,13 @@ class FitCallback(LightningCallback):
         try:
             client.init_workload_monitoring()
             self._prepare(trainer, client)
-        except BaseException:  # whatever it was, a rank that isn't in its fit must not be taken for hung
+        except BaseException:  # whatever it was, a rank outside its fit must not look hung
             self._disconnect()
             raise
         _keep_stack_signals(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """At the end of a fit that no exception ended: write the flag, learn timeouts (a collective), disconnect."""
+        """At the end of a fit without an exception: write the flag, learn timeouts (a collective), disconnect."""
         if stage != "fit" or self.fault_tol_client is None:
             return
         # Lightning calls this hook while it handles that exception
@@ -128,7 +128,7 @@ class FitCallback(LightningCallback):
         try:
             self._before_end()
             if self.autoresume:
-                # the others may be at their last save: a flag before it would end the training without it
+                # other ranks may be at their last save: a flag before it would end the training without it
                 trainer.strategy.barrier("megatron_ft: end of fit")
                 self._say_if_finished(trainer, is_cut_short)
             self._learn(trainer, is_closing=True)
@@ -140,7 +140,7 @@ class FitCallback(LightningCallback):
         """Disconnect. Timeouts are learned only if ``sys.exit(0)``, on all ranks, ended the fit."""
         if self.fault_tol_client is None:
             return
-        # by its exact type: Lightning's SIGTERMException is a SystemExit too, but ranks raise it at different steps
+        # by exact type: Lightning's SIGTERMException is a SystemExit too, but ranks raise it at different steps
         is_clean = type(exception) is SystemExit and not exception.code
         try:
             self._before_end()
@@ -159,38 +159,37 @@ class FitCallback(LightningCallback):
             tolerant.call(self.fault_tol_client.set_iteration, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Count the batch."""
         self._fit.iterations += 1
 
     def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Remember that this fit goes on from a checkpoint. (A tuner loads one after its trial steps.)"""
+        """Note that this fit resumes from a checkpoint. (A tuner loads one after its trial steps.)"""
         if not self._fit.iterations:
             self._fit.is_resumed = True
 
     # ---- what subclasses do
 
     def _check_config(self, client: RankMonitorClient) -> None:
-        """Call ``_refuse`` if the timeouts that are in force now can't be meant."""
+        """Call ``_refuse`` if the timeouts in force can't be intended."""
 
     def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
-        """The fit begins."""
+        """Prepare for a fit."""
 
     def _before_end(self) -> None:
-        """The fit is over."""
+        """Act at the end of a fit, while still connected."""
 
     def _learn(self, trainer: Any, *, is_closing: bool) -> None:
-        """Calculate timeouts from what was seen, a collective, if enough was seen."""
+        """Calculate timeouts, a collective, if enough was observed."""
 
     def _on_failure(self, exception: BaseException) -> None:
-        """An exception has ended the fit."""
+        """Act on an exception that has ended the fit."""
 
     def _retire(self) -> None:
-        """The client has been shut down."""
+        """Clean up before the client is shut down."""
 
     # ---- helpers
 
     def _prepare(self, trainer: Any, client: RankMonitorClient) -> None:
-        """Between the connection and the begin: learned timeouts and the checks."""
+        """Load learned timeouts and check the configuration, between connecting and the start of the fit."""
         # a trainer's log_dir is a collective (one broadcast)
         directory = self.exp_dir or Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
         self.timeouts_file_path = directory / self.TIMEOUTS_FILENAME
@@ -207,7 +206,7 @@ class FitCallback(LightningCallback):
         self._begin(trainer, client)
 
     def _refuse(self, error: Exception) -> NoReturn:
-        """Raise for a mistake of the user, who has to mend it: a restart would meet it again."""
+        """Raise a user error after asking the launcher not to restart, since a restart would fail again."""
         ask_for_no_restart(str(error))
         raise error
 
@@ -231,7 +230,7 @@ class FitCallback(LightningCallback):
             self._write_flag(f"the training is finished: {reason}", write=write_flag_of_fit)
 
     def _withdraw_flag(self) -> None:
-        """Remove the flag of the fit before this one: the training isn't finished if this fit is interrupted."""
+        """Remove the flag of the previous fit: the training isn't finished if this fit is interrupted."""
         try:
             path = withdraw_flag()
         except OSError as error:
@@ -242,7 +241,7 @@ class FitCallback(LightningCallback):
                 self.logger.info("FT: another fit begins, so %s, written after the last one, is removed", path)
 
     def _write_flag(self, reason: str, write: Callable[[str], str | None] = write_flag) -> None:
-        """Write the file that ends the loop of jobs; it holds the reason."""
+        """Write the file that ends the loop of jobs, with the reason as its content."""
         try:
             path = write(reason)
         except OSError as error:
@@ -253,7 +252,7 @@ class FitCallback(LightningCallback):
                 self.logger.info("FT: %s, so %s is written", reason, path)
 
     def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
-        """Load what the file holds, the same on all ranks: rank 0 reads it and tells the others (a broadcast)."""
+        """Load the file's timeouts, the same on all ranks: rank 0 reads it and broadcasts the content."""
         document, problem = None, ""
         if agreement.rank() == 0 or not agreement.has_process_group():
             document, problem = _read(path)
@@ -268,19 +267,19 @@ class FitCallback(LightningCallback):
         for superseded in choice.superseded:
             self._warn(superseded.describe())
         if not choice.is_empty:
-            # as they were calculated: the client applies the floor, and goes on from these
+            # as calculated, without the floor: the client applies it, and goes on from these
             calculated = {name: state.timeouts[name].timeout_s for name in choice.learned}
             client.load_state_dict(learned.client_state_of(calculated, choice.heartbeats, None))
             summary = ", ".join(f"{name} {learned.seconds(value)}" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 
     def _learned(self, timeouts: object) -> None:
-        """New timeouts are in force: say so."""
+        """Note and log new timeouts."""
         self._fit.has_learned = True
         self._info(f"Updated FT timeouts: {timeouts}")
 
     def _write_timeouts(self, client: RankMonitorClient | None) -> None:
-        """Put new timeouts into the file (rank 0)."""
+        """Write new timeouts to the file, on rank 0."""
         if client is None or not self._fit.has_learned:
             return
         self._fit.has_learned = False
@@ -318,12 +317,12 @@ def _keep_stack_signals(trainer: Any) -> None:
 
 
 def _is_versioned(directory: Path) -> bool:
-    """Whether Lightning's loggers number this directory: the next run has another one and finds nothing."""
+    """Return True if Lightning's loggers number this directory: the next run uses another and finds no file."""
     return re.fullmatch(r"version_\d+", directory.parent.name) is not None
 
 
 def _read(path: str) -> tuple[Any, str]:
-    """Return the document in the file, None if there is none to use, and what to warn of; a broken one is set aside."""
+    """Return the file's document, None if unusable, and a warning. A broken file is set aside."""
     try:
         document = read_state(path)
         if document is not None:
@@ -349,11 +348,11 @@ def _configured(client: RankMonitorClient) -> dict[str, Any]:
 def _save(client: RankMonitorClient, path: Path) -> None:
     """Write the client's calculated timeouts to the file. Only rank 0 may call this.
 
-    The file is ``ft_state.json``'s document, and beside it, under "current_timeouts", the client's plain state: what
-    nvidia-resiliency-ext's callbacks write and read.
+    The file is ``ft_state.json``'s document with the client's plain state added under "current_timeouts", as
+    nvidia-resiliency-ext's callbacks write and read it.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     state = learned.from_client(
         client.state_dict(),

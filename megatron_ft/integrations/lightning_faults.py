@@ -1,4 +1,4 @@
-"""Simulated faults of the Lightning callbacks: one rank does something to itself after a delay."""
+"""Simulated faults of the Lightning callbacks: one rank fails after a delay."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["SimulatedFaultParams", "parse", "plan", "start"]
 
 @dataclass
 class SimulatedFaultParams:
-    """A fault that one rank simulates, for tests and rehearsals. It is simulated anew in every cycle.
+    """A fault that one rank simulates, for tests and rehearsals, in every cycle anew.
 
     Raises:
-        ConfigError: a value that can't be right (a ValueError).
+        ConfigError: a value is invalid (a ValueError).
     """
 
     fault_type: str
     """"rank_killed" (SIGKILL), "rank_hung" (SIGSTOP), or "random": one of the two."""
     base_delay: float
-    """Seconds from the start of the fit, at least."""
+    """Least delay in seconds from the start of the fit."""
     rand_delay: float = 0.0
-    """Seconds added at random, at most."""
+    """Most seconds added at random."""
     rank_to_fail: int | None = None
-    """None: a random rank."""
+    """Rank that fails; None for a random one."""
 
     def __post_init__(self) -> None:
         known = [*RANDOM_TYPES, RANDOM]
@@ -50,10 +50,10 @@ class SimulatedFaultParams:
 
 
 def parse(value: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFaultParams | None:
-    """Take parameters in any form a constructor is given them: the object, or a mapping of its fields.
+    """Convert the parameters of a constructor: the object, or a mapping of its fields.
 
     Raises:
-        ConfigError: it is neither, or a value in it can't be right.
+        ConfigError: the value is neither, or a field is invalid.
     """
     if value is None or isinstance(value, SimulatedFaultParams):
         return value
@@ -67,15 +67,15 @@ def parse(value: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFa
 
 
 def plan(params: SimulatedFaultParams, *, world_size: int, seed: Callable[[], int]) -> SimulatedFault:
-    """Who does what when; the same on all ranks, but for the delay, which only the rank itself needs to know.
+    """Return the fault; the same on all ranks, except for the delay, which only the failing rank needs.
 
     Args:
-        params: what is asked for.
+        params: the settings.
         world_size: number of ranks.
-        seed: the same on all ranks; asked only if something is left to chance, because it may take a collective.
+        seed: the same on all ranks; called only if something is random, because it may take a collective.
 
     Raises:
-        ConfigError: there is no such rank; on all ranks alike.
+        ConfigError: ``rank_to_fail`` doesn't exist; on all ranks alike.
     """
     rank, fault_type = params.rank_to_fail, params.fault_type
     if rank is not None and rank >= world_size:
@@ -86,13 +86,13 @@ def plan(params: SimulatedFaultParams, *, world_size: int, seed: Callable[[], in
 
 
 def start(params: SimulatedFaultParams, client: Callable[[], Any]) -> None:
-    """In the rank that is to fail, start the thread that makes it; a collective if something is left to chance.
+    """Start the thread that makes this rank fail, if it is the one; a collective if something is random.
 
     Args:
-        params: what is asked for.
-        client: asked for the client, to whose event log the fault is written, when it is due.
+        params: the settings.
+        client: called when the fault is due, for the client to whose event log it is written.
 
     Raises:
-        ConfigError: there is no such rank; on all ranks alike.
+        ConfigError: ``rank_to_fail`` doesn't exist; on all ranks alike.
     """
     simulated.start(plan(params, world_size=agreement.world_size(), seed=simulated.common_seed), client=client)

@@ -1,7 +1,7 @@
-"""Whether a fit that ended was the last one that the training needs: then no further job is started.
+"""The finished flag of Lightning fits: no further job is started after the last fit that the training needs.
 
-A script may call ``trainer.fit`` several times. Each fit that ends says what it knows, in the file that
-``FAULT_TOL_FINISHED_FLAG_FILE`` names; the next fit of the same process withdraws that.
+A script may call ``trainer.fit`` several times. Each fit that ends writes the file named by
+``FAULT_TOL_FINISHED_FLAG_FILE``, if nothing is left to train; the next fit of the same process withdraws it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 __all__ = ["EndOfFit", "end_of_fit", "why_finished", "withdraw_flag", "write_flag_of_fit"]
 
 _written: dict[str, tuple[object, ...]] = {}
-"""Flags written by this process for a fit, by path, and the identity of each file."""
+"""Flags written by this process for a fit: path and identity of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfFit:
-    """How a fit ended that no exception ended. A limit that isn't set is -1."""
+    """End of a fit without an exception. An unset limit is -1."""
 
     global_step: int
     max_steps: int
     epochs: int
-    """That are complete."""
+    """Complete epochs."""
     max_epochs: int
     iterations: int
     """Batches trained in this fit."""
     is_resumed: bool
-    """It began from a checkpoint."""
+    """True if the fit began from a checkpoint."""
     is_early_stopped: bool
-    """Lightning's ``EarlyStopping`` stopped it."""
+    """True if Lightning's ``EarlyStopping`` stopped the fit."""
     is_cut_short: bool
-    """It was left early on purpose (``_TunerExitException``), e.g. because the time of the job was up."""
+    """True if the fit was left early on purpose (``_TunerExitException``), e.g. because the job's time was up."""
 
 
 def why_finished(end: EndOfFit) -> str | None:
-    """The reason why there is nothing left to train, or None if a further job has to go on.
+    """Return why nothing is left to train, None if a further job has to go on.
 
-    A fit that ``max_time`` or a preemption ended isn't finished. If it was the time for the whole training that
-    was up, the next job finds that out: it resumes, and stops at once or after the one batch that Lightning trains
-    when it restores the callbacks late.
+    A fit that ``max_time`` or a preemption ended isn't finished. If the time for the whole training was up, the next
+    job finds that out: it resumes, and stops at once or after the one batch that Lightning trains when it restores the
+    callbacks late.
     """
     if 0 <= end.max_steps <= end.global_step:
         return f"max_steps={end.max_steps} is reached"
@@ -59,13 +59,12 @@ def why_finished(end: EndOfFit) -> str | None:
 
 
 def write_flag_of_fit(reason: str) -> str | None:
-    """Write the flag after a fit; its path, or None if the variable isn't set.
+    """Write the flag after a fit. Return its path, None if the variable isn't set.
 
-    ``withdraw_flag`` will remove it, unless there was a flag before that this process hadn't written: of an earlier
-    life, say, or of a process that knows better.
+    ``withdraw_flag`` will remove it, unless it replaced a flag of another process, such as one of an earlier life.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     before = _current_flag()
     is_ours = before is None or _is_ours(*before)
@@ -77,10 +76,10 @@ def write_flag_of_fit(reason: str) -> str | None:
 
 
 def withdraw_flag() -> str | None:
-    """Remove the flag, for another fit begins; its path, or None if there is none that this process wrote after a fit.
+    """Remove a flag that this process wrote after a fit, for another fit begins. Return its path, None without one.
 
     Raises:
-        OSError: it can't be removed.
+        OSError: the file can't be removed.
     """
     current = _current_flag()
     if current is None or not _is_ours(*current):
@@ -91,7 +90,7 @@ def withdraw_flag() -> str | None:
 
 
 def _current_flag() -> tuple[str, tuple[object, ...]] | None:
-    """Real path and identity of the file that is the flag now; None if there is none."""
+    """Return real path and identity of the current flag file; None if there is none."""
     path = os.environ.get(FINISHED_FLAG)
     if not path:
         return None
@@ -100,7 +99,7 @@ def _current_flag() -> tuple[str, tuple[object, ...]] | None:
         found = os.stat(path)
     except OSError:
         return None
-    # a shell that writes to it again leaves the inode
+    # a shell that overwrites it keeps the inode, so size and time count too
     return path, (os.getpid(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
@@ -124,7 +123,7 @@ def end_of_fit(trainer: Any, *, iterations: int, is_resumed: bool, is_cut_short:
 
 
 def _is_early_stopped(trainer: Any) -> bool:
-    # should_stop alone may come from any callback, and what EarlyStopping says may be restored from a checkpoint
+    # should_stop alone may come from any callback, and EarlyStopping's state may be restored from a checkpoint
     return bool(trainer.should_stop) and any(
         _has_stopped(callback, trainer.current_epoch)
         for callback in trainer.callbacks

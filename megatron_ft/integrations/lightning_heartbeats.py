@@ -16,7 +16,7 @@ class FaultToleranceCallback(FitCallback):
     """Sends heartbeats during ``trainer.fit``: after each training and validation batch, and around both.
 
     No heartbeat is sent while a checkpoint is loaded or written: ``initial_rank_heartbeat_timeout`` has to cover the
-    start with a load, and ``rank_heartbeat_timeout`` the longest step with a save. With ``calculate_timeouts`` they
+    start with a load, and ``rank_heartbeat_timeout`` the longest step with a save. With ``calculate_timeouts``, both
     are learned at the end of a fit that has loaded and saved a checkpoint, and used by the next one.
     """
 
@@ -27,32 +27,27 @@ class FaultToleranceCallback(FitCallback):
     _has_saved_between = False
 
     def on_train_start(self, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat."""
         self._beat()
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat."""
         super().on_train_batch_end(trainer, *args, **kwargs)
         self._beat()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat."""
         self._beat()
 
     def on_validation_start(self, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat, also in the sanity check."""
+        """Send a heartbeat, also in the sanity check."""
         self._beat()
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat, also in the sanity check."""
         self._beat()
 
     def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat, also in the sanity check."""
         self._beat()
 
     def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Heartbeat: two saves in a row are no single long interval."""
+        """Send a heartbeat between two saves in a row, which are no single long interval."""
         if self._heartbeats:
             self._has_saved_between = True
         self._beat()
@@ -89,7 +84,7 @@ class FaultToleranceCallback(FitCallback):
             self._info("the timeouts aren't learned: that takes a fit that loads a checkpoint, trains and saves")
             return
         self._info("Updating FT timeouts of heartbeats")
-        # who comes first waits for the others, and must not look late under the new timeouts
+        # the first rank waits for the others, and must not look late under the new timeouts
         trainer.strategy.barrier("megatron_ft: timeouts")
         self._beat()
         try:

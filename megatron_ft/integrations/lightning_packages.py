@@ -1,6 +1,6 @@
 """PyTorch Lightning under its two names, ``lightning.pytorch`` and ``pytorch_lightning``.
 
-The two packages have the same classes twice: a ``Callback`` of one is none for a ``Trainer`` of the other.
+The two packages have separate copies of the same classes: a ``Callback`` of one is none for a ``Trainer`` of the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HOMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_classes() -> tuple[type, ...]:
-    """The ``Callback`` of the package in use; of both where that isn't known yet, so that either accepts ours.
+    """Return the ``Callback`` class of the package in use; of both if unknown, so that either accepts ours.
 
     Raises:
         ImportError: neither can be imported.
@@ -37,16 +37,16 @@ def _callback_classes() -> tuple[type, ...]:
 if TYPE_CHECKING:
 
     class LightningCallback:
-        """A ``Callback``, whichever package is used."""
+        """A ``Callback`` of whichever package is used."""
 else:
     LightningCallback = type("LightningCallback", _callback_classes(), {"__module__": __name__})
 
 
 def names_of_classes(thing: Any) -> set[str]:
-    """The names of an object's class and its bases: equal for both packages, and nothing need be imported."""
+    """Return the names of an object's class and bases: equal for both packages, without an import."""
     return {each.__name__ for each in type(thing).__mro__}
 
 
 def is_tuner_exit(error: BaseException | None) -> bool:
-    """Whether this is how Lightning leaves a run early on purpose (tuners; NeMo's limit of the time of a run)."""
+    """Return True for Lightning's exception that leaves a run early on purpose (tuners; NeMo's time limit of a run)."""
     return error is not None and "_TunerExitException" in names_of_classes(error)

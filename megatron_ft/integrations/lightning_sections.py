@@ -23,7 +23,7 @@ __all__ = ["FaultToleranceSectionsCallback", "Sections", "Wrappings"]
 
 SETUP, STEP, CHECKPOINTING = NAMES = ("setup", "step", "checkpointing")
 _NEVER = -1
-"""Where a number of batches says when something was done."""
+"""Value of a batch number before the first event."""
 
 
 class FaultToleranceSectionsCallback(FitCallback):
@@ -54,22 +54,22 @@ class FaultToleranceSectionsCallback(FitCallback):
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
         exc_handling_policy: Callable[[Any], WorkloadControlRequest | None] | None = None,
     ) -> None:
-        """No I/O happens here.
+        """Create the callback without any I/O.
 
         Args:
-            autoresume: write the file ``FAULT_TOL_FINISHED_FLAG_FILE`` names when the training is finished, so that
-                the script that starts one job after the other can end (see examples/autoresume).
+            autoresume: write the file named by ``FAULT_TOL_FINISHED_FLAG_FILE`` when the training is finished, so that
+            the script that starts one job after the other can end (see examples/autoresume).
             calculate_timeouts: learn timeouts, and use those of earlier runs.
             simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
-            exp_dir: where learned timeouts are kept, a directory that all runs share. None is ``ft_state`` in the
-                trainer's ``log_dir``, which most loggers number anew in each run.
-            logger_name: of the logger to which this callback writes.
-            exc_handling_policy: given an exception that ended the fit in this rank, says what the launcher is to do
-                about it; None is what its restart policy says. A ``ShutdownWorkload`` also writes the finished flag,
-                for no further job should be started. Not asked about ``sys.exit(0)``.
+            exp_dir: directory of learned timeouts, shared by all runs. None is ``ft_state`` in the trainer's
+            ``log_dir``, which most loggers number anew in each run.
+            logger_name: name of this callback's logger.
+            exc_handling_policy: called with an exception that ended the fit in this rank. Returns a request to the
+            launcher, or None for its restart policy. A ``ShutdownWorkload`` also writes the finished flag, since no
+            further job should be started. Not called for ``sys.exit(0)``.
 
         Raises:
-            ConfigError: simulated_fault_params make no sense (a ValueError).
+            ConfigError: simulated_fault_params are invalid (a ValueError).
         """
         super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
         self.exc_handling_policy = exc_handling_policy
@@ -80,15 +80,15 @@ class FaultToleranceSectionsCallback(FitCallback):
         self._reasons_given: set[str] = set()
 
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Close "setup", report the iteration."""
+        """Close "setup" and report the iteration."""
         self._close_setup()
         super().on_train_batch_start(trainer, *args, **kwargs)
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """After the batch that follows a save (which comes after this hook): learn from it. All ranks do so.
+        """Learn, on all ranks, after the batch that follows a save (saves come after this hook).
 
-        Learning is a collective. A further save after the same batch, as Lightning may make one when it validates,
-        is learned with the next.
+        Learning is a collective. A further save after the same batch, as Lightning may make one when it validates, is
+        learned with the next.
         """
         super().on_train_batch_end(trainer, *args, **kwargs)
         if self._learned_at < self._saved_at:
@@ -125,10 +125,10 @@ class FaultToleranceSectionsCallback(FitCallback):
         loops = [getattr(epoch_loop, f"{kind}_optimization", None) for kind in ("automatic", "manual")]
         for loop in filter(None, loops):
             wrappings.wrap(loop, "run", STEP)
-        if not any(loops):  # a train loop of its own kind: then the forward pass at least
+        if not any(loops):  # a custom train loop: watch the forward pass at least
             wrappings.wrap(trainer.strategy, "training_step", STEP)
         wrappings.wrap(trainer.strategy, "validation_step", STEP)
-        # of the trainer, because it ends with a barrier: in the strategy's only rank 0 may have something to do
+        # the trainer's method ends with a barrier; in the strategy's only rank 0 may have something to do
         wrappings.wrap(trainer, "save_checkpoint", CHECKPOINTING, after=self._note_save)
         wrappings.wrap(trainer.strategy, "save_checkpoint", CHECKPOINTING)
         wrappings.wrap(trainer.strategy, "remove_checkpoint", CHECKPOINTING)
@@ -205,9 +205,9 @@ class FaultToleranceSectionsCallback(FitCallback):
 
 
 class Sections:
-    """Sections of one client that may be entered again while they are open: only the outermost counts.
+    """Reentrant sections of one client: only the outermost entry counts.
 
-    A save may remove another checkpoint, and a tuner trains inside a fit; neither is a mistake.
+    A save may remove another checkpoint, and a tuner trains inside a fit; neither is an error.
     """
 
     def __init__(self, client: Any) -> None:
@@ -215,11 +215,10 @@ class Sections:
         self._depth: Counter[str] = Counter()
 
     def is_open(self, name: str) -> bool:
-        """Whether it was entered and not left."""
         return self._depth[name] > 0
 
     def enter(self, name: str) -> None:
-        """Open it, or go one deeper."""
+        """Open the section, or increase its depth."""
         if self._client is None:
             return
         self._depth[name] += 1
@@ -227,7 +226,7 @@ class Sections:
             tolerant.start_section(self._client, name)
 
     def leave(self, name: str) -> None:
-        """Close it, or come one up; nothing if it isn't open."""
+        """Decrease the section's depth, closing it at 0; do nothing if it isn't open."""
         if self._client is None or not self._depth[name]:
             return
         self._depth[name] -= 1
@@ -236,7 +235,7 @@ class Sections:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Open in a ``with`` block, and closed also when an exception passes."""
+        """Keep the section open in a ``with`` block, also when an exception passes."""
         self.enter(name)
         try:
             yield
@@ -244,7 +243,6 @@ class Sections:
             self.leave(name)
 
     def close_all(self) -> None:
-        """Close whatever is open."""
         if self._client is not None:
             tolerant.call(self._client.end_all_sections)
         self._depth.clear()
@@ -255,14 +253,14 @@ class Sections:
 
 
 class Wrappings:
-    """Methods of Lightning's objects, which has no hooks there, run inside sections until ``undo``."""
+    """Wraps methods of Lightning, where it has no hooks, to run inside sections until ``undo``."""
 
     def __init__(self, sections: Sections) -> None:
         self._sections = sections
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def wrap(self, owner: Any, method: str, section: str, *, after: Callable[[], None] | None = None) -> None:
-        """Run ``owner.method`` inside a section, and then, if it has succeeded, ``after``."""
+        """Run ``owner.method`` inside a section, and then, if it succeeds, ``after``."""
         original = getattr(owner, method)
         sections = self._sections
 
@@ -279,7 +277,7 @@ class Wrappings:
         self._replaced.append((owner, method, before, wrapped))
 
     def undo(self) -> None:
-        """Put everything back. What other code has wrapped since stays: our part of it does nothing any more."""
+        """Restore the methods. A wrapper that other code has wrapped since stays, but has no effect."""
         while self._replaced:
             owner, method, before, wrapped = self._replaced.pop()
             if vars(owner).get(method) is not wrapped:
@@ -291,7 +289,7 @@ class Wrappings:
 
 
 def _is_asynchronous(checkpoint_io: Any) -> bool:
-    """Whether a plugin, or one that it wraps, writes checkpoints in the background."""
+    """Return True if a plugin, or one that it wraps, writes checkpoints in the background."""
     while checkpoint_io is not None:
         if hasattr(checkpoint_io, "maybe_finalize_save_checkpoint"):
             return True

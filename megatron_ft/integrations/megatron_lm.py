@@ -9,7 +9,7 @@ Any other loop with Megatron-style arguments can use it, too: add the flags with
 ``setup(args)``. The hooks take no arguments: there is one training in a process, and this module holds its state.
 Before :func:`setup` and after :func:`shutdown` they do nothing.
 
-Sections, what is learned and when, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
+Sections, learning, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _STATE_NAMES = frozenset(f"_{field}" for field in ft.FaultToleranceState.__datac
 _state = ft.GlobalState()
 _settings = ft.FaultToleranceSettings()
 _args: Any = None
-"""What ``setup`` was given; None: Megatron-LM's own are looked up when they are needed."""
+"""Arguments of ``setup``; None: Megatron-LM's own are looked up on use."""
 
 
 def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the flags; returns the parser, as Megatron-LM's ``extra_args_provider`` does.
+    """Add the flags, and return the parser, as Megatron-LM's ``extra_args_provider`` does.
 
-    Those that the parser already has (Megatron-LM's own has the first three) are left as they are.
+    Flags that the parser already has (Megatron-LM's own has the first three) are left as they are.
     """
     group = parser.add_argument_group("fault tolerance")
     _add(group, "--enable-ft-package", action="store_true", help="watch this training; needs ft_launcher")
@@ -85,21 +85,19 @@ def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def setup(args: Any = None) -> None:
-    """Connect this rank to its monitor, load learned timeouts, open "setup"; a second call begins anew.
+    """Connect this rank to its monitor and open "setup"; a second call begins anew.
 
-    Nothing happens unless ``args.enable_ft_package``. Before or after the process group is initialised.
+    Does nothing unless ``args.enable_ft_package``. May be called before or after the process group is initialised.
 
     Args:
-        args: ``enable_ft_package, save``, and where they are there ``async_save, calc_ft_timeouts,
-            ft_num_warmup_iters, simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration,
-            train_iters, iteration``. None: Megatron-LM's global arguments or, before it has them, what it parses from
-            the command line.
+        args: ``enable_ft_package, save``, and optionally ``async_save, calc_ft_timeouts, ft_num_warmup_iters,
+        simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration, train_iters, iteration``. None:
+        Megatron-LM's global arguments or, before it has them, those it parses from the command line.
 
     Raises:
         ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
         ValueError: there is no save directory.
-        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
-        SystemExit: the save directory can't be written; the launcher is asked not to restart.
+        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses the rank.
     """
     global _args, _settings
     found = _megatron_args() if args is None else args
@@ -121,7 +119,7 @@ def setup(args: Any = None) -> None:
 
 
 def on_training_step_start() -> None:
-    """Before each training step. ``args.curr_iteration``, where it is there, is reported as the iteration."""
+    """Before each training step; reports ``args.curr_iteration``, if it exists, as the iteration."""
     iteration = getattr(_current_args(), "curr_iteration", None)
     _state.train_state = ft.TrainState(step=iteration) if isinstance(iteration, int) else None
     ft.on_training_step_start(_live_state())
@@ -150,7 +148,7 @@ def on_checkpointing_start() -> None:
 
 
 def on_checkpointing_end(is_async_finalization: bool) -> None:
-    """After each save or finalisation; after a save, timeouts are updated (a collective)."""
+    """After each save or finalisation. Not a collective: timeouts are learned outside this process."""
     ft.on_checkpointing_end(is_async_finalization, _live_state())
 
 
@@ -160,28 +158,28 @@ def on_checkpoint_loaded(is_local_chkpt: bool) -> None:
 
 
 def shutdown() -> None:
-    """At the end: closes open sections, updates timeouts (a collective), disconnects.
+    """At the end of a run: close open sections and disconnect. Not a collective.
 
-    If ``args.train_iters`` iterations are made, rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE``.
+    If ``args.train_iters`` iterations are completed, rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE``.
     """
     _note_iterations(_current_args())
     ft.shutdown(_live_state())
 
 
 def get_rank_monitor_client() -> Any:
-    """The client, or None before :func:`setup`, after :func:`shutdown`, and without ``--enable-ft-package``."""
+    """Return the client; None before :func:`setup`, after :func:`shutdown`, and without ``--enable-ft-package``."""
     return _live_state().rank_monitor_client
 
 
 def maybe_setup_simulated_fault() -> None:
-    """After a delay, one rank does something to itself: as ``FT_SIM_FAULT_DESC`` says, else as the flags do.
+    """Simulate a fault on one rank after a delay, as ``FT_SIM_FAULT_DESC`` says, else as the flags say.
 
-    The variable holds ``type;rank;delay``: one of ``core.fault_plan.FAULT_TYPES`` or ``random``, a rank or nothing
-    (a random one), and seconds, to which up to 20 % are added. A collective if something is left to chance.
+    The variable holds ``type;rank;delay``: one of ``core.fault_plan.FAULT_TYPES`` or ``random``, a rank or nothing (a
+    random one), and seconds, to which up to 20 % are added. A collective if something is random.
 
     Raises:
-        ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike. The launcher is asked
-            not to restart.
+        ConfigError: the variable or the flags are invalid (a ValueError); on all ranks alike. The launcher is asked not
+        to restart.
     """
     if simulated.is_described():
         _start_described_fault()
@@ -196,7 +194,7 @@ def _start_described_fault() -> None:
 
 
 def _warn_of_another() -> None:
-    """Warn if a module of Megatron-LM still has its own ``ft_integration``: its saves, say, would be out of section."""
+    """After a load; ``is_local_chkpt``: from memory or a local disk, too fast to learn "setup" from."""
     for name in _CALLERS:
         theirs = getattr(sys.modules.get(name), "ft_integration", None)
         if theirs is not None and getattr(theirs, "on_checkpointing_start", None) is not on_checkpointing_start:
@@ -208,7 +206,7 @@ def _warn_of_another() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The globals of Megatron-LM's module, which forks of it read."""
+    """Look up the globals of Megatron-LM's module, which forks of it read."""
     if name == "_GLOBAL_RANK_MONITOR_CLIENT":
         return get_rank_monitor_client()
     if name == "_NUM_WARMUP_ITERS":
@@ -221,7 +219,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _live_state() -> ft.GlobalState:
-    """The state. Some versions of Megatron-LM shut the client itself down and then go on calling hooks."""
+    """Return the state. Some versions of Megatron-LM shut the client down themselves and then go on calling hooks."""
     client = _state.rank_monitor_client
     if client is not None and not getattr(client, "is_initialized", True):
         ft.abort(_state)
@@ -229,7 +227,7 @@ def _live_state() -> ft.GlobalState:
 
 
 def _note_iterations(args: Any) -> None:
-    """How many there are, and how many are made: maybe all before this run."""
+    """Note how many iterations there are, and how many are completed, possibly all before this run."""
     last, loaded = getattr(args, "train_iters", None), getattr(args, "iteration", None)
     if _state.cfg is not None:
         _state.cfg.train.train_iters = last if isinstance(last, int) else None
@@ -238,7 +236,7 @@ def _note_iterations(args: Any) -> None:
 
 
 def _current_args() -> Any:
-    """The arguments that the train loop keeps up to date. ``setup`` may have come before Megatron-LM had them."""
+    """Return the arguments that the train loop updates. ``setup`` may have come before Megatron-LM had them."""
     return _global_args(sys.modules.get(_GLOBAL_VARS)) if _args is None else _args
 
 
@@ -260,7 +258,7 @@ def _global_args(global_vars: Any) -> Any:
         return None
     try:
         return global_vars.get_args()
-    except AssertionError:  # that is how it says that there are none yet
+    except AssertionError:  # raised before it has any
         return None
 
 

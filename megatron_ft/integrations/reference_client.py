@@ -16,50 +16,46 @@ from megatron_ft.rank.faults import simulated
 __all__ = ["RankMonitorClient"]
 
 _WARMUP_ITERATIONS = 5
-"""Unless the script says another number: what the reference's configuration has."""
+"""Default of the reference's configuration, used unless the script gives another number."""
 _MEGATRON_ARGUMENTS = "megatron.training.global_vars"
 _MEGATRON_LOOP = "megatron.training.training"
 
 
 class RankMonitorClient(client.RankMonitorClient):
-    """See ``rank.client.client``."""
+    """`RankMonitorClient` of ``rank.client.client``, with the reference's attributes and defaults."""
 
     rank_monitor_socket = launcher_connector = timeouts_calc = chkpt_manager = None
-    """Attributes of nvidia-resiliency-ext's client, for code that reads them; nothing is behind them here."""
+    """Attributes of nvidia-resiliency-ext's client, for code that reads them; always None here."""
     iter_idx = 0
     _leaves_out_open_sections = True
     """Megatron's unmodified hooks select "setup", which is still open where a finished job is resumed."""
 
     def __init__(self) -> None:
-        """No I/O happens here."""
+        """Create a client without any I/O."""
         super().__init__()
         self.logger = logging.getLogger("nvidia_resiliency_ext.fault_tolerance.rank_monitor_client")
         self._args: Any = None
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
-        """Connect to this rank's monitor; see there. Without a number, the first 5 iterations are the warm-up."""
+        """Connect to this rank's monitor; without a number, the first 5 iterations are the warm-up."""
         super().init_workload_monitoring(_WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
         if simulated.is_described() and _is_unused("maybe_setup_simulated_fault"):
-            simulated.maybe_start(
-                simulated.take_description(),
-                client=lambda: self,
-                save_dir=lambda: getattr(_megatron_args(), "save", None),
-            )
+            simulated.maybe_start(simulated.take_description(), client=lambda: self)
 
     def start_section(self, section: str) -> None:
-        """Open a section; see there. In Megatron-LM's train loop its iteration is reported first."""
+        """Open a section, after reporting the iteration in Megatron-LM's train loop."""
         self._report_iteration()
         super().start_section(section)
 
     @property
     def loaded_hb_timeouts(self) -> HeartbeatTimeouts | None:
-        """The timeouts of the state that was loaded, or None."""
+        """Heartbeat timeouts of the loaded state, or None."""
         loaded = None if self._loaded is None else state_from_dict(self._loaded).heartbeats
         return None if loaded is None else HeartbeatTimeouts(*loaded, were_calculated=True)
 
     @property
     def loaded_section_timeouts(self) -> SectionTimeouts | None:
-        """The timeouts of the state that was loaded, or None."""
+        """Section timeouts of the loaded state, or None."""
         if self._loaded is None:
             return None
         loaded = state_from_dict(self._loaded)
@@ -77,12 +73,12 @@ class RankMonitorClient(client.RankMonitorClient):
 
 
 def _megatron_args() -> Any:
-    """Megatron-LM's arguments, once it has them."""
+    """Return Megatron-LM's arguments, None before it has them."""
     return getattr(sys.modules.get(_MEGATRON_ARGUMENTS), "_GLOBAL_ARGS", None)
 
 
 def _is_unused(function: str) -> bool:
-    """Whether Megatron-LM is there, and its train loop never calls this one: no version since 0.16 does."""
+    """Return True if Megatron-LM's train loop is loaded and never calls this function: no version since 0.16 does."""
     pretrain = getattr(sys.modules.get(_MEGATRON_LOOP), "pretrain", None)
     code = getattr(pretrain, "__code__", None)
     return code is not None and function not in code.co_names

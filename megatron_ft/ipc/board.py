@@ -20,8 +20,6 @@ from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 
 
 class RingEvent(NamedTuple):
-    """One entry of the event ring."""
-
     at_ns: int
     kind: int
     section_index: int
@@ -29,7 +27,7 @@ class RingEvent(NamedTuple):
 
 
 def create_memory() -> int:
-    """A zeroed memfd of the board's size, every page allocated.
+    """Return a zeroed memfd of the board's size with every page allocated.
 
     Raises:
         OSError: there is no memory for it.
@@ -44,13 +42,13 @@ def create_memory() -> int:
 
 
 class Board:
-    """One mapped board. ``words`` is the live memory; ``core.board.layout`` says what each word means."""
+    """One mapped board. ``words`` is the live memory; ``core.board.layout`` defines each word."""
 
     def __init__(self, fd: int) -> None:
         """Map the memory behind ``fd``, which stays the caller's.
 
         Raises:
-            OSError, ValueError: it isn't a board's memory.
+            OSError, ValueError: ``fd`` isn't a board's memory.
         """
         self._map, self._own_fd = _mapped(fd)
         self.words: memoryview = memoryview(self._map).cast("Q")
@@ -94,7 +92,7 @@ class Board:
         words[layout.W_MAGIC] = layout.MAGIC
 
     def put_section(self, index: int, name: str, timeout_s: float | None) -> None:
-        """Write the rank's words of a section; seconds, None is infinite. They aren't read until the count includes it.
+        """Write the rank's words of a section, read once the count includes it; None is no timeout.
 
         Raises:
             ValueError: the table is full.
@@ -111,7 +109,7 @@ class Board:
         self.words[at + layout.S_CALCULATED] = 0
 
     def put_armed(self, board: BoardSnapshot) -> None:
-        """Write the armed timeouts of ``board``, where the words are others."""
+        """Write the armed timeouts of ``board`` where the words differ."""
         words = self.words
         _put_armed(words, layout.W_OUT_OF_SECTION_ARMED, board.armed_out_of_section)
         for index, section in enumerate(board.sections):
@@ -120,35 +118,35 @@ class Board:
         words[layout.W_HEARTBEAT_ARMED] = board.armed_heartbeat_ns or 0
 
     def put_place(self, text: str) -> None:
-        """Write where in its code the rank is; one that reads meanwhile may see parts of two texts."""
+        """Write the rank's place in its code; a concurrent reader may see parts of two texts."""
         data = text.encode()[: 8 * layout.PLACE_WORDS].ljust(8 * layout.PLACE_WORDS, b"\0")
         self.words[layout.PLACE : layout.PLACE + layout.PLACE_WORDS] = memoryview(data).cast("Q")
 
     def place(self) -> str:
-        """What ``put_place`` has written last; empty if nothing was."""
+        """Return the last text of ``put_place``, empty without one."""
         words = self.words[layout.PLACE : layout.PLACE + layout.PLACE_WORDS]
         return words.tobytes().rstrip(b"\0").decode(errors="replace")
 
     def count_up(self, word: int) -> None:
-        """Add one, whatever is there."""
+        """Increment a word, whatever it holds."""
         self.words[word] = (self.words[word] + 1) & layout.WORD_MASK
 
     def snapshot(self) -> BoardSnapshot:
         """Read everything but the ring.
 
         Raises:
-            BoardDamagedError: a word can't be what its writer would have written.
+            BoardDamagedError: a word has a value that its writer can't have written.
         """
         return layout.decode(self.raw(), time.monotonic_ns())
 
     def raw(self) -> bytes:
-        """A copy of the words before the ring, for ``layout.decode``."""
+        """Return a copy of the words before the ring, for ``layout.decode``."""
         return self._map[: 8 * layout.RING]
 
     def events(self, since_head: int = 0, head: int | None = None) -> Iterator[RingEvent]:
-        """Entries of the ring from number ``since_head`` on, as far as they are still there, oldest first.
+        """Yield ring entries from number ``since_head`` up to ``head``, if still there, oldest first.
 
-        ``head`` is the number of the first one that isn't wanted; None is the next that the rank will write.
+        ``head`` is exclusive; None is the next entry that the rank will write.
         """
         head = self.words[layout.W_RING_HEAD] if head is None else head
         for number in range(max(since_head, head - layout.RING_EVENTS), head):
@@ -162,9 +160,9 @@ class Board:
             )
 
     def ring_words(self, since_head: int, head: int) -> tuple[int, list[int]]:
-        """Two words of each event from number ``since_head`` up to ``head``, and the number of the first one.
+        """Return the first number, and two words of each event, from ``since_head`` up to ``head``.
 
-        Events that the rank has overwritten, maybe only meanwhile, are left out.
+        Events that the rank has overwritten, even during the read, are left out.
         """
         begin = max(since_head, head - layout.RING_EVENTS)
         first, last = begin & layout.RING_MASK, head & layout.RING_MASK
@@ -180,12 +178,12 @@ class Board:
         return oldest, found[2 * (oldest - begin) :]
 
     def close(self) -> None:
-        """Unmap; calling it again does nothing."""
+        """Unmap. Idempotent."""
         self.words.release()
         if self._own_fd.is_ours or self._map.closed:
             self._map.close()
             return
-        # the mapping would close its descriptor, whose number is another file's by now
+        # the mapping would close its descriptor, whose number belongs to another file by now
         _never_closed.append(self._map)
 
 
@@ -193,7 +191,7 @@ _never_closed: list[mmap.mmap] = []
 
 
 def _mapped(fd: int) -> tuple[mmap.mmap, KeptDescriptor]:
-    """Map a board's memory; returns also the duplicate of ``fd`` that the mapping keeps and doesn't tell."""
+    """Map a board's memory. Return also the mapping's own duplicate of ``fd``, which mmap doesn't expose."""
     wanted = os.fstat(fd)
     free = os.dup(fd)
     os.close(free)
@@ -206,7 +204,7 @@ def _mapped(fd: int) -> tuple[mmap.mmap, KeptDescriptor]:
 
 
 def _numbers() -> Iterator[int]:
-    """All descriptors of this process: another thread may have opened one meanwhile."""
+    """Yield all descriptors of this process: another thread may have opened one in the meantime."""
     yield from map(int, os.listdir("/proc/self/fd"))
 
 
@@ -217,7 +215,7 @@ def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:
 
 
 class BoardTimeouts(NamedTuple):
-    """The timeouts a fresh board begins with, in seconds; None is infinite."""
+    """Timeouts of a fresh board, in seconds; None is infinite."""
 
     initial_heartbeat: float | None
     heartbeat: float | None
@@ -227,4 +225,4 @@ class BoardTimeouts(NamedTuple):
 
 
 NO_TIMEOUTS = BoardTimeouts(None, None, 0, {}, None)
-"""Of a rank whose script calls no hooks."""
+"""Timeouts of a rank whose script calls no hooks."""

@@ -1,4 +1,4 @@
-"""The running jobs of this user on this node: found through the command lines of their monitors in /proc, and asked."""
+"""Running jobs of this user on this node, found by the command lines of their monitors in /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fd
 _LAUNCHER_SOCKET = "launcher.sock"
 _ORDER_S = 5.0
 ANSWER_S = 2.0
-"""So long a launcher may take for an answer before it counts as one that doesn't answer."""
+"""Seconds to wait for a launcher's answer."""
 _ASK_EVERY_S = 0.4
 
 
@@ -32,19 +32,19 @@ class RunningJob:
     local_ranks: list[int] = field(default_factory=list)
 
     def describe(self) -> str:
-        """For a person who has to choose."""
+        """Return one line for a person who has to choose."""
         return f"ft_launcher {self.launcher_pid}, job {self.run_id}, {counted(len(self.local_ranks), 'rank')} here"
 
 
 def find_jobs() -> list[RunningJob]:
-    """Those that run now, by the launcher's process id."""
+    """Return the running jobs, sorted by the launcher's process id."""
     jobs: dict[tuple[int, str], RunningJob] = {}
     for stat in all_processes():
         options = _monitor_options(stat.pid)
         if options is None:
             continue
         run_dir = os.path.dirname(options["--socket"])
-        # a monitor outlives a launcher that was killed by moments; who has adopted it isn't one
+        # a monitor outlives a killed launcher for moments; its new parent is no launcher
         if str(stat.parent) != options["--parent"] or not os.path.exists(os.path.join(run_dir, _LAUNCHER_SOCKET)):
             continue
         job = RunningJob(launcher_pid=stat.parent, run_id=options["--run-id"], run_dir=run_dir)
@@ -53,7 +53,7 @@ def find_jobs() -> list[RunningJob]:
 
 
 def connect_to(job: RunningJob, timeout_s: float) -> Channel:
-    """To where its launcher hears orders and questions. Raises FaultToleranceError: no launcher answers there."""
+    """Connect to a launcher's control socket. Raises FaultToleranceError: no launcher answers there."""
     try:
         return connect(os.path.join(job.run_dir, _LAUNCHER_SOCKET), timeout_s)
     except (OSError, ProtocolError) as error:
@@ -61,10 +61,10 @@ def connect_to(job: RunningJob, timeout_s: float) -> Channel:
 
 
 def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
-    """Send an order to a launcher; whether it has changed anything.
+    """Send an order to a launcher. Return True if it changed anything.
 
     Raises:
-        FaultToleranceError: it is gone, or doesn't answer.
+        FaultToleranceError: the launcher is gone, or doesn't answer.
     """
     channel = connect_to(job, _ORDER_S)
     try:
@@ -78,9 +78,9 @@ def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
 
 
 class JobWatch:
-    """Asks one launcher for its facts at intervals; nothing here waits but ``wait``.
+    """Asks one launcher for its facts at intervals; only ``wait`` blocks.
 
-    ``facts`` are the last ones; None before the first answer.
+    ``facts`` are the last answer; None before the first.
     """
 
     def __init__(self, job: RunningJob) -> None:
@@ -92,16 +92,16 @@ class JobWatch:
         self.job = job
         self.facts: JobFacts | None = None
         self._asked_s: float | None = None
-        """When the question was sent whose answer hasn't come yet."""
+        """Time of the question whose answer hasn't come yet."""
         self._next_s = 0.0
         self._channel = connect_to(job, ANSWER_S)
 
     def fileno(self) -> int:
-        """Readable when ``step`` has something to do."""
+        """Return a descriptor that is readable when ``step`` has something to do."""
         return self._channel.fileno()
 
     def step(self) -> None:
-        """Take what has come, and ask what is to be asked by now. Doesn't wait.
+        """Take the answers that have come, and ask again when it is time. Doesn't block.
 
         Raises:
             FaultToleranceError: the launcher is gone.
@@ -116,7 +116,7 @@ class JobWatch:
             raise FaultToleranceError(f"ft_launcher {self.job.launcher_pid} can't be asked: {error}") from None
 
     def wait(self) -> None:
-        """Until the facts are known.
+        """Wait until the facts are known.
 
         Raises:
             FaultToleranceError: the launcher is gone, or doesn't answer within ``ANSWER_S`` seconds.
@@ -134,17 +134,17 @@ class JobWatch:
             poller.poll(left_s * 1e3)
 
     def silent_s(self) -> float:
-        """For how long an answer has been waited for; 0 if for none."""
+        """Return the seconds an answer has been overdue; 0 if no question is open."""
         return 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
 
     def silence(self) -> str:
-        """That the launcher doesn't answer, in words, with the reason where it shows."""
+        """Return a line that the launcher doesn't answer, with the reason if it is known."""
         stat = read_stat(self.job.launcher_pid)
         reason = "is stopped" if stat is not None and stat.state in "Tt" else "doesn't answer"
         return f"ft_launcher {self.job.launcher_pid}, job {self.job.run_id}, {reason}"
 
     def close(self) -> None:
-        """Give everything back; calling it again does nothing."""
+        """Close the connection. Idempotent."""
         self._channel.close()
 
     def _ask(self) -> None:
@@ -162,14 +162,14 @@ class JobWatch:
 
 
 def _monitor_options(pid: int) -> dict[str, str] | None:
-    """The options of a monitor that a launcher of this user has started; None for every other process."""
+    """Return the options of a monitor that a launcher of this user has started; None for every other process."""
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
             return None
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().decode(errors="surrogateescape").split("\0")[:-1]
     except OSError:
-        return None  # it has ended meanwhile
+        return None  # it has ended in the meantime
     if "--launcher-fd" not in words or "--listen-fd" not in words:
         return None
     return _pairs(words[words.index("--listen-fd") :])

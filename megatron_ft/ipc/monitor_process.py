@@ -1,6 +1,6 @@
-"""Starting a rank monitor, a new interpreter by argv, and what it reads there.
+"""Command line of a rank monitor: written by its starter, read by the monitor.
 
-It is never a fork of a process that may hold torch.
+A monitor is a new interpreter, never a fork of a process that may hold torch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class AttachedRank(NamedTuple):
-    """The rank of a monitor, as one that takes its place gets it; the descriptors stay the caller's."""
+    """The rank of a monitor, as handed to a replacement monitor; the descriptors stay the caller's."""
 
     board_fd: int
     wake_fd: int
     pidfd: int
     stack_fd: int
-    """A memory in which the rank writes its stacks when it is asked to, and its last exception."""
+    """Memory file in which the rank writes its stacks on request, and its last exception."""
     ask_fd: int
-    """A socket on which the rank answers what its collectives do."""
+    """Socket on which the rank answers questions about its collectives."""
     pid: int
     rank: int
     cycle: int
@@ -41,7 +41,7 @@ class AttachedRank(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorOptions:
-    """What all monitors of a node have alike; ``log_dir`` None: no logs are written."""
+    """Options common to all monitors of a node; ``log_dir`` None: no logs."""
 
     config: ConfigValues
     log_dir: str | None = None
@@ -61,12 +61,12 @@ def spawn(
     attached: AttachedRank | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the monitor of one local rank; it serves at once, because the caller already listens.
+    """Start the monitor of one local rank. It serves at once, because the caller already listens.
 
-    With ``launcher_fd`` (an end of a socket pair) it belongs to a launcher: it reports there, ignores the terminal's
-    signals, and if the launcher dies it ends its rank and everything the rank started. Without one it just watches one
-    rank until it is terminated. With ``observe_only`` it only reports hung ranks, and terminates none. With
-    ``asks_first`` it asks the launcher before it reports one, whether its timeout was learned or not.
+    With ``launcher_fd`` (an end of a socket pair), the monitor belongs to a launcher: it reports there, ignores the
+    terminal's signals, and if the launcher dies it ends its rank and everything the rank started. Without one it
+    watches one rank until it is terminated. With ``observe_only`` it reports hung ranks and terminates none. With
+    ``asks_first`` it asks the launcher before it reports a hang, whether the timeout was learned or not.
     """
     import subprocess
 
@@ -99,7 +99,7 @@ def spawn(
 
 
 class MonitorSettings(NamedTuple):
-    """What a monitor reads of its command line: the arguments of ``spawn``, and the process id of the caller."""
+    """Parsed command line of a monitor: the arguments of ``spawn``, and the caller's PID."""
 
     listen_fd: int
     socket_path: str
@@ -116,7 +116,7 @@ class MonitorSettings(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> MonitorSettings:
-    """Read the ``--name value`` pairs of ``spawn``; argparse would cost every monitor another half megabyte."""
+    """Read the ``--name value`` pairs of ``spawn``. argparse would cost every monitor another half megabyte."""
     assert len(argv) % 2 == 0, argv
     given = dict(zip(argv[::2], argv[1::2], strict=True))
     attached = given.pop("--attached", None)

@@ -1,7 +1,7 @@
-"""Messages between our own processes: length-prefixed JSON over a Unix socket, with file descriptors.
+"""Messages between this package's processes: length-prefixed JSON over a Unix socket, with file descriptors.
 
-A message is a JSON object behind a 4-byte big-endian length; it carries the protocol version, and says under
-``fds`` how many descriptors travel with it. Nothing is ever unpickled. Peers of other users are refused.
+A message is a JSON object behind a 4-byte big-endian length; it has the protocol version, and under ``fds`` the number
+of descriptors that travel with it. Nothing is ever unpickled. Peers of other users are refused.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _OF_THE_REFERENCE = (
     "megatron_ft, or start it with --ft-reference-names on (the default), in a Python that reads PYTHONPATH"
 )
 
-# a script that is run ahead may put something else into the module
+# the originals: a script that is run ahead may replace them in the module
 _dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.loads
 
 Message = dict[str, Any]
 
 
 class ChannelClosedError(FaultToleranceError):
-    """The peer is gone."""
+    """Raised once the peer is gone."""
 
 
 class VersionError(ProtocolError):
-    """The peer speaks another version of the protocol."""
+    """Raised if the peer speaks another version of the protocol."""
 
     def __init__(self, theirs: int) -> None:
         super().__init__(f"message is of protocol version {theirs}, not {PROTOCOL_VERSION}")
@@ -56,14 +56,14 @@ class VersionError(ProtocolError):
 
 
 class Received(NamedTuple):
-    """A message and the descriptors that came with it; the receiver closes them."""
+    """A message and its descriptors; the receiver closes them."""
 
     message: Message
     fds: tuple[int, ...]
 
 
 def encode(message: object, fd_count: int = 0) -> bytes:
-    """The bytes of one message: a frozen dataclass, or what stands for one."""
+    """Encode one message: a frozen dataclass, or a mapping in place of one."""
     fields = message if isinstance(message, Mapping) else pack(message)
     body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}).encode()
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
@@ -71,38 +71,38 @@ def encode(message: object, fd_count: int = 0) -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a message that isn't whole yet."""
+        """Bytes of an incomplete message."""
         return len(self._buffer)
 
     def take_rest(self) -> bytes:
-        """Return the bytes after the last message, which something else is to read, and forget them."""
+        """Return and drop the bytes after the last message, which another reader takes."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are whole now.
+        """Yield the messages that are complete now.
 
         Raises:
-            ProtocolError: the bytes aren't ours; nothing after them can be read.
+            ProtocolError: the bytes aren't of this protocol; nothing after them can be read.
         """
         return map(decode, self.bodies(data))
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
-        """As ``feed``, for who decodes them himself.
+        """Like ``feed``, but yields undecoded bodies.
 
         Raises:
-            ProtocolError: there is one that is too long.
+            ProtocolError: a message is too long.
         """
         if not self._buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
-            if len(data) <= MAX_MESSAGE_BYTES:  # one message, and no more: nearly always
+            if len(data) <= MAX_MESSAGE_BYTES:  # fast path: exactly one message
                 yield data[_LENGTH.size :]
                 return
         self._buffer += data
@@ -119,20 +119,20 @@ class Decoder:
 
 
 def decode(body: bytes) -> Message:
-    """One message, without its length.
+    """Decode one message, without its length.
 
     Raises:
-        ProtocolError: it isn't one of ours.
+        ProtocolError: the bytes aren't a message of this protocol.
     """
     if body[:1] == _PICKLE:
         raise ProtocolError(_OF_THE_REFERENCE)
     try:
-        message = _loads(body)
+        message = _loads(body.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"message is not JSON: {error}") from None
-    if isinstance(message, dict) and type(message.get("v")) is int and message["v"] != PROTOCOL_VERSION:
-        raise VersionError(message["v"])
     if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
+        if isinstance(message, dict) and type(message.get("v")) is int:
+            raise VersionError(message["v"])
         raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}")
     count = message.get("fds", 0)
     if not isinstance(count, int) or not 0 <= count <= MAX_FDS or not isinstance(message.get("type"), str):
@@ -144,7 +144,7 @@ class Channel:
     """One end of a connection. Never blocks longer than asked."""
 
     def __init__(self, sock: socket.socket, *, takes_fds: bool = True) -> None:
-        """Unless it ``takes_fds``, the kernel closes the descriptors that a peer sends: they can't fill the table."""
+        """``takes_fds`` False: the kernel closes descriptors that a peer sends, so that they can't fill the table."""
         sock.setblocking(False)
         self._sock = sock
         self._room_for_fds = socket.CMSG_SPACE(MAX_FDS * 4) if takes_fds else 0
@@ -152,15 +152,15 @@ class Channel:
         self._fds: deque[int] = deque()
 
     def fileno(self) -> int:
-        """For ``select`` and ``poll``; -1 once closed."""
+        """Return the descriptor for ``select`` and ``poll``; -1 once closed."""
         return self._sock.fileno()
 
     def send(self, message: object, fds: Sequence[int] = (), *, timeout_s: float = 1.0) -> None:
         """Send one message, waiting at most ``timeout_s`` for room.
 
         Raises:
-            ChannelClosedError: the peer is gone, or took nothing for that long (the channel is closed then,
-                because half a message may be on its way).
+            ChannelClosedError: the peer is gone, or took nothing for that long (the channel is closed then, because
+            half a message may be on its way).
         """
         data = memoryview(encode(message, len(fds)))
         deadline = time.monotonic() + timeout_s
@@ -179,13 +179,13 @@ class Channel:
             data, ancillary = data[sent:], []
 
     def receive(self, *, everything: bool = True) -> list[Received]:
-        """All messages that are whole now; an empty list if there are none.
+        """Return all messages that are complete now.
 
-        Unless ``everything`` is wanted, those that one read brings: a peer that never pauses must not block the reader.
+        Without ``everything``, return those of one read: a peer that never pauses must not block the reader.
 
         Raises:
             ChannelClosedError: the peer is gone and everything it sent was returned before.
-            ProtocolError: the peer doesn't speak our protocol; the channel is closed.
+            ProtocolError: the peer doesn't speak this protocol; the channel is closed.
         """
         received: list[Received] = []
         while True:
@@ -215,12 +215,12 @@ class Channel:
                 return received
 
     def wait_message(self, timeout_s: float) -> Received:
-        """The next message, waited for. Only for peers that send one message at a time.
+        """Wait for the next message. Only for peers that send one message at a time.
 
         Raises:
             ChannelClosedError: the peer is gone.
-            ProtocolError: it doesn't speak our protocol.
-            TimeoutError: nothing came for ``timeout_s`` seconds.
+            ProtocolError: the peer doesn't speak this protocol, or sent several messages.
+            TimeoutError: no message came for ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -232,12 +232,12 @@ class Channel:
                 raise ProtocolError(f"{len(received)} messages came, one was expected")
             if received:
                 return received[0]
-            # a peer that sends a byte now and then is no answer, either
+            # a peer that sends a byte now and then hasn't answered, either
             if not wait_ready(self.fileno(), select.POLLIN, deadline) or time.monotonic() >= deadline:
                 raise TimeoutError(f"no answer for {timeout_s:g} s")
 
     def close(self) -> None:
-        """Close the connection and descriptors that weren't taken; calling it again does nothing."""
+        """Close the connection and descriptors that weren't taken. Idempotent."""
         close_fds(self._fds)
         self._fds.clear()
         self._sock.close()
@@ -256,14 +256,14 @@ class Channel:
 
 
 def close_fds(fds: Sequence[int] | deque[int]) -> None:
-    """Close descriptors; those already closed are passed over."""
+    """Close descriptors, ignoring closed ones."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def listen(path: str, backlog: int = 128) -> socket.socket:
-    """A listening socket at ``path``, mode 0600, not inheritable. A socket that is there is replaced.
+    """Return a listening socket at ``path``, mode 0600, not inheritable. An existing socket is replaced.
 
     Raises:
         OSError: the path can't be used; anything but a socket at the path is left alone.
@@ -286,7 +286,7 @@ def listen(path: str, backlog: int = 128) -> socket.socket:
 
 
 def connect(path: str, timeout_s: float) -> Channel:
-    """Connect to a listening socket of our own user.
+    """Connect to a listening socket of this user.
 
     Raises:
         OSError: no process listens there, or not within ``timeout_s`` seconds.
@@ -305,7 +305,7 @@ def connect(path: str, timeout_s: float) -> Channel:
 
 
 def check_peer(sock: socket.socket) -> int:
-    """The process id of the peer, as the kernel knows it.
+    """Return the peer's PID, as the kernel knows it.
 
     Raises:
         ProtocolError: the peer runs as another user (root may connect to any).
@@ -319,7 +319,7 @@ def check_peer(sock: socket.socket) -> int:
 
 @contextlib.contextmanager
 def _short_path(path: str) -> Iterator[str]:
-    """A name for ``path`` that fits the kernel's limit for socket addresses, whatever its length."""
+    """Yield a name for ``path`` that fits the kernel's limit for socket addresses, whatever its length."""
     if len(os.fsencode(path)) <= _PATH_LIMIT:
         yield path
         return

@@ -1,4 +1,4 @@
-"""``python -m megatron_ft.launcher``: the same as ``ft_launcher``."""
+"""``python -m megatron_ft.launcher``, the same as ``ft_launcher``."""
 
 import sys
 

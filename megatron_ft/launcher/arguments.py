@@ -1,4 +1,4 @@
-"""The command line: torchrun's own parser, our options beside it, and mistakes as one line."""
+"""The command line: torchrun's own parser with this package's options; user errors are one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import add_ft_options, read_ft_options, with_hint
+from megatron_ft.ipc.config.options import GivenFlag, add_ft_options, read_ft_options, record_flags, with_hint
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     check_forwarded,
@@ -26,7 +26,7 @@ from megatron_ft.ipc.config.torchrun import (
     term_timeout,
 )
 from megatron_ft.launcher.base import log_directory
-from megatron_ft.launcher.base.command_line import CommandLine, doubts_about_node_service, rendezvous_settings
+from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import ending_together, numa
 from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
@@ -38,14 +38,14 @@ _USE_COORDINATOR = (
     "nodes meet at the coordinator that ft_launcher starts, use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
 )
 _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
-"""Options that mean something just by being given; what isn't may be taken from the scheduler."""
+"""Options whose being given matters; those not given may be taken from the scheduler."""
 
 
-def parse(argv: Sequence[str] | None) -> CommandLine:
-    """Read and check the command line.
+def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> CommandLine:
+    """Read and check the command line, and append each of its flags to ``flags``, up to the first mistake.
 
     Raises:
-        ConfigError: a mistake of the user.
+        ConfigError: a user error.
         SystemExit: ``--help``.
     """
     parser = torchrun.get_args_parser()
@@ -53,6 +53,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     parser.description = "torchrun that detects hung and failed ranks, reports which and why, and restarts fast."
     say_what_they_mean(parser)
     add_ft_options(parser)
+    if flags is not None:
+        record_flags(parser, flags)
 
     def error(message: str) -> NoReturn:
         raise ConfigError(with_hint(message, parser))
@@ -70,7 +72,6 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     _check_backend(namespace)
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
-    options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
     where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)
@@ -82,9 +83,10 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
             f"otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)
-    if "rdzv_backend" in given and namespace.rdzv_backend == "static":
+    if "rdzv_backend" in given and namespace.rdzv_backend == "static" and not namespace.standalone:
         min_nodes = max_nodes  # as torchrun has it
-    handled = parse_signals(namespace.signals_to_handle)
+    signals = getattr(namespace, "signals_to_handle", DEFAULT_SIGNALS)  # torch 2.6 has no such option
+    handled = parse_signals(signals)
     check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, given, max_nodes)
     _check_script(namespace)
@@ -92,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         namespace=namespace,
         options=options,
         signals=handled,
-        signals_are_default=namespace.signals_to_handle == DEFAULT_SIGNALS,
+        signals_are_default=signals == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         term_timeout=seconds,
@@ -100,6 +102,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
         node_rank=node_rank,
         where=where,
+        is_named="rdzv_id" in given and namespace.rdzv_id not in ("", "none"),
         taken=taken,
     )
     numa.check()
@@ -108,7 +111,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
 
 
 def _take_output(namespace: argparse.Namespace, prefix: str | None) -> None:
-    """Both streams of all ranks go to files, from where they are copied."""
+    """Redirect both streams of all ranks to files, from where they are copied."""
     if prefix is None:
         return
     if not os.path.isabs(prefix):
@@ -119,7 +122,7 @@ def _take_output(namespace: argparse.Namespace, prefix: str | None) -> None:
 
 
 def _full_name() -> str:
-    """This host's, as its own table of hosts has it: no name server is asked."""
+    """Return this host's full name in its own table of hosts: no name server is asked."""
     host = socket.gethostname()
     try:
         with open("/etc/hosts") as file:
@@ -130,7 +133,7 @@ def _full_name() -> str:
 
 
 def _without_defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Let the parser tell what was given from what wasn't; torchrun's defaults."""
+    """Clear torchrun's defaults, so that the parser tells which options were given. Return the defaults."""
     names = [name for name in _TELLS if f"PET_{name.upper()}" not in os.environ]
     defaults = {name: parser.get_default(name) for name in names}
     parser.set_defaults(**dict.fromkeys(names))
@@ -138,16 +141,16 @@ def _without_defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[LaunchConfig, list[str]]:
-    """torch's configuration, and the command of a rank.
+    """Return torch's configuration, and the command of a rank.
 
-    A ``log_dir`` of None, or a ``--log-dir`` that can't be made: the ranks write to the launcher's own output.
+    With ``log_dir`` None, or a ``--log-dir`` that can't be made, the ranks write to the launcher's own output.
 
     Raises:
-        ConfigError: a mistake of the user that torch found.
+        ConfigError: a user error found by torch.
     """
     namespace = line.namespace
     if namespace.log_dir is None and namespace.logs_specs is None:
-        # else torch makes a directory in /tmp for the ranks' error files and leaves it there
+        # otherwise torch makes a directory in /tmp for the ranks' error files and leaves it there
         namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, log_directory.TORCH_LOGS)
     try:
         try:
@@ -175,7 +178,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
 
 
 def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
-    """And tells in a traceback, when the ranks are about to start."""
+    """Check settings that torch checks only with a traceback, when the ranks are about to start."""
     handler = getattr(namespace, "event_log_handler", None)  # torch 2.6 and 2.7 have no such option
     if handler is not None:
         try:
@@ -190,7 +193,7 @@ def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
 
 
 def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
-    """Check the numbers torch would refuse with a traceback; the least and the greatest number of nodes."""
+    """Check numbers that torch would refuse with a traceback. Return the least and the greatest number of nodes."""
     try:
         min_nodes, max_nodes = torchrun.parse_min_max_nnodes(namespace.nnodes)
     except (ValueError, RuntimeError):
@@ -207,7 +210,7 @@ def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
 
 
 def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], max_nodes: int) -> None:
-    """What torchrun's ``run`` fills in, and where it would have nodes meet that aren't told where."""
+    """Fill in what torchrun's ``run`` does, and a meeting place for nodes without one."""
     names_no_place = (
         namespace.rdzv_backend == "static"
         and not namespace.rdzv_endpoint

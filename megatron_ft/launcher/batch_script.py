@@ -1,4 +1,4 @@
-"""A launcher that does what is left to do with a job of Slurm's, where the batch script is gone with its host."""
+"""Stand-in for the batch script of a Slurm job, by a launcher, if the script is gone with its host."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _COMMAND_S = 60.0
 _SILENT_S = 5.0
 _LOOK_S = 10.0
 _KNOWS_S = 900.0
-"""Slurm notices the loss of a host after SlurmdTimeout, 300 s as a rule."""
+"""Seconds until Slurm must know: it notices the loss of a host after SlurmdTimeout, usually 300 s."""
 
 
 def stand_in(result: ResultFile, environ: Mapping[str, str], say: Callable[[str], None], *, port: int) -> None:
-    """The life has ended. If the script's host doesn't answer, wait until Slurm has given it up, too.
+    """Do what the batch script would do after the life's end, once Slurm has given up the script's host, too.
 
-    ``port``: any on which that host would answer, and be it by a refusal.
+    ``port``: any on which a live host would answer, even by refusing.
     """
     job, ending = environ.get(batch_script.REQUEUES, ""), result.ending
     host = batch_script.host(environ.get("SLURM_JOB_NODELIST", ""))
@@ -33,7 +33,7 @@ def stand_in(result: ResultFile, environ: Mapping[str, str], say: Callable[[str]
         return
     result.flush()  # Slurm ends this launcher when it requeues the job
     if result.place:
-        time.sleep(_LOOK_S)  # the launcher at place 0 may be there
+        time.sleep(_LOOK_S)  # the launcher at place 0 may do it first
     while time.monotonic() < until_s:
         told = _run(batch_script.show(job))
         if told is None:
@@ -54,7 +54,7 @@ def stand_in(result: ResultFile, environ: Mapping[str, str], say: Callable[[str]
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether there is a host of that name, as far as can be known."""
+    """Return True if the host answers, or has no address."""
     try:
         socket.create_connection((host, port), timeout=_SILENT_S).close()
     except (ConnectionRefusedError, socket.gaierror):
@@ -65,7 +65,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _run(words: Sequence[str]) -> str | None:
-    """What it prints; None if it fails, or isn't there, as in many containers."""
+    """Run a command and return its output; None if it fails, or doesn't exist, as in many containers."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL, check=False

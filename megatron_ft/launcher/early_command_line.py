@@ -1,7 +1,7 @@
-"""What the ranks will run, as far as the command line tells before torch, which knows it, is imported.
+"""Early parse of the command line, to start the fork server before torch is imported.
 
-A wrong guess is noticed when the command line is read, and costs the time since: nothing that a server does is seen
-from outside.
+A wrong guess is noticed when the command line is fully parsed, and only costs the time since: a server has no effect
+visible from outside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHORT = {"m": "module", "h": "help", "r": "redirects", "t": "tee"}
 
 
 def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
-    """None where ranks are to be fresh interpreters, and where nothing is to be run, or not by this Python."""
+    """Return what to run ahead; None if ranks are fresh interpreters, or no script is to be run by this Python."""
     given = {
         name.removeprefix("PET_").lower().replace("_", "-"): v for name, v in environ.items() if name[:4] == "PET_"
     }
@@ -47,7 +47,7 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
     except ConfigError:
         return None  # reported when the command line is parsed
     is_other = "NVRX_GPUS_PER_NUMA" in environ or any(
-        given.get(name, "0") != "0" for name in ("help", "no-python", "run-path", "numa-binding")
+        given.get(name, "0") != "0" for name in ("help", "ft-dry-run", "no-python", "run-path", "numa-binding")
     )
     if preload is None or is_other or not words or words[0].startswith("-") or "${" in words[0]:
         return None
@@ -56,17 +56,17 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
     logs_specs = given.get("logs-specs") or prefix
     is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), logs_specs)
     own = rank_environment(environ, reference_names=names == "on", watches=watch != "off")
-    # torch will add that for the ranks
+    # torch will add it for the ranks
     return Ahead(command, without_ranks({**own, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared)
 
 
 def _value(field: str, given: Mapping[str, str]) -> Any:
-    """The value of one of our options, parsed. Raises ConfigError."""
+    """Return the parsed value of one of this package's options. Raises ConfigError."""
     option = LAUNCHER_OPTIONS[field]
     text = next((given[name] for name in option.names if name in given), None)
     return option.default if text is None else option.parse(text)
 
 
 def shares_output(redirects: object, tee: object, logs_specs: object) -> bool:
-    """Whether the ranks' output goes where the launcher's goes, as far as torchrun's options tell."""
+    """Return True if torchrun's options leave the ranks' output where the launcher's goes."""
     return str(redirects) == str(tee) == "0" and logs_specs is None

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -19,8 +20,8 @@ from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.job.faults import advice
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux import process_setup
+from megatron_ft.ipc.log import ERROR, LAUNCHER
 from megatron_ft.launcher import batch_script, outcome
 from megatron_ft.launcher.base import lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -37,9 +38,9 @@ from megatron_ft.launcher.torch_compat import private_names
 _Say = Callable[[str], None]
 
 _POD_BACK_S = 600.0
-"""Kubernetes waits for up to 6 minutes before it starts a pod again."""
+"""Seconds a pod may take to return: Kubernetes waits for up to 6 minutes before it starts a pod again."""
 TOLD_BY = "FT_BAD_NODES_TOLD_BY"
-"""Set by a program that starts the launchers and reports bad nodes itself (megatron-ft slurm)."""
+"""Variable of a program that starts the launchers and reports bad nodes itself (megatron-ft slurm)."""
 
 
 def run(
@@ -51,13 +52,13 @@ def run(
     log: EventLog,
     log_dir: str | None,
     server: ServerProcess | None = None,
-) -> int:
-    """Run the job and tidy up; the launcher's exit code. ``server`` forks ranks, if there is one already.
+) -> LauncherEnd:
+    """Run the job and tidy up; return how it has ended. ``server`` forks ranks, if there is one already.
 
-    A ``log_dir`` of None: no logs are written, as one of the line's warnings says.
+    A ``log_dir`` of None: no logs, as one of the line's warnings says.
 
     Raises:
-        ConfigError: a mistake of the user that shows only now; no rank was started.
+        ConfigError: a user error found only now; no rank was started.
     """
     say = lines.sayer(has_others=line.max_nodes > 1)
     announce = sayer_for_all(line, place, say)
@@ -98,27 +99,27 @@ def run(
                     ranks=node.ranks,
                 ),
             )
-            code = life.run(node.joins_by, past)
+            end = life.run(node.joins_by, past)
         finally:
             node.close()
     finally:
         process_setup.restore_file_limit()
-    log.write(records.RunEnded(exit_code=code))
+    log.write(records.RunEnded(exit_code=end.code))
     if place.kind is Kind.COORDINATED:
         port = int(place.endpoints[0].rpartition(":")[2])
         batch_script.stand_in(result, os.environ, say, port=port)
-    return code
+    return end
 
 
 def sayer_for_all(line: CommandLine, place: MeetingPlace, say: _Say) -> _Say:
-    """For lines that all launchers of the job have alike: ``say``, or nothing where the first node's says them."""
+    """Return the printer of lines common to all launchers: ``say``, or nothing if the first node's prints them."""
     return say if line.says_all or place.is_first else lambda _text: None
 
 
 def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, say: _Say, announce: _Say) -> None:
-    """Say what there is to say before the nodes meet. What is the same for all launchers goes through ``announce``.
+    """Print the lines before the nodes meet; common ones go through ``announce``.
 
-    ``announce``: as made by ``sayer_for_all``. A ``log_dir`` of None: no logs are written.
+    ``announce``: made by ``sayer_for_all``. A ``log_dir`` of None: no logs.
     """
     options = line.options
     for warning in options.warnings:
@@ -138,7 +139,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
 
 
 def _is_everywhere(line: CommandLine) -> bool:
-    """Whether all nodes have a log directory of this name; else each makes one up."""
+    """Return True if all nodes have a log directory of this name; otherwise each makes one up."""
     given = (line.options.log_dir, line.namespace.log_dir, line.where.log_name)
     return any(name and name != os.devnull for name in given)
 
@@ -158,7 +159,8 @@ class _JobLife:
         start: Callable[[], None],
         make_agent: Callable[..., FaultTolerantAgent],
     ) -> None:
-        """``start`` begins what the agent needs of its node; ``make_agent`` takes what is of this life, or torch's."""
+        """``start`` begins what the agent needs of its node; ``make_agent`` takes the arguments of this life, and
+        torch's."""
         self._launcher = launcher
         self._line = launcher.line
         self._log_dir = log_dir
@@ -169,10 +171,10 @@ class _JobLife:
         self._command = command
         self._result = result
         self._over: Over | None = None
-        """How it has ended; None while it runs, or if the launcher itself has failed."""
+        """End of the launcher's part; None while it runs, or if the launcher itself has failed."""
 
-    def run(self, joins_by: joining.Launcher, past: joining.Past) -> int:
-        """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
+    def run(self, joins_by: joining.Launcher, past: joining.Past) -> LauncherEnd:
+        """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         place, result = self._place, self._result
         coordination: Coordination | None = None
@@ -183,13 +185,13 @@ class _JobLife:
                 coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
                 coordination.on_left_out = result.left_out
                 self._train(coordination)
-                # before the coordinator ends: a launcher that comes too late finds it, or the result
+                # before the coordinator ends: a launcher that comes too late finds either the coordinator or the result
                 end = self._end()
                 self._write_end(end, coordination)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
-            end = self._end_by(error)
+            end = replace(self._end_by(error), error=error)
             self._write_end(end, coordination)
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
@@ -197,16 +199,16 @@ class _JobLife:
                 self._launcher.say(advice(scheduler.value, name, reason))
         if scheduler is Scheduler.KUBERNETES:
             outcome.tell_kubernetes(end)
-        return end.code
+        return end
 
     def _has_finished(self) -> bool:
-        # only where a scheduler's id tells this start from all others: a user may use a chosen id again
+        # only if a scheduler's id distinguishes this start from all others: a user may reuse a chosen id
         if not self._place.names_life:
             return False
         lives = read_lives(self._log_dir)
         if self._line.where.scheduler is not Scheduler.KUBERNETES:
             return lives.has_finished(self._place.job)
-        # a pod is started again within minutes; a Job that is made anew may have an old name
+        # a pod is started again within minutes; a new Job may have an old name
         since = utc(time.time() - _POD_BACK_S)
         return lives.has_just_finished(self._place.job, self._command, since=since)
 
@@ -231,18 +233,18 @@ class _JobLife:
         self._result.ended(end, decided=decided, iteration=self._launcher.status.last_iteration())
 
     def _end(self, otherwise: Over | None = None) -> LauncherEnd:
-        """From how the agent ended; ``otherwise`` if it never got that far."""
+        """Return the end by the agent's; ``otherwise`` if it never got that far."""
         over = self._over or otherwise
         assert over is not None
         return end_of(over, self._line)
 
     def _end_by(self, error: Exception) -> LauncherEnd:
-        """Say why, where that isn't said yet."""
+        """Print the error if it isn't printed yet. Return the end."""
         match error:
             case ChildFailedError():
                 # torch's table of the failures, with the script's name in its title and without a traceback
                 table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
-                put("\n".join(map(printable, table.split("\n"))))
+                LAUNCHER.put(ERROR, "\n".join(map(printable, table.split("\n"))))
                 return self._end()
             case JobOverError():
                 return self._end()
@@ -254,7 +256,7 @@ class _JobLife:
             case FaultToleranceError():
                 text = str(error)
             case OSError():
-                # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
+                # a full disk, no descriptor left: a problem of the machine, which a traceback doesn't explain
                 text = lines.launcher_failed(error)
             case _:
                 return launcher_failed(self._line, report_unforeseen(error, self._launcher.log, self._launcher.say))
@@ -263,12 +265,12 @@ class _JobLife:
 
 
 def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None]) -> str:
-    """Say that a bug here or in torch has failed the launcher, in one line, and log its traceback. Returns the line."""
+    """Report a bug here or in torch that has failed the launcher and log its traceback. Return the printed line."""
     text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
     log.write(records.LauncherFailed(text=text, traceback=trace))
     if log.path:
         say(f"{text} (its traceback is in {log.path})")
     else:
         say(text)
-        put("\n".join(map(printable, trace.rstrip().split("\n"))))
+        LAUNCHER.put(ERROR, "\n".join(map(printable, trace.rstrip().split("\n"))))
     return text

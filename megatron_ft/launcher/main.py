@@ -16,6 +16,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
+from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import bounded_file_calls, lines
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
@@ -23,71 +24,89 @@ from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 if TYPE_CHECKING:
+    from megatron_ft.ipc.config.options import GivenFlag
     from megatron_ft.launcher.base.command_line import CommandLine
+    from megatron_ft.launcher.outcome import LauncherEnd
 
 _EXIT_FAILED = 1
 _LONGEST_EXIT_S = 10.0
-"""Longer than each exit function of this package may wait for a file server, or for a reader of the output."""
+"""Longer than any exit function of this package may wait for a file server, or for a reader of the output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch, and return the exit code.
 
+    Without ``argv`` this is the command ``ft_launcher``, which ends the process instead of returning. With ``argv`` it
+    keeps the promise of torchrun's ``main``: a job that has failed raises.
+
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
-    with 0 in time. 2: a mistake of the user; no rank was started. 93 (``--ft-no-restart-exit-code``): cycle after cycle
+    with 0 in time. 2: a mistake of the user; no rank was started. 93: cycle after cycle
     got no further. 94: too few nodes to go on from here; the job may be started again. 130: stopped by SIGINT (Ctrl-C).
 
-    Without ``argv`` it is the command itself, and ends the process instead of returning.
+    Raises:
+        ConfigError: ``argv`` has a mistake, no rank was started. It is a ValueError.
+        ChildFailedError: ranks have failed, and no restart is left.
+        Exception: whatever else has failed the launcher, as it was raised.
     """
     if argv is None:
         _open_standard_streams()
+        ask_again_soon()
+        _leave(run_command())
     with _ending_at_once_on_interrupt():
-        server = None
-        if argv is None:
-            ask_again_soon()
-            server = _run_ahead(sys.argv[1:])
+        end = _run(argv, None)
+    if end.code and end.error is not None:
+        raise end.error
+    if any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
+        _leave(end.code)
+    return end.code
+
+
+def run_command(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code of the command, having said on standard error what went wrong.
+
+    Without ``argv`` the arguments are the process's own, and ranks may be forked from a script that is run ahead.
+    """
+    with _ending_at_once_on_interrupt():
+        server = None if argv is not None else _run_ahead(sys.argv[1:])
         try:
-            code = _run(argv, server)
+            return _run(argv, server).code
         except ConfigError as error:
             put(lines.user_mistake(str(error)))
-            code = MISTAKE_CODE
-            _tell_kubernetes(str(error), code)
+            _tell_kubernetes(str(error), MISTAKE_CODE)
             if server is not None and not server.is_gone:  # the job may have begun, and ended it
                 server.end(set)
+            return MISTAKE_CODE
         except OSError as error:
-            code = _cannot_start(error, server)
-    if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
-        _leave(code)
-    return code
+            return _cannot_start(error, server)
 
 
 def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
-    """Begin now: the script and this process import torch at the same time."""
+    """Start the fork server now: the script and this process import torch at the same time."""
     seen = parse_early(argv, os.environ)
     if seen is None or why_fresh(seen.command) is not None:
         return None
     if seen.command[2] != "-m" and not os.path.exists(seen.command[2]):
         return None
-    become_subreaper()  # what the script starts, and leaves, is ours
+    become_subreaper()  # orphans of the script become children of this process
     try:
         return ServerProcess(seen)
     except OSError:
-        return None  # tried again, and reported, when there is a log
+        return None  # tried again, and reported, once there is a log
 
 
 def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
-    """Say what the launcher can't get before the job begins: files, processes, memory. Returns the exit code."""
+    """Report what the launcher can't get before the job begins: files, processes, memory. Return the exit code."""
     text = lines.cannot_start(error)
     lines.sayer(has_others=has_others)(text)
     return _failed(text, server)
 
 
 def _failed(text: str, server: ServerProcess | None) -> int:
-    """Do what is left where the launcher itself has failed, which was reported already. Returns the exit code."""
+    """Clean up after a reported failure of the launcher itself. Return the exit code."""
     with contextlib.suppress(OSError, ImportError):  # imports need files, too
         _tell_kubernetes(text, _EXIT_FAILED)
     if server is not None and not server.is_gone:
-        with contextlib.suppress(OSError):  # it is killed first; what it has started may be left
+        with contextlib.suppress(OSError):  # it is killed first; its children may be left
             server.end(set)
     return _EXIT_FAILED
 
@@ -106,12 +125,13 @@ def _tell_kubernetes(why: str, code: int) -> None:
 def _leave(code: int) -> NoReturn:
     """Exit as Python does, but without finalizing the interpreter and torch.
 
-    A thread of the launcher may wait inside torch for a node that doesn't answer; where one comes back from there while
-    Python is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
+    A thread of the launcher may wait inside torch for a node that doesn't answer; if one returns while Python is
+    finalized, C++ ends the process by SIGABRT, and the exit code of a successful job is lost.
     """
-    if bounded_file_calls.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
+    # otherwise torch's threads, which copy the ranks' output, wait for a file server
+    if bounded_file_calls.are_copied():
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
-    # where the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
+    # if the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
     last = threading.Thread(target=_run_exit_functions, daemon=True)
     last.start()
     last.join(_LONGEST_EXIT_S)
@@ -127,7 +147,7 @@ def _run_exit_functions() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Started without them (by a daemon, say): else the first file that is opened takes the number of one."""
+    """Open missing standard streams (as under a daemon), whose numbers the first opened files would take."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -135,10 +155,10 @@ def _open_standard_streams() -> None:
 
 @contextlib.contextmanager
 def _ending_at_once_on_interrupt() -> Iterator[None]:
-    """Until the node takes the signals, Ctrl-C just ends us: nothing was started that would have to be tidied up.
+    """Let Ctrl-C just end the process until the node takes the signals: nothing needs cleanup yet.
 
-    A KeyboardInterrupt in the middle of the import of torch would end in whatever torch makes of it. For process 1 of
-    a container the kernel drops a SIGTERM that has no handler, so it is the same with that.
+    A KeyboardInterrupt during the import of torch would end in whatever torch makes of it. For process 1 of a container
+    the kernel drops a SIGTERM without a handler, so SIGTERM is handled there, too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -157,20 +177,32 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
-    from megatron_ft.launcher import arguments  # torch takes a second to import
+def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEnd:
+    from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
 
-    line = arguments.parse(argv)
+    flags: list[GivenFlag] = []
+    try:
+        line = arguments.parse(argv, flags)
+    except ConfigError as error:
+        if dry_run.is_asked(flags):
+            return outcome.LauncherEnd(dry_run.show_mistakes(flags, error))
+        raise
+    if line.options.dry_run:
+        return outcome.LauncherEnd(dry_run.show(line, flags))
+    config = line.options.config
+    if config.is_set("log_level"):
+        LAUNCHER.set_level(config.log_level)
+        os.environ[LEVEL_VARIABLE] = str(config.log_level)
     try:
         return _launch(line, server)
     except OSError as error:
-        return _cannot_start(error, server, has_others=line.max_nodes > 1)
+        return outcome.LauncherEnd(_cannot_start(error, server, has_others=line.max_nodes > 1), error=error)
 
 
-def _launch(line: CommandLine, server: ServerProcess | None) -> int:
+def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
     from megatron_ft.core.facts.launcher import RunEnded
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
-    from megatron_ft.launcher import arguments, job
+    from megatron_ft.launcher import arguments, job, outcome
     from megatron_ft.launcher.base import log_directory
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
@@ -197,7 +229,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
             log_directory.remove_if_empty(log_dir)
         raise
     if log_dir is not None:
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
     with contextlib.closing(log):
         try:
             return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
@@ -207,7 +239,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
             text = job.report_unforeseen(error, log, lines.sayer(has_others=line.max_nodes > 1))
             code = _failed(text, server)
             log.write(RunEnded(exit_code=code))
-            return code
+            return outcome.LauncherEnd(code, error=error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the launcher of one node needs for the whole job, opened at its start and closed at its end."""
+"""Resources of one node's launcher, opened at the start of the job and closed at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
-from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -28,7 +27,7 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
-from megatron_ft.launcher.processes.health_command import HealthCheck, command_of
+from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
@@ -38,7 +37,7 @@ from megatron_ft.launcher.spawn.rank_logs import inherited_streams
 
 
 class LauncherNode:
-    """Puts the parts of this node's launcher together: each user is handed what it needs, and none is handed this."""
+    """Assembles the parts of this node's launcher; each user gets only the parts it needs."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class LauncherNode:
     ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
 
-        ``announce`` says what all launchers of the job have alike, unless another one says it.
+        ``announce`` prints lines common to all launchers of the job, unless another one prints them.
 
         Raises:
             ConfigError: there is no place for the run directory.
@@ -61,7 +60,7 @@ class LauncherNode:
         self._line = line
         self._log = log
         self._log_dir = log_dir
-        """None: no logs are written."""
+        """Directory of the logs; None without logs."""
         self._say = say
         self._orphans = process_tree.Orphans()
         self._children = Children()
@@ -81,8 +80,7 @@ class LauncherNode:
         self.monitors, self._control = self._make_sockets(ranks)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
-        self.health = self._make_health_check(ranks)
-        self._cycle_info = reference_names.cycle_info(line, os.environ, log)
+        self.health = self._make_health_check()
         self.ranks = self._make_ranks()
         status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self._control.on_question = status.facts
@@ -100,18 +98,17 @@ class LauncherNode:
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
-        """None: ranks are never forked."""
+        """Return the forking spawner; None if ranks are never forked."""
         options, namespace = self._line.options, self._line.namespace
         # a rank bound to a NUMA node is started by a command, which starts interpreters
         if options.preload is None or numa.variable() is not None:
             if server is not None:
-                server.end(set)  # it was started by the early parse of the command line
+                server.end(set)  # started by the early parse of the command line
             return None
         forking = ForkingSpawner(
             fresh=FreshInterpreterSpawner(),
             server=server,
             preload=options.preload,
-            timeout_s=options.preload_timeout,
             shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),
             reactor=self._reactor,
             log=self._log,
@@ -125,7 +122,7 @@ class LauncherNode:
         return forking
 
     def _make_sockets(self, ranks: int) -> tuple[Monitors, ControlSocket]:
-        """What listens in the run directory: for each rank its monitor, and the launcher's own socket."""
+        """Create the sockets in the run directory: a monitor's for each rank, and the launcher's own."""
         options = self._line.options
         control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self._say)
         monitors = Monitors(
@@ -136,7 +133,6 @@ class LauncherNode:
                 run_id=self._line.run_id,
                 observe_only=options.observe_only,
                 asks_first=options.is_min_healthy and not options.observe_only,
-                log_max_bytes=options.log_max_bytes,
             ),
             run_dir=self._run_dir.path,
             reactor=self._reactor,
@@ -150,14 +146,17 @@ class LauncherNode:
         self._run_dir.add(monitors)
         return monitors, control
 
-    def _make_health_check(self, ranks: int) -> HealthCheck | None:
-        """Create the node health check; None if no option configures one."""
-        line = self._line
-        command = command_of(line.options, line.node_health_command, log_dir=self._log_dir, ranks=ranks)
-        if command is None:
+    def _make_health_check(self) -> HealthCheck | None:
+        options = self._line.options
+        if options.node_health_command is None:
             return None
-        timeout_s = line.options.node_health_timeout
-        health = HealthCheck(command, timeout_s=timeout_s, reactor=self._reactor, known_children=self._children.pids)
+        health = HealthCheck(
+            options.node_health_command,
+            timeout_s=options.node_health_timeout,
+            reactor=self._reactor,
+            known_children=self._children.pids,
+            directories=job_directories(options, self._log_dir),
+        )
         self._children.add(health.pids)
         return health
 
@@ -166,7 +165,7 @@ class LauncherNode:
         termination = Termination(
             reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
         )
-        variables = RankVariables(line, monitors=self.monitors, control=self._control, cycle_info=self._cycle_info)
+        variables = RankVariables(line, monitors=self.monitors, control=self._control)
         starter = RankStarter(
             line=line,
             reactor=reactor,
@@ -185,15 +184,14 @@ class LauncherNode:
             termination=termination,
             device_memory=DeviceMemoryWait(reactor, log=log, say=say),
             crash_evidence=CrashEvidence(log, self._log_dir, say),
-            cycle_info=self._cycle_info,
             checkpoint_file=line.options.checkpoint_iteration_file,
         )
 
     def start(self, command: Sequence[str]) -> None:
-        """Listen for monitors and ranks, and start to import what the ranks' ``command`` may need.
+        """Listen for monitors and ranks, and start to run the ranks' ``command`` ahead.
 
         Raises:
-            FaultToleranceError: that can't be done.
+            FaultToleranceError: a socket or process can't be made.
         """
         try:
             self._control.start()
@@ -206,8 +204,7 @@ class LauncherNode:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
-        steps += [] if self.health is None else [self.health.close]
+        steps: list[Callable[[], object]] = [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [self.monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]
@@ -223,7 +220,7 @@ class LauncherNode:
     def _woken(self) -> None:
         self._signals.drain()
         self._running.forward_signals()
-        self._signals.report()  # one of those forwarded may have become a request to stop
+        self._signals.report()  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         if self._forking is not None:
             self._forking.check_states()

@@ -1,8 +1,8 @@
-"""How this life of the job ends: the launcher's exit code, ``LOG_DIR/result.json``, and Kubernetes' termination log.
+"""End of this life of the job: exit code, ``LOG_DIR/result.json``, and Kubernetes' termination log.
 
 ``result.json`` has state and outcome of the lives of the job, for scripts and later lives, and is written atomically.
-The launcher at place 0 writes it when a cycle begins and at the end; where that one is lost, one of the next places
-does. The launcher doesn't wait for it: the event log's thread reads and writes.
+The launcher at place 0 writes it when a cycle begins and at the end; if that one is lost, one of the next places does.
+The launcher doesn't wait for it: the event log's thread reads and writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.agent.edge import Exit, Over
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
@@ -26,32 +26,34 @@ from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
 from megatron_ft.ipc.files.own_files import ForeignFileError
-from megatron_ft.ipc.files.standard_error import put
+from megatron_ft.ipc.log import LAUNCHER, WARNING
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 
 _FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _READ_S = 2.0
 _TELLERS = 8
-"""So many of the lowest places tell the end, if no lower one has."""
+"""Number of lowest places that write the end, if no lower one has."""
 _TERMINATION_LOG = "/dev/termination-log"
 _MOST_BYTES = 4000
-"""Of 4096 that Kubernetes reads."""
+"""Limit below the 4096 bytes that Kubernetes reads."""
 
 
 @dataclass(frozen=True)
 class LauncherEnd:
-    """How the job has ended for this launcher. ``ending`` is None where it isn't this launcher's to say."""
+    """End of the job for this launcher. ``ending`` is None if it isn't this launcher's to tell."""
 
     code: int
     ending: Ending | None = None
     cause: str = ""
     ranks_exited_with_0: bool = False
     """All ranks of the last cycle did, on all nodes."""
+    error: Exception | None = field(default=None, compare=False)
+    """Raised to a caller of the launcher's ``main``, which has no exit code to read."""
 
 
 def end_of(over: Over, line: CommandLine) -> LauncherEnd:
-    """The launcher's exit code, and what it may say of the job, by how its part in the job is over."""
+    """Return the launcher's exit code, and what it may tell of the job, by the end of its part."""
     verdict = over.verdict
     match over.how:
         case Exit.SUCCEEDED:
@@ -76,7 +78,7 @@ def end_of(over: Over, line: CommandLine) -> LauncherEnd:
 
 
 def _succeeded(verdict: Verdict | None, line: CommandLine) -> LauncherEnd:
-    """All ranks have ended with 0. Whether that is the end of the training, a flag file says, if there is to be one."""
+    """Return the end after all ranks ended with 0. A flag file, if configured, tells if the training is finished."""
     flag = os.environ.get(_FINISHED_FLAG, "")
     if flag and not bounded_file_calls.call(lambda: os.path.exists(flag), True):
         return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
@@ -86,7 +88,7 @@ def _succeeded(verdict: Verdict | None, line: CommandLine) -> LauncherEnd:
 
 
 def launcher_failed(line: CommandLine, text: str) -> LauncherEnd:
-    """The launcher itself has failed, not its ranks. Other nodes go on without it."""
+    """Return the end if the launcher itself has failed, not its ranks. Other nodes go on without it."""
     return LauncherEnd(1, Ending.FAILED if line.max_nodes == 1 else None, text)
 
 
@@ -96,7 +98,7 @@ def _stopped(line: CommandLine, text: str, code: int = 0) -> LauncherEnd:
 
 
 def read_lives(log_dir: str | None) -> Lives:
-    """The job's lives so far; none where they can't be read, or not soon."""
+    """Return the job's lives so far; none if they can't be read soon."""
     if log_dir is None:
         return Lives()
     return bounded_file_calls.call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
@@ -107,7 +109,7 @@ class ResultFile:
 
     Args:
         log_dir: None: nothing is written.
-        is_first: the launcher that speaks for the job as long as no cycle has begun.
+        is_first: this launcher tells the job's end as long as no cycle has begun.
     """
 
     def __init__(
@@ -120,21 +122,21 @@ class ResultFile:
         self._place = 0 if is_first else None
         self._began: Decision | None = None
         self.ending: Ending | None = None
-        """How the job has ended, as far as this launcher may say it."""
+        """End of the job, as far as this launcher may tell."""
         self.is_decided = False
-        """It has ended for all its nodes, by their decision."""
+        """True if the job has ended for all its nodes, by their decision."""
 
     @property
     def place(self) -> int | None:
-        """Of this node in the last cycle that it took part in; None if it wasn't in any, or was left out."""
+        """Place of this node in its last cycle; None if it wasn't in any, or was left out."""
         return self._place
 
     def flush(self) -> None:
-        """Wait until it is written."""
+        """Wait until the file is written."""
         self._log.flush()
 
     def begun(self, held: Held) -> None:
-        """A cycle begins in which this node has a place."""
+        """Record the start of a cycle in which this node has a place."""
         decision = held.decision
         life = replace(
             self._life,
@@ -151,17 +153,20 @@ class ResultFile:
             )
 
     def concluded(self, verdict: Verdict) -> None:
-        """A cycle has ended. A coordinator that takes over may say again why."""
+        """Record the end of a cycle. A coordinator that takes over may repeat the verdict."""
+        if self._began is None or verdict.cycle != self._began.cycle:
+            return
         fault = fault_of(verdict)
         if fault is not None and all(known.cycle != fault.cycle for known in self._life.faults):
             self._life = replace(self._life, faults=(*self._life.faults, fault))
 
     def left_out(self) -> None:
-        """The job goes on without this node: others tell how it ends."""
+        """Record that the job goes on without this node: others tell how it ends."""
         self._place = None
 
     def ended(self, end: LauncherEnd, *, decided: Decision | None, iteration: int | None) -> None:
-        """The job has ended. ``decided`` is the last decision that this launcher knows, ``iteration`` its ranks'."""
+        """Record the end of the job. ``decided``: last decision this launcher knows; ``iteration``: its ranks' last
+        one."""
         place, ending = self._place, end.ending
         self.ending, self.is_decided = ending, decided is not None and decided.kind is DecisionKind.END
         if ending is None or place is None:
@@ -177,20 +182,20 @@ class ResultFile:
         if decided is not None and self.is_decided:
             life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
         iteration = max(life.iteration, -1 if iteration is None else iteration)
-        # what was decided tells of cycles that failed, and the last one may have ended otherwise
+        # the decision describes failed cycles, and the last one may have ended otherwise
         trained = life.trained or end.ranks_exited_with_0 or iteration >= 0
         life = replace(life, iteration=iteration, trained=trained)
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:
-        """With what the next decision says of the cycle before it: whether it got further, and which nodes are back."""
+        """Return the faults, updated by the next decision: progress of the cycle before it, and nodes that are back."""
         before, faults = self._began, back_again(self._life.faults, decision.back)
         if before is None or decision.advance.last <= before.advance.last:
             return faults
         return tuple(replace(each, advanced=True) if each.cycle == before.cycle else each for each in faults)
 
     def bad_nodes(self) -> dict[str, str]:
-        """By name, and why, as far as this life shows it and this launcher speaks for the job.
+        """Return bad nodes by name with reasons, if this launcher speaks for the job.
 
         Empty for a launcher that has left without knowing the job's end: the others may know better.
         """
@@ -222,13 +227,13 @@ def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     except ForeignFileError as error:
         _say_once(f"megatron_ft: {path} {error.strerror}: it is neither read nor written")
     except OSError as error:
-        put(f"megatron_ft: {path} can't be written: {error.strerror}")
+        LAUNCHER.put(WARNING, f"megatron_ft: {path} can't be written: {error.strerror}")
 
 
 @functools.cache
 def _say_once(line: str) -> None:
     """Each cycle writes the file anew, and what is in its place stays there."""
-    put(line)
+    LAUNCHER.put(WARNING, line)
 
 
 def _read(path: str) -> Lives:
@@ -243,17 +248,17 @@ def _read(path: str) -> Lives:
         aside = f"{path}.unreadable"
         with contextlib.suppress(OSError):
             os.replace(path, aside)
-        put(f"megatron_ft: {path} can't be read ({error}); it is {aside} now")
+        LAUNCHER.put(WARNING, f"megatron_ft: {path} can't be read ({error}); it is {aside} now")
         return Lives()
 
 
 def utc(at_s: float) -> str:
-    """Seconds since the epoch as `Life` has times."""
+    """Format seconds since the epoch as in `Life`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
 
 
 def tell_kubernetes(end: LauncherEnd, *, path: str = _TERMINATION_LOG) -> None:
-    """Write why this container ended, in a sentence, to the file that Kubernetes has made for that, if it has."""
+    """Write why this container ended, in a sentence, to Kubernetes' termination log, if it exists."""
     if end.ending is None:
         return
     text = end.ending.value.replace("_", " ") + (f": {end.cause}" if end.cause else "")

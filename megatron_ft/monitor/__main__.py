@@ -9,6 +9,7 @@ import sys
 
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.ipc.linux.process_setup import go_on_without_parent, set_name
+from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings, parse
 from megatron_ft.ipc.wire import Channel
 from megatron_ft.monitor.reports import Reports
@@ -21,6 +22,7 @@ def main() -> None:
         print("The rank monitor is started by ft_launcher, or by RankMonitorServer.run_in_subprocess.")
         raise SystemExit(2)
     settings = parse(sys.argv[1:])
+    MONITOR.set_level(settings.config.log_level)
     go_on_without_parent()  # a monitor that was stopped while its launcher was killed still has to terminate the rank
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
@@ -30,11 +32,11 @@ def main() -> None:
 
 
 def _parent_pidfd(parent: int) -> int:
-    """A descriptor that becomes readable when the process that started us ends, at once if it has already."""
+    """Return a descriptor that becomes readable when the process that started this monitor ends."""
     pidfd = os.pidfd_open(os.getppid())
     if os.getppid() == parent:
         return pidfd
-    # it died before it could be watched, and this process was adopted: the same as an end seen later
+    # the parent died before it could be watched, and this process was adopted: report its end at once
     os.close(pidfd)
     ended, writer = os.pipe2(os.O_CLOEXEC)
     os.close(writer)
@@ -42,11 +44,11 @@ def _parent_pidfd(parent: int) -> int:
 
 
 def _route_signals() -> int:
-    """Make the signals we act on readable from a descriptor, so that the loop has one place to wait."""
+    """Make signals readable from a descriptor, so that the loop has one place to wait."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    # a launcher may be given minutes to end its ranks by SIGTERM: their monitors stay until it says stop; and some
-    # schedulers signal every process of a job
+    # A launcher may be given minutes to end its ranks by SIGTERM, and some schedulers signal every process of a job:
+    # monitors stay until the launcher sends Stop.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, lambda _number, _frame: None)
     return read_fd

@@ -1,4 +1,4 @@
-"""Ending a rank: a hung one, step by step; all that is left of one whose launcher has died, at once."""
+"""End a hung rank step by step, or everything left of a rank whose launcher died."""
 
 from __future__ import annotations
 
@@ -18,37 +18,35 @@ _SECOND_LOOK_S = 0.1
 
 
 class RankTermination:
-    """The termination signal at ``due_at`` (``time.monotonic`` seconds), SIGKILL after a grace; it never waits."""
+    """Termination signal at ``due_at`` (``time.monotonic`` seconds), then SIGKILL after a grace. Never blocks."""
 
     def __init__(self, pid: int, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
-        """``pid`` and ``pidfd`` are of the same process."""
         self._pid = pid
         self._pidfd = pidfd
         self._escalation = Escalation(first_signal, due_s=due_at)
 
     @property
     def due_at(self) -> float | None:
-        """When to ``advance``; None once even SIGKILL has had no effect."""
+        """Time of the next ``advance``; None once even SIGKILL has had no effect."""
         return self._escalation.due_s
 
     def advance(self) -> list[signal.Signals]:
-        """Send what is due now, if anything is, and return it."""
+        """Send the signals that are due now and return them."""
         number = self._escalation.advance(time.monotonic(), lambda: run_delays_ns(self._pid))
         if number is None:
             return []
-        # Python runs a handler in the main thread only, and that may sleep on in C if another thread takes the signal:
-        # so it goes to the main thread, which finds it first thing when SIGCONT lets a stopped process go on to die
+        # Python runs handlers in the main thread only, which may sleep on in C if another thread takes the signal. Sent
+        # to the main thread, the signal is pending when SIGCONT lets a stopped process run.
         signal_main_thread(self._pid, self._pidfd, number)
         send_signal(self._pidfd, signal.SIGCONT)
         return [number, signal.SIGCONT]
 
     def hurry(self) -> None:
-        """Make the first signal due now."""
         self._escalation.begin(time.monotonic())
 
 
 def group_of(attached: AttachedRank) -> int | None:
-    """The rank's process group, unless it shares it with its launcher, as a process started by hand may."""
+    """Return the rank's process group; None if the launcher shares it, as with a rank started by hand."""
     try:
         group = os.getpgid(attached.pid)
         shared = {os.getpgid(os.getppid()), os.getpgrp()}
@@ -58,12 +56,11 @@ def group_of(attached: AttachedRank) -> int | None:
 
 
 def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
-    """End all that the rank of this monitor started, after its launcher has died; returns what is left.
+    """End every process that the rank of this monitor started, after its launcher died. Return the survivors.
 
-    The rank itself dies of its parent-death signal; its data-loader workers and checkpoint writers don't.
-    They are known by the process group or session (``group`` is the number of both), and programs that left
-    those by the monitor's socket in the environment they were started with (its path is unpredictable, so no other
-    program has it).
+    The rank itself dies of its parent-death signal; its data-loader workers and checkpoint writers don't. Those are
+    found by process group or session (``group`` is the number of both). Programs that left both are found by the
+    monitor's socket in their initial environment: its path is unpredictable, so no other job has it.
     """
     marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
     own = os.getpid()
@@ -81,10 +78,10 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
         left.extend(kill_matching(has_left_it, _SWEEP_S))
 
     left += kill_matching(is_in_group, _SWEEP_S)
-    # the environment of a process that is stuck in the kernel, of any job of this user, can't be read: that waits
+    # reading the environment of a process that is stuck in the kernel blocks, whichever job it belongs to
     others = threading.Thread(target=end_others, daemon=True)
     others.start()
-    # a rank whose launcher died between spawning it and its first instructions may appear only now
+    # a rank whose launcher died while spawning it may appear only now
     time.sleep(_SECOND_LOOK_S)
     left += kill_matching(is_in_group, _SWEEP_S)
     others.join(2 * _SWEEP_S + _SECOND_LOOK_S)
@@ -92,14 +89,14 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
 
 
 def remove_run_directory(socket_path: str) -> None:
-    """Remove this monitor's socket, the dead launcher's, and the directory if we are the last to leave."""
+    """Remove this monitor's socket, the dead launcher's, and the directory if no other socket is left."""
     directory = os.path.dirname(socket_path)
     for path in (socket_path, os.path.join(directory, "launcher.sock")):
         with contextlib.suppress(OSError):
             os.unlink(path)
     with contextlib.suppress(OSError):
-        # what else the launcher keeps there is of no use now
+        # no process needs the other files of the launcher now
         if not any(name.endswith(".sock") for name in os.listdir(directory)):
-            import shutil  # only then
+            import shutil
 
             shutil.rmtree(directory, ignore_errors=True)

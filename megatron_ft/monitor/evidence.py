@@ -1,10 +1,9 @@
-"""Collecting what can be known of a rank before it is ended: bounded in time, never an obstacle.
+"""Collect evidence on a rank before it is terminated, within a bound.
 
-Nothing is asked here of the rank or of the kernel that might keep this process waiting longer than its bound.
-
-The verdict is final when this begins, and what is collected here doesn't change it: collecting (a signal
-interrupts a sleep in C) may itself wake the rank. On a rank that may run on, evidence is collected ``passive``-ly:
-nothing is sent to it but the question that a thread of its own answers.
+No call here, to the rank or to the kernel, can block this process beyond the bound. The verdict is final before
+collecting starts and isn't changed by it: collecting may itself wake the rank, since a signal interrupts a sleep in C.
+On a rank that may run on, evidence is collected ``passive``-ly: the rank gets only a question, which a thread of its
+own answers.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ STACK_MEMORY = "megatron_ft_stacks"
 """Name of the memory file in which a rank writes its stacks."""
 _STACK_S = 1.0
 _ANSWER_S = 0.8
-"""On a starved machine, too, a thread that gets the GIL at all gets it within some milliseconds."""
+"""Longest wait for an answer. Even on a starved machine a thread gets the GIL within milliseconds, if at all."""
 _LOOK_AGAIN_S = 0.004
 _LOOK_SOON_S = 0.0005
 _MAX_DUMP_BYTES = 1 << 20
@@ -71,13 +70,13 @@ def collect(
     passive: bool,
     deadline_ns: int,
 ) -> HangEvidence:
-    """Collect the evidence on one rank until ``deadline_ns`` (monotonic) at the latest."""
+    """Collect the evidence on one rank, until ``deadline_ns`` (monotonic) at the latest."""
     began_ns = time.monotonic_ns()
     missing: list[str] = []
     facts = proc.process_facts(attached.pid)
     lost = proc.lost_processes(attached.pid)
     probe = Probe(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
-    # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
+    # collectives first: the signal for the stacks may wake the rank, which then enters the next collective
     answer = probe.ask(facts.state, missing)
     collectives = answer.collectives
     state, is_busy = _settled(facts.state, read_stat(attached.pid))
@@ -124,7 +123,7 @@ def collect(
 
 
 def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> CrashOutput:
-    """Return the exception that the rank ends of, or with which it has ended its monitoring; none if it went on."""
+    """Return the exception that ends the rank or ended its monitoring; an empty `CrashOutput` if the rank went on."""
     text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
     words = last_words(text, library=LIBRARIES)
     if not words.error and snapshot is not None and snapshot.closing:
@@ -134,9 +133,9 @@ def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Crash
 
 
 def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:
-    """The state of a process from two samples, and whether it ran at both.
+    """Return the state of a process from two samples, and whether it was running in both.
 
-    Any process is in uninterruptible sleep for a moment now and then: a page fault, a write.
+    Every process is in uninterruptible sleep for moments: a page fault, a write. A single "D" proves nothing.
     """
     second = first if later is None else later.state
     return (second if first == "D" else first), first == second == "R"
@@ -144,33 +143,37 @@ def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:
 
 _NO_GROUP = "there is no process group"
 _HARMLESS = (_NO_GROUP, "torch.distributed isn't imported")
-"""Reasons to tell no collectives that aren't a sign of trouble."""
+"""Reasons for missing collectives that are no sign of trouble."""
 
 
 class Probe:
-    """Asks one rank for its stacks and its collectives, within one bound of time."""
+    """Asks one rank for its stacks and its collectives, within one deadline."""
 
     def __init__(
         self, attached: AttachedRank, snapshot: BoardSnapshot | None, deadline_ns: int, *, freeze: bool
     ) -> None:
-        """``freeze``: stop a rank that has written its stacks, which may have woken it; it is ended soon."""
+        """``freeze``: stop the rank once it has written its stacks, which may have woken it; for a rank about to be
+        ended."""
         self._freeze = freeze
         self._attached = attached
         self._snapshot = snapshot
         self._deadline_ns = deadline_ns
 
     def left_s(self) -> float:
-        """Seconds until the bound."""
+        """Return the seconds until the deadline."""
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
     def all_stacks(
         self, state: str, missing: list[str], told: tuple[Frame, ...], *, passive: bool
     ) -> tuple[list[ThreadStack], str, tuple[Frame, ...]]:
-        """Those of all threads, who wrote them, and that of the main thread, which the rank may have ``told``."""
+        """Return the stacks of all threads, their source, and the main thread's stack.
+
+        ``told`` is the main thread's stack as the rank itself answered, if it did.
+        """
         stacks = [] if passive else self._own_stacks(state, missing)
         main = 0 if self._snapshot is None else self._snapshot.main_thread
         frames = main_stack(stacks, main)
-        # the rank writes a hundred threads at most, the main one last
+        # the rank writes at most a hundred threads, the main thread last
         if frames or is_gone(self._attached.pidfd):
             return stacks, "faulthandler", frames
         if told:
@@ -180,20 +183,20 @@ class Probe:
         return (found, "py-spy", main_stack(found, pid)) if found else (stacks, "faulthandler", frames)
 
     def _own_stacks(self, state: str, missing: list[str]) -> list[ThreadStack]:
-        """By the rank's own handler; empty if it has none, or doesn't get to it."""
+        """Return the stacks written by the rank's faulthandler; empty if it has no handler or doesn't get to it."""
         number = 0 if self._snapshot is None else self._snapshot.stack_signal
         if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc.handles(self._attached.pid, number):
             missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
             return []
         if not proc.has_open(self._attached.pid, STACK_MEMORY):
             missing.append("stacks by faulthandler: the rank has closed the file for them")
-            return []  # its number may be a file of the script's by now
+            return []  # its number may belong to a file of the script by now
         begin = os.fstat(self._attached.stack_fd).st_size
         deaf = proc.blocking_threads(self._attached.pid, number)
         is_stopped = state in ("T", "t")
         if is_stopped:
-            # waiting for the main thread, the signal comes before anything else that runs; any other thread might be
-            # slower. Then it is stopped again: evidence on the others is still to be collected
+            # The signal must be pending for the main thread before any code runs again; another thread might be slower.
+            # Afterwards the rank is stopped again: evidence on other ranks is still to be collected.
             signal_main_thread(self._attached.pid, self._attached.pidfd, number)
             send_signal(self._attached.pidfd, signal.SIGCONT)
         else:
@@ -206,10 +209,10 @@ class Probe:
         return parse_faulthandler(text)
 
     def _wait_dump(self, number: int, begin: int, deaf: set[int], interval_s: float) -> str:
-        """What the handler writes from ``begin`` on; ``deaf`` are threads that blocked its signal already.
+        """Return what the handler writes from offset ``begin`` on; ``deaf`` threads blocked its signal before.
 
-        A rank that shares its processor may stand in the middle of it for long: it has written all once no thread is
-        in the handler any more.
+        A rank that shares its processor may pause in the middle of a dump. The dump is complete once no thread is in
+        the handler.
         """
 
         def written() -> bytes:
@@ -222,9 +225,9 @@ class Probe:
         return written().decode(errors="replace")
 
     def ask(self, state: str, missing: list[str], *, samples: int = 0) -> Answer:
-        """The collectives in flight and the main thread's stack, by the rank's own thread, or why it doesn't answer.
+        """Ask the rank's own thread for the collectives in flight and the main thread's stack.
 
-        ``samples``: how often the place of the main thread is sampled, too.
+        ``samples``: number of samples of the main thread's place. If the rank doesn't answer, the answer says why.
         """
         question = Question(time.monotonic_ns(), samples)
         if state in ("T", "t"):
@@ -250,7 +253,7 @@ class Probe:
     def _until(
         self, done: Callable[[], bool], bound_s: float, interval_s: float, channel: socket.socket | None = None
     ) -> None:
-        """Check whether it is ``done``, again and again, until the bound is over or the rank is gone."""
+        """Poll until ``done()``, the bound (seconds) or the end of the rank."""
         poller = select.poll()
         poller.register(self._attached.pidfd, select.POLLIN)
         if channel is not None:
@@ -265,7 +268,7 @@ def _no_answer(question: Question, why: str) -> Answer:
 
 
 def _receive(channel: socket.socket, number: int) -> list[Answer]:
-    """The answer to this question, if it has come; those to earlier ones are thrown away."""
+    """Return the answer to this question if it has arrived, and drop answers to earlier ones."""
     while True:
         try:
             raw = channel.recv(1 << 20, socket.MSG_DONTWAIT)
@@ -282,7 +285,7 @@ def _receive(channel: socket.socket, number: int) -> list[Answer]:
 
 
 def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> tuple[tuple[float, str], ...]:
-    """Seconds before ``now_ns``, and what happened; oldest first."""
+    """Return recent events as (seconds before ``now_ns``, description), oldest first."""
     if snapshot is None:
         return ()
     names = [section.name for section in snapshot.sections]
@@ -295,6 +298,6 @@ def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> t
             layout.EVENT_HEARTBEAT: "heartbeat",
             layout.EVENT_ITERATION: begins(event.value),
         }.get(event.kind)
-        if what is not None:  # else the rank has written over it
+        if what is not None:  # None: the rank has overwritten the event
             found.append(((now_ns - event.at_ns) / 1e9, what))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Ranks that connect: who they are, and whether they may have this monitor."""
+"""Connections of ranks: identification, and whether a rank may use this monitor."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from megatron_ft.ipc.wire import Channel, Message, check_peer
 
 _MOST = 16
 PATIENCE_S = 5.0
-"""How long a connection may stay silent before it is closed."""
+"""Seconds a connection may stay silent before it is closed."""
 
 
 class Caller(NamedTuple):
-    """A connection that hasn't said hello yet. Its identity is what the kernel says, never what it says."""
+    """A connection that hasn't sent its hello yet. ``pid`` comes from the kernel, never from the peer."""
 
     channel: Channel
     pid: int
@@ -28,16 +28,16 @@ class Caller(NamedTuple):
 
 
 class Callers(dict[int, Caller]):
-    """Those that have connected and not been answered yet, by descriptor."""
+    """Connections waiting for an answer, by descriptor."""
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept one connection, unless another user made it; of too many the oldest is closed."""
+        """Accept one connection of the same user. At the limit, the oldest waiting connection is closed."""
         if len(self) >= _MOST:
             self.dismiss(next(iter(self.values())))
         try:
             sock, _ = listener.accept()
         except OSError:
-            return  # it went away between the wake-up and now
+            return  # closed by the peer in the meantime
         try:
             pid = check_peer(sock)
             pidfd = os.pidfd_open(pid)
@@ -47,25 +47,24 @@ class Callers(dict[int, Caller]):
         self[sock.fileno()] = Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
 
     def dismiss(self, caller: Caller) -> None:
-        """Close a connection."""
-        # by identity: a channel that an error has closed has no number any more
+        # compare identities: a channel closed by an error has no descriptor number
         for fd in [fd for fd, known in self.items() if known is caller]:
             del self[fd]
         caller.channel.close()
         os.close(caller.pidfd)
 
     def forget_silent(self) -> None:
-        """Close the connections that have said nothing for too long."""
+        """Close connections that have been silent for `PATIENCE_S`."""
         now = time.monotonic()
         for caller in [caller for caller in self.values() if now >= caller.give_up_at]:
             self.dismiss(caller)
 
 
 def parse(message: Message) -> RankHello:
-    """Check a hello.
+    """Parse and check a hello.
 
     Raises:
-        ProtocolError: it isn't one.
+        ProtocolError: it is malformed, or its ``user_code_ns`` lies in the future.
     """
     hello = FROM_RANK.parse(message)
     if hello.user_code_ns > time.monotonic_ns():
@@ -74,11 +73,11 @@ def parse(message: Message) -> RankHello:
 
 
 def refusal(hello: RankHello, attached: AttachedRank, *, closing: bool, is_stranger: bool) -> str | None:
-    """Why a hello is refused while another rank is attached, which may be ``closing``; None if it isn't.
+    """Return why a hello is refused while ``attached`` is monitored, None if it is accepted.
 
-    A higher cycle wins: its predecessor is on its way out. In the same cycle the first one wins as long as it
-    lives and hasn't said goodbye, and so it does against a stranger: one that isn't of the processes that the
-    launcher has started last, while the attached one is.
+    A higher cycle wins: the rank of the earlier one is about to end. Within a cycle the first rank wins as long as it
+    lives and isn't ``closing``. A rank of the launcher also wins against a stranger of a higher cycle: a process that
+    isn't in the process group the launcher started last.
     """
     pid, cycle = attached.pid, attached.cycle
     if hello.cycle < cycle:

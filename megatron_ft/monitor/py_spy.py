@@ -1,4 +1,4 @@
-"""py-spy, where it is installed: it reads the stacks of a process that can't write them itself."""
+"""Stacks by py-spy, if it is installed, of a process that can't write them itself."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _runs = FileThread()
 
 
 def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
-    """The stacks of all threads, in ``left_s`` seconds at most; empty where py-spy is missing, slow or not allowed.
+    """Return the stacks of all threads within ``left_s`` seconds; empty if py-spy is missing, slow or not permitted.
 
-    ``nonblocking``: don't stop the process while it is read, so that a frame may be a wrong one.
+    ``nonblocking``: don't stop the process while its stacks are read; frames may be wrong.
     """
     if left_s <= 0:
         return []
-    # the program is searched for and loaded from a file system, which may not answer either
+    # searching and loading the program reads a file system that may hang
     return _runs.call(lambda: _dump(pid, nonblocking=nonblocking, left_s=left_s), [], bound_s=left_s + 2 * _KILLED_S)
 
 
 def _dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
-    import shutil  # with what they import as long as a tenth of a monitor's start, and most ranks never hang
+    import shutil  # these imports take up to a tenth of a monitor's start, and most ranks never hang
     import subprocess
 
     program = next(filter(None, (shutil.which("py-spy", path=place) for place in _places())), None)
@@ -44,7 +44,7 @@ def _dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
             return parse_py_spy(json.loads(text)) if process.returncode == 0 else []
         except subprocess.TimeoutExpired:
             process.kill()
-            # reading a process that is stuck in the kernel may get it stuck there, too, where no signal ends it
+            # py-spy reading a process stuck in the kernel may get stuck there too, beyond any signal
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILLED_S)
             return []
@@ -53,5 +53,5 @@ def _dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
 
 
 def _places() -> list[str | None]:
-    """Where it is searched for: beside this Python, then in PATH."""
+    """Return the search paths for py-spy: beside this Python, then PATH."""
     return [os.path.dirname(sys.executable), None]

@@ -1,4 +1,4 @@
-"""What a monitor reports to its launcher, if it has one, and writes into its own event log."""
+"""Reports of a monitor to its launcher, if it has one, and to its own event log."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
 _WRITING_S = 1.0
-"""Less than a launcher waits for the end of its monitors."""
+"""Seconds to finish writing. Must stay below the time a launcher waits for its monitors."""
 _ENOUGH = 1024
 _KINDS = (layout.EVENT_START, layout.EVENT_END, layout.EVENT_HEARTBEAT, layout.EVENT_ITERATION)
 EVERY_NS = 30_000_000_000
-"""A batch of section events is written when it has many events, or its first one is this old."""
+"""Age in nanoseconds of its first event at which a batch of section events is written even if small."""
 
 
 class Reports:
-    """Sends and writes reports, waiting at most a second for a launcher that is gone or takes nothing."""
+    """Sends reports to the launcher and logs them. A launcher that is gone or stuck delays a report by a second at
+    most."""
 
     def __init__(self, log: EventLog, launcher: Channel | None, *, local_rank: int = 0) -> None:
         self._log = log
@@ -48,6 +50,7 @@ class Reports:
 
     def _tell(self, report: object, fds: Sequence[int] = ()) -> None:
         """Send one message to the launcher."""
+        MONITOR.debug("to launcher", report)
         if self._launcher is None or self.launcher_is_gone:
             return
         try:
@@ -56,11 +59,11 @@ class Reports:
             self.lose_launcher()
 
     def lose_launcher(self) -> None:
-        """Note that the launcher has ended: nothing is sent to it any more."""
+        """Note that the launcher has ended; nothing is sent to it from now on."""
         self.launcher_is_gone = True
 
     def from_launcher(self) -> list[Received]:
-        """Messages of the launcher; sets ``launcher_is_gone`` when it is."""
+        """Return messages from the launcher; sets ``launcher_is_gone`` once the connection has ended."""
         assert self._launcher is not None
         try:
             return self._launcher.receive(everything=False)
@@ -69,28 +72,28 @@ class Reports:
             return []
 
     def note(self, text: str) -> None:
-        """Write a warning into the event log only."""
+        """Write a warning to the event log only."""
         self._log.write(Warning_(text=text))
 
     def warn(self, text: str) -> None:
-        """Write a warning into the event log, and have the launcher print it."""
+        """Write a warning to the event log, and have the launcher print it."""
         self._write_and_tell(Warning_(text=text))
 
     def complain(self, kind: str, text: str) -> None:
-        """Warn of something that may come again and again: then seldom, with how often it came."""
+        """Warn, rate-limited per ``kind``; a repeated warning says how often it occurred."""
         admitted = self._complaints.setdefault(kind, RateLimiter()).admit(text, time.monotonic())
         if admitted is not None:
             self.warn(admitted)
 
     def board_written_over(self, attached: AttachedRank) -> None:
-        """Warn that a board is damaged again and again, so that its rank can't be watched."""
+        """Warn that a board is damaged again after its renewal, so that its rank can't be watched."""
         rank = f"rank {attached.rank}"
         until = f"hangs of {rank} aren't detected until it can"
         text = f"the progress board of {rank} is damaged again and can't be read: {until}"
         self.complain("written over", text)
 
     def board_damaged(self, attached: AttachedRank, damage: str) -> None:
-        """Warn that a board was damaged, and renewed."""
+        """Warn that a damaged board was initialised again."""
         self.complain(
             "damaged",
             f"the progress board of rank {attached.rank} was damaged ({damage}); it was initialised again; open "
@@ -98,7 +101,7 @@ class Reports:
         )
 
     def attached(self, attached: AttachedRank, greeting: RankHello) -> None:
-        """Report that a rank is watched; the launcher gets the descriptors that a replacement monitor would need."""
+        """Report that a rank is watched. The launcher gets the descriptors that a replacement monitor needs."""
         report = records.Attached(
             rank=attached.rank,
             cycle=attached.cycle,
@@ -111,15 +114,15 @@ class Reports:
             at_ns=time.monotonic_ns(),
         )
         self._tell(report, attached.fds)
-        if not greeting.watch_only:  # of which the log has nothing else, either
+        if not greeting.watch_only:  # the log has no other records of a watch-only rank either
             self._log.write(report)
 
     def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
-        """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be."""
+        """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be signalled."""
         self._write_and_tell(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
 
     def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
-        """Ask the launcher about a rank whose learned timeout is over."""
+        """Ask the launcher about a rank that exceeded its timeout."""
         self._tell(Suspect(self._rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def progress_checked(self, attached: AttachedRank, progress: str) -> None:
@@ -127,17 +130,16 @@ class Reports:
         self._tell(ProgressChecked(attached.cycle, progress))
 
     def intervals(self, intervals: Intervals) -> None:
-        """Answer a survey."""
         self._tell(intervals)
 
     def evidence(self, log_dir: str | None, attached: AttachedRank, evidence: HangEvidence) -> None:
-        """Send the launcher the note on a rank, and write the evidence files."""
+        """Send the launcher the snapshot of a rank, and write the evidence files."""
         self.observed(attached, evidence.note)
         if log_dir is not None:
             self._log.do(functools.partial(self._write_evidence, log_dir, evidence))
 
     def finish_writing(self) -> None:
-        """Close the event log; what isn't written within a second is lost."""
+        """Close the event log. Records not written within `_WRITING_S` are lost."""
         self._log.close(_WRITING_S)
 
     def _write_evidence(self, log_dir: str, evidence: HangEvidence) -> None:
@@ -151,11 +153,11 @@ class Reports:
         self._log.write(record)
 
     def observed(self, attached: AttachedRank, note: RankSnapshot) -> None:
-        """Send the launcher the note on a rank."""
+        """Send the launcher the snapshot of a rank."""
         self._tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
-        """Report what the board shows for the first time: timeouts, the first iteration of the cycle, milestones."""
+        """Report what the board shows for the first time: timeouts, first iteration and step, milestones."""
         rank, cycle = watched.attached.rank, watched.attached.cycle
         if snapshot.watch_only:
             return
@@ -181,18 +183,18 @@ class Reports:
             self._write_and_tell(records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns))
 
     def progress(self, watched: WatchedRank, snapshot: BoardSnapshot, *, at_once: bool = False) -> None:
-        """Log the section events since the last time, if there are enough of them or it is high time."""
+        """Log the section events since the last batch, if a batch is due."""
         batch = next_batch(watched.board, snapshot, time.monotonic_ns(), at_once=at_once)
         if batch is not None:
             self._log.write(batch)
             note_written(watched.board, snapshot)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
-        """Report that a rank has ended its monitoring; its process still runs."""
+        """Report that a rank has ended its monitoring while its process still runs."""
         self._write_and_tell(records.Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=at_ns))
 
     def signalled(self, attached: AttachedRank, number: signal.Signals) -> None:
-        """Report a signal that was sent to a rank that was found hung."""
+        """Report a signal sent to a hung rank."""
         report = records.Signalled(
             rank=attached.rank,
             cycle=attached.cycle,
@@ -203,11 +205,10 @@ class Reports:
         self._write_and_tell(report)
 
     def launcher_gone(self) -> None:
-        """Log that the launcher has died."""
         self._log.write(records.LauncherGone())
 
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
-        """Log where a rank was when it ended, if it said so."""
+        """Log the last known place of a rank that ended."""
         if snapshot is not None and snapshot.watch_only:
             return
         record = records.RankGone(
@@ -222,7 +223,7 @@ class Reports:
         self._log.write(record)
 
     def _write_and_tell(self, report: records.Record | shared.Record) -> None:
-        """The launcher first: other processes may wait for what it learns."""
+        """# the launcher first: other processes may wait for it"""
         self._tell(report)
         self._log.write(report)
 
@@ -252,18 +253,18 @@ class Reports:
 
 
 def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: bool = False) -> records.Progress | None:
-    """A rank's section events that are to be written now, from the ring on its board; None if it isn't time yet.
+    """Return the rank's section events to write now, from the ring on its board; None if no batch is due.
 
-    The ring is read with each check of the board; a rank that is faster loses its oldest events, and the batch says how
-    many. The caller writes it, then notes on the board how far it goes (``note_written``), so that a monitor that
-    replaces another one goes on there; one that dies in between repeats the batch.
+    The ring is read with each check of the board. A rank that is faster overwrites its oldest events, and the batch
+    counts the lost ones. The caller writes the batch, then calls ``note_written``, so that a replacement monitor
+    continues there; a monitor that dies in between repeats the batch.
     """
     first, head = board.words[layout.W_LOGGED_HEAD], snapshot.ring_head
     if head <= first or not (at_once or head - first >= _ENOUGH or _age_ns(board, first, now_ns) >= EVERY_NS):
         return None
     begin = max(first, head - layout.RING_EVENTS)
     read = list(board.events(begin, head))
-    # what the rank has overwritten while we read is no event any more
+    # events overwritten by the rank during the read are invalid
     oldest = board.words[layout.W_RING_HEAD] - layout.RING_EVENTS
     events = [
         event for number, event in enumerate(read, begin) if number >= oldest and _is_sane(event, snapshot, now_ns)
@@ -283,12 +284,11 @@ def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: b
 
 
 def note_written(board: Board, snapshot: BoardSnapshot) -> None:
-    """Note on the board that the events up to this snapshot are in the event log."""
+    """Mark the events up to this snapshot as logged, on the board."""
     board.words[layout.W_LOGGED_HEAD] = snapshot.ring_head
 
 
 def _age_ns(board: Board, number: int, now_ns: int) -> int:
-    """How old the event with this number is, as far as it is still there."""
     at = layout.RING + 2 * (number & layout.RING_MASK)
     return now_ns - board.words[at]
 

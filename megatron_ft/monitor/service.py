@@ -1,4 +1,4 @@
-"""The monitor's loop: sleeps in one poll until something can be late or something happens."""
+"""The monitor's loop: one poll that sleeps until a timeout may be over or an event arrives."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from megatron_ft.core.messages.monitor import (
 from megatron_ft.core.messages.rank import RankHello, RankRefused, RankWelcome, ToRank
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Survey
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
+from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
@@ -42,11 +43,11 @@ from megatron_ft.monitor.watched_rank import WatchedRank
 
 _DAMAGED_AGAIN_NS = 100_000_000
 _LAUNCHER_ENDS_S = 3.0
-"""From the end of its sockets to the end of its process."""
+"""Seconds from the end of a launcher's sockets to the end of its process."""
 
 
 class MonitorService:
-    """Watches one rank at a time, cycle after cycle, until the launcher orders it to stop or its parent dies."""
+    """Watches one rank at a time, cycle after cycle, until the launcher orders a stop or the parent dies."""
 
     def __init__(self, settings: MonitorSettings, reports: Reports, signal_fd: int, parent_pidfd: int) -> None:
         self._settings = settings
@@ -65,14 +66,13 @@ class MonitorService:
         self._running = True
         self._paused_at_ns: int | None = None
         self._ended: Intervals | None = None
-        """Intervals of the last rank that has ended: a survey at the end of the run may come too late for it."""
+        """Intervals of the last rank that ended: a survey at the end of the run may arrive after it."""
         self._started: int | None = None
-        """The process group of the rank that the launcher has started last."""
+        """Process group of the rank that the launcher started last."""
         self._rank: int | None = None
-        """Its global rank, which a restart within the process doesn't change."""
+        """Global rank given by the launcher; restarts within the process don't change it."""
 
     def run(self) -> None:
-        """Serve until stopped."""
         if self._settings.attached is not None:
             self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
         while self._running:
@@ -80,7 +80,7 @@ class MonitorService:
             for fd, _ in self._poll():
                 self._handle(fd)
                 if self._watched is not watched or not self._running:
-                    break  # what was polled is closed, and its numbers may be the next rank's
+                    break  # the polled descriptors are closed, and their numbers may belong to the next rank
             if self._reports.launcher_is_gone:
                 self._launcher_is_gone()
             self._callers.forget_silent()
@@ -96,7 +96,8 @@ class MonitorService:
             fds += [self._watched.attached.pidfd, self._watched.attached.wake_fd]
         for fd in fds:
             poller.register(fd, select.POLLIN)
-        return poller.poll(self._timeout_ms()) or poller.poll(0)  # interrupted (PEP 475), it may not have polled
+        # a poll retried after EINTR (PEP 475) may return nothing although a descriptor is ready
+        return poller.poll(self._timeout_ms()) or poller.poll(0)
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
@@ -130,6 +131,7 @@ class MonitorService:
 
     def _obey(self, message: Message) -> None:
         """Do what the launcher says."""
+        MONITOR.debug("from launcher", message)
         try:
             order = ORDERS.parse(message)
         except ProtocolError as error:
@@ -142,15 +144,15 @@ class MonitorService:
                 self._obey_of_rank(watched, order)
             elif isinstance(order, Survey) and self._ended is not None and self._ended.cycle == order.cycle:
                 self._reports.intervals(replace(self._ended, number=order.number))
-            return  # else it was meant for the rank before
+            return  # meant for an earlier rank
         match order:
             case Stop():
                 self._running = False
             case GuardGroup(pid, rank):
-                self._group = self._started = pid  # it leads its own group, and its session
+                self._group = self._started = pid  # the rank leads its own group and session
                 self._rank = rank
             case Pause(since_ns) if self._paused_at_ns is None:
-                # to one that replaces another, the launcher says since when that one was paused
+                # a replacement monitor is told since when its predecessor was paused
                 now_ns = time.monotonic_ns()
                 self._paused_at_ns = min(since_ns or now_ns, now_ns)
                 if self._watched is not None:
@@ -169,7 +171,7 @@ class MonitorService:
             case Release() if self._termination is not None:
                 self._termination.hurry()
             case Release():
-                self._suspicion.clear()  # the cycle is over: the launcher ends this rank with all the others
+                self._suspicion.clear()  # the cycle is over: the launcher ends this rank with all others
             case Survey(number=number):
                 self._reports.intervals(watched.intervals(number, self._paused_at_ns))
             case Arm():
@@ -189,7 +191,7 @@ class MonitorService:
 
     def _read_hello(self, caller: Caller) -> None:
         try:
-            received = caller.channel.receive(everything=False)  # a peer that never pauses must not block
+            received = caller.channel.receive(everything=False)  # a peer that never pauses must not block us
             if not received:
                 return
             greeting = hello.parse(received[0].message)
@@ -212,11 +214,11 @@ class MonitorService:
         attached = self._watched.attached
         is_same = attached.pid == caller.pid and greeting.watch_only == self._watched.is_watch_only
         if greeting.again and is_same and not is_gone(attached.pidfd):
-            return None  # the launcher has its report already: the monitor before this one died before it had answered
+            return None  # reported by the previous monitor, which died before it answered
         if attached.pid == caller.pid:
-            self._watched.note_new_program()  # it has started itself again, maybe to set a variable
+            self._watched.note_new_program()  # the process may have re-executed itself, for example to set a variable
         snapshot = self._watched.final_snapshot()
-        # a rank of which only the collectives are watched may call hooks later
+        # a rank that is watched by its collectives only may call hooks later
         closing = snapshot is not None and (snapshot.closing or (snapshot.watch_only and not greeting.watch_only))
         started = self._started
         is_stranger = started is not None and is_in(attached.pid, started) and not is_in(caller.pid, started)
@@ -253,7 +255,7 @@ class MonitorService:
             return
         self._leave_rank()
         self._watch(watched)
-        # the launcher first: a rank that is welcomed can be taken over from then on
+        # report to the launcher first: once welcomed, a rank can be taken over
         self._reports.attached(watched.attached, greeting)
         attached, settings = watched.attached, self._settings
         welcome = RankWelcome(config=settings.config.to_dict(), log_dir=settings.log_dir, run_id=settings.run_id)
@@ -262,14 +264,14 @@ class MonitorService:
         watched.hand_over()
         self._callers.dismiss(caller)
         if not was_sent and not is_gone(attached.pidfd):
-            self._leave_rank()  # it has given up waiting, because this process was stopped, and is about to try again
+            self._leave_rank()  # it gave up waiting while this process was stopped, and will try again
 
     def _rank_of(self, caller: Caller, greeting: RankHello) -> int:
         is_started = self._started is not None and is_in(caller.pid, self._started)
         return self._rank if is_started and self._rank is not None else greeting.rank
 
     def _answer(self, caller: Caller, message: ToRank, fds: tuple[int, ...] = ()) -> bool:
-        """Whether it could be sent."""
+        """Return True if the message could be sent."""
         try:
             caller.channel.send(message, fds)
         except ChannelClosedError:
@@ -318,12 +320,13 @@ class MonitorService:
             self._suspicion.clear()
 
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
-        """From here on the rank is ended, whatever can or can't be seen of it; or it is only reported."""
+        """Terminate a hung rank, whatever evidence there is; in observe-only mode, or if the timeout isn't enforced,
+        report it."""
         only_reports = self._settings.observe_only or not verdict.enforced
         attached, now_ns = watched.attached, time.monotonic_ns()
         deadline_ns = now_ns + round(EVIDENCE_S * 1e9)
         if not only_reports:
-            # the launcher says when it has seen the other ranks, who would fall if this one did
+            # the launcher sends Release after it has seen the other ranks, which would fall if this one did
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
@@ -338,7 +341,7 @@ class MonitorService:
 
     def _examine(self, watched: WatchedRank, verdict: Overdue | None, *, passive: bool, deadline_ns: int) -> None:
         if watched.note is not None:
-            # once only: what was observed may have moved since, because of that
+            # collect once only: collecting may have woken the rank
             if verdict is not None:
                 watched.find_hung()
             self._reports.observed(watched.attached, watched.note)
@@ -389,7 +392,7 @@ class MonitorService:
         if self._settings.launcher_fd is None:
             return
         if not is_gone(self._parent_pidfd) and not wait_gone(self._parent_pidfd, _LAUNCHER_ENDS_S):
-            # it lives, and will start another monitor when this one ends: no reason to end a rank
+            # the launcher lives and will start another monitor: no reason to end the rank
             self._reports.note("lost the connection to the launcher: exiting, the launcher starts another monitor")
             return
         self._reports.launcher_gone()
@@ -402,7 +405,7 @@ class MonitorService:
 
     def _stop(self) -> None:
         if self._watched is not None and is_gone(self._watched.attached.pidfd):
-            self._rank_is_gone()  # its end may be read after the order to stop
+            self._rank_is_gone()  # the end of the rank may be read after the order to stop
         self._reports.finish_writing()
         self._leave_rank()
         for caller in list(self._callers.values()):

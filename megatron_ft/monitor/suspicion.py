@@ -1,6 +1,7 @@
-"""A learned timeout is over: the launcher decides whether the rank hangs, by the progress of all ranks.
+"""Suspicion that a rank hangs: the launcher decides by the progress of all ranks.
 
-A rank that exceeds a timeout that isn't enforced is only reported. If the launcher doesn't answer, it isn't even that.
+Without an answer of the launcher, a rank that exceeds an enforced timeout is terminated; one that exceeds a timeout
+that isn't enforced is not even reported.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
-"""If the launcher doesn't answer for so long, the rank is terminated, as with a configured timeout."""
+"""Nanoseconds to wait for the launcher's answer; then an enforced timeout counts as confirmed."""
 _ASK_S = 0.7
 _READ_S = 0.2
 _SAMPLES = 10
 
 
 class Suspicion:
-    """That the rank of this monitor hangs. ``has_launcher``: one can be asked, which checks the other ranks, too.
+    """Suspicion about the rank of this monitor.
 
-    ``asks_first``: it is asked for configured timeouts, too, not only for learned ones.
+    ``has_launcher``: there is a launcher to ask, which checks the other ranks too. ``asks_first``: ask it about
+    configured timeouts too, not only learned ones.
     """
 
     def __init__(self, reports: Reports, *, has_launcher: bool, asks_first: bool = False) -> None:
@@ -46,14 +48,15 @@ class Suspicion:
 
     @property
     def due_ns(self) -> int | None:
-        """When ``act`` is to be called at the latest."""
+        """Time of the next ``act``, None if nothing is pending."""
         times = [] if self._first is None else [self._again_ns]
         if self._verdict is not None and not self._is_confirmed:
             times.append(self._answer_by_ns)
         return min(times, default=None)
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: Overdue) -> bool:
-        """Ask the launcher, if the timeout was learned or it decides all; returns False if the rank surely hangs."""
+        """Ask the launcher, or put the verdict off, where that is due. Return False if the rank is to be treated as
+        hung now."""
         is_same = self._is_about(verdict)
         was_confirmed, self._is_confirmed = self._is_confirmed and is_same, False
         if not self._has_launcher and not verdict.enforced:
@@ -64,27 +67,26 @@ class Suspicion:
             self._verdict = None
             return False
         if is_same:
-            return True  # it has been asked
+            return True  # already asked
         self._verdict, self._answer_by_ns = verdict, time.monotonic_ns() + _ANSWER_NS
         self._reports.suspect(watched.attached, verdict)
         return True
 
     def _is_about(self, verdict: Overdue) -> bool:
-        """Return False, too, if the timeout is enforced only since it was suspected, or only until then."""
+        """Return False also if the timeout's enforcement changed since the rank was suspected."""
         mine = self._verdict
         return mine is not None and mine.key == verdict.key and mine.enforced == verdict.enforced
 
     def clear(self) -> None:
-        """Drop the suspicion."""
         self._verdict, self._is_confirmed = None, False
 
     def forget(self) -> None:
-        """Drop all that is about a rank that has ended."""
+        """Drop everything about a rank that has ended."""
         self.clear()
         self._first = None
 
     def obey(self, watched: WatchedRank, order: CheckProgress | ExtendTimeout | ConfirmHang) -> bool:
-        """Do what the launcher orders; returns True if the board is to be checked now."""
+        """Follow an order of the launcher. Return True if the board is to be checked now."""
         match order:
             case CheckProgress(again_ns=again_ns):
                 self._first, self._again_ns = _take_sample(watched.attached, watched.final_snapshot()), again_ns
@@ -97,12 +99,12 @@ class Suspicion:
         return False
 
     def _confirm(self) -> bool:
-        """Let the next check of the board decide; returns False if the rank isn't suspected."""
+        """Let the next check of the board decide. Return False if the rank isn't suspected."""
         self._is_confirmed = self._verdict is not None
         return self._is_confirmed
 
     def act(self, watched: WatchedRank) -> bool:
-        """Do what is due; returns True if the board is to be checked, because the launcher hasn't answered in time."""
+        """Do what is due. Return True if the board is to be checked, because the launcher's answer is overdue."""
         now_ns = time.monotonic_ns()
         if self._first is not None and now_ns >= self._again_ns:
             second = _take_sample(watched.attached, watched.final_snapshot())
@@ -118,9 +120,9 @@ class Suspicion:
 
 
 def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
-    """What a rank does now; bounded in time.
+    """Sample what a rank is doing, within a bound.
 
-    It may run on: nothing is sent to it but the question that its own thread answers.
+    The rank may run on: it gets only a question, which its own thread answers.
     """
     at_ns = time.monotonic_ns()
     stat = read_stat(attached.pid)
@@ -146,7 +148,7 @@ def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Prog
 
 
 def _transferred(pid: int) -> dict[int, int] | None:
-    """None if that takes too long: a process of the rank's may stand still in the middle of an exec."""
+    """Return bytes transferred; None if reading takes too long, as when a process of the rank is stuck in an exec."""
     found: list[dict[int, int]] = []
     thread = threading.Thread(target=lambda: found.append(transferred_bytes(pid)), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""One rank in one cycle, as its monitor holds it: the board, the pidfd, and what is remembered of both."""
+"""One rank in one cycle, as its monitor sees it: board, pidfd, and the state kept between readings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _reads = FileThread()
 
 
 class Reading(NamedTuple):
-    """A checked board: the snapshot, what follows from it, and why the board had to be renewed, if it had to be."""
+    """A checked board: snapshot, outcome, and the damage for which the board was renewed, if any."""
 
     snapshot: BoardSnapshot
     outcome: Check
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a board shows for the first time."""
+    """Flags of what a board shows for the first time."""
 
     timeouts: bool
     first_iteration: bool
@@ -62,7 +62,7 @@ class News(NamedTuple):
 
 
 class WatchedRank:
-    """Owns the descriptors of one attached rank."""
+    """One attached rank. Owns its descriptors."""
 
     def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int) -> None:
         self.attached = attached
@@ -78,13 +78,13 @@ class WatchedRank:
         self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
         self.last_good: BoardSnapshot | None = None
         self._before: BoardSnapshot | None = None
-        """The last reading of this board since it was last renewed, which the next one can't contradict."""
+        """Last reading since this board was last renewed; a later reading can't contradict it."""
         self._before_ns = start_ns
-        """When that was: not the last look's time, which a pause moves."""
+        """Time of that reading, unlike the last look's time, which a pause moves."""
         self.note: RankSnapshot | None = None
-        """The evidence on it, once that was collected because it is about to be terminated."""
+        """Evidence collected on the rank because it is about to be terminated."""
         self.answers_fd = -1
-        """The rank's end of the socket behind ``ask_fd``, until it has it."""
+        """The rank's end of the socket behind ``ask_fd``, until it is handed over."""
 
     @classmethod
     def attach(
@@ -98,7 +98,7 @@ class WatchedRank:
         warmup_iterations: int,
         watch_only: bool = False,
     ) -> WatchedRank:
-        """Make a fresh board for a rank that said hello; ``watch_only``: one without timeouts.
+        """Create a board for a rank that said hello; ``watch_only``: a board without timeouts.
 
         Raises:
             OSError: there is no memory for a board.
@@ -126,17 +126,17 @@ class WatchedRank:
             timeouts=NO_TIMEOUTS if watch_only else configured_timeouts(config),
             watch_only=watch_only,
         )
-        watched.last_good = watched._before = watched.board.snapshot()  # no other process has it yet
+        watched.last_good = watched._before = watched.board.snapshot()  # no other process has the board yet
         watched._sketches = SectionSketches(watched.last_good)
         return watched
 
     @classmethod
     def take_over(cls, attached: AttachedRank, config: ConfigValues) -> WatchedRank:
-        """Go on with the board of a monitor that died or was stopped."""
+        """Continue with the board of a monitor that died or was stopped."""
         watched = cls(attached, config, start_ns=time.monotonic_ns())
         words = watched.board.words
         now = time.monotonic_ns()
-        # if no check was made when one was due, the node may have been stopped; check_board allows for it
+        # if a due check is missing, the node may have been stopped; check_board allows for it
         if 0 < words[layout.W_LAST_LOOK] <= now:
             next_look_ns = words[layout.W_NEXT_LOOK]
             asked_ns = None if next_look_ns == layout.NO_TIMEOUT else next_look_ns
@@ -144,13 +144,13 @@ class WatchedRank:
         return watched
 
     def read(self) -> Reading:
-        """Take one snapshot and check it. A damaged board is renewed first, and never taken for a hang."""
+        """Take and check one snapshot. A damaged board is renewed first, and never counts as a hang."""
         damage = None
         try:
             try:
                 snapshot, now = self._snapshot()
             except BoardDamagedError:
-                time.sleep(_TORN_S)  # it may have been in the middle of a change
+                time.sleep(_TORN_S)  # the rank may have been in the middle of a change
                 snapshot, now = self._snapshot()
         except BoardDamagedError as error:
             damage = str(error)
@@ -170,7 +170,7 @@ class WatchedRank:
         return Reading(snapshot, outcome, damage)
 
     def take_news(self, snapshot: BoardSnapshot) -> News:
-        """What this reading shows for the first time; its timeouts also when they are others than before."""
+        """Return what this reading shows for the first time. Changed timeouts count as new."""
         news = News(
             timeouts=(snapshot.timeouts_version, self._arm) != self._shown_timeouts,
             first_iteration=bool(snapshot.first_iteration_at_ns) and not self._has_shown_iteration,
@@ -182,21 +182,20 @@ class WatchedRank:
         return news
 
     def take_end(self, snapshot: BoardSnapshot) -> bool:
-        """Whether this reading is the first to show that the rank has ended its monitoring."""
+        """Return True once, when the rank has ended its monitoring."""
         is_first = snapshot.closing and not self._has_shown_end
         self._has_shown_end |= is_first
         return is_first
 
     def continued(self) -> None:
-        """Don't count the time in which this monitor, and maybe the whole node, was stopped."""
+        """Exclude the time in which this monitor, and maybe the whole node, was stopped."""
         self._was_stopped = True
 
     def keep_note(self, note: RankSnapshot) -> None:
-        """Keep the evidence that was collected on it before it is terminated."""
         self.note = note
 
     def find_hung(self) -> None:
-        """Add this monitor's verdict to the evidence, which was collected before it."""
+        """Add this monitor's verdict to evidence that was collected before it."""
         assert self.note is not None
         self.note = replace(self.note, found_hung=True)
 
@@ -205,13 +204,13 @@ class WatchedRank:
         dismiss(self.state, verdict)
 
     def extend_timeout(self, verdict: Overdue, timeout_s: float) -> None:
-        """Let what was overdue last so long in all: ranks make progress."""
+        """Extend the overdue interval to ``timeout_s`` seconds in all, because ranks make progress."""
         extend_timeout(self.state, verdict, round(timeout_s * 1e9))
         if self._sketches is not None and self.last_good is not None:
             self._sketches.explain(verdict.key, self.last_good)
 
     def put_off(self, verdict: Overdue) -> None:
-        """Extend an interval by its timeout, because the launcher could not say whether ranks make progress."""
+        """Extend the overdue interval by its timeout, because the launcher can't tell whether ranks make progress."""
         extend_timeout(self.state, verdict, verdict.elapsed_ns + verdict.timeout_ns)
 
     def arm(self, order: Arm) -> None:
@@ -219,11 +218,10 @@ class WatchedRank:
         self._arm = order
 
     def take_milestones(self, snapshot: BoardSnapshot) -> list[Milestone]:
-        """Milestones that this reading is the first to show."""
         return self._milestones.take(snapshot)
 
     def intervals(self, number: int, paused_since_ns: int | None) -> Intervals:
-        """Answer the survey of this number. The time since ``paused_since_ns`` isn't the rank's."""
+        """Answer survey ``number``, excluding the time since ``paused_since_ns``."""
         cycle, board = self.attached.cycle, self.final_snapshot()
         if board is None or board.watch_only:
             return Intervals(cycle, number)
@@ -234,57 +232,57 @@ class WatchedRank:
         return Intervals(cycle, number, sketches.sketches(board, now_ns, gaps), facts_of(board))
 
     def excuse_since(self, since_ns: int) -> None:
-        """Don't count the time since ``since_ns``: hang detection was suspended."""
+        """Exclude the time since ``since_ns``, in which hang detection was suspended."""
         excuse(self.state, since_ns, time.monotonic_ns())
 
     @property
     def is_watch_only(self) -> bool:
-        """Whether its script calls no hooks, so that only the launcher can detect a hang, by its collectives."""
+        """True if the script calls no hooks, so that only the launcher can detect a hang, by its collectives."""
         return self.last_good is not None and self.last_good.watch_only
 
     def final_snapshot(self) -> BoardSnapshot | None:
-        """What the board says after its rank has ended; the last good reading if it is damaged by now."""
+        """Return the board's current snapshot, or the last good one if the board is damaged by now."""
         try:
             self.last_good, _ = self._snapshot()
         except BoardDamagedError:
-            pass  # a dying rank may have written anything; what was read before still holds
+            pass  # a dying rank may have written anything; the last good snapshot still holds
         return self.last_good
 
     def has_new_program(self) -> bool:
-        """Whether the rank's process runs another program by now (exec), in which nothing is monitored yet."""
+        """Return True if the rank's process has exec'ed another program, in which nothing is monitored yet."""
         attached = self.attached
         if not has_hung_up(attached.ask_fd) or is_gone(attached.pidfd):
-            return False  # most often: an exec closes the rank's end
+            return False  # an exec closes the rank's end, so most calls stop here
         inode = os.fstat(attached.board_fd).st_ino
         return not _reads.call(lambda: has_mapped(attached.pid, inode), True, bound_s=_MAPS_S)
 
     def note_new_program(self) -> bool:
-        """Note on the board that the monitoring has ended, if the rank has become another program; returns whether."""
+        """Mark the board as closed if the rank has exec'ed another program. Return True if it was marked."""
         if self.board.words[layout.W_CLOSING] == layout.CLOSING or not self.has_new_program():
             return False
         self.board.words[layout.W_CLOSING] = layout.CLOSING
         return True
 
     def rest(self) -> None:
-        """Note on the board that no further check has to be waited for."""
+        """Note on the board that no further check is due."""
         self.board.words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT
 
     def close(self) -> None:
-        """Give everything back to the kernel."""
+        """Close all descriptors and the board."""
         self.board.close()
         self.hand_over()
         for fd in self.attached.fds:
             os.close(fd)
 
     def hand_over(self) -> None:
-        """Close the rank's end of the socket: the rank has it, or never will."""
+        """Close the rank's end of the socket, which the rank has by now or never will."""
         if self.answers_fd >= 0:
             os.close(self.answers_fd)
             self.answers_fd = -1
 
     def _snapshot(self) -> tuple[BoardSnapshot, int]:
         raw = self.board.raw()
-        now = time.monotonic_ns()  # after the bytes were read, so that no honest stamp lies in the future
+        now = time.monotonic_ns()  # taken after the bytes were read, so that no valid time stamp lies in the future
         snapshot = layout.decode(raw, now)
         if self._before is not None:
             why = contradiction(self._before, snapshot, self._before_ns)
@@ -296,7 +294,7 @@ class WatchedRank:
 
     def _feed(self, snapshot: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> SectionSketches:
         sketches = self._sketches
-        if sketches is None:  # the monitor before this one has counted what came before
+        if sketches is None:  # the previous monitor has counted the events so far
             sketches = self._sketches = SectionSketches(snapshot, from_ring_head=snapshot.ring_head)
         if snapshot.ring_head > sketches.read_to and not snapshot.watch_only:
             first, words = self.board.ring_words(sketches.read_to, snapshot.ring_head)
@@ -306,7 +304,7 @@ class WatchedRank:
         return sketches
 
     def _renew(self) -> None:
-        """Write a fresh board into the same memory; the new epoch makes the client stamp what it has open."""
+        """Write a fresh board into the same memory; the new epoch makes the client stamp its open sections again."""
         known = self.last_good
         timeouts = configured_timeouts(self._config) if known is None else own_timeouts(known)
         if self.is_watch_only:
@@ -316,7 +314,8 @@ class WatchedRank:
             cycle=self.attached.cycle,
             rank=self.attached.rank,
             pid=self.attached.pid,
-            # from the first renewal on: who writes over it again and again must not put the judgement off for ever
+            # from the first renewal on, keep the start: writing over the board repeatedly must not postpone the verdict
+            # for ever
             start_ns=known.start_ns if known is not None and is_blank(known) else now,
             warmup_iterations=0,
             timeouts=timeouts,
@@ -326,7 +325,7 @@ class WatchedRank:
         if known is None:
             return
         words = self.board.words
-        # the rank writes these once only
+        # the rank writes these only once
         words[layout.W_STACK_SIGNAL] = known.stack_signal
         words[layout.W_MAIN_THREAD] = known.main_thread
         words[layout.W_LOGGED_HEAD] = known.ring_head
@@ -338,7 +337,7 @@ class WatchedRank:
 
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
-    """What a board begins with: the configuration."""
+    """Return the configured timeouts, with which a board begins."""
     return BoardTimeouts(
         initial_heartbeat=config.initial_rank_heartbeat_timeout,
         heartbeat=config.rank_heartbeat_timeout,
@@ -349,7 +348,7 @@ def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
 
 
 def own_timeouts(snapshot: BoardSnapshot) -> BoardTimeouts:
-    """The timeouts that the rank has written on a board, in seconds."""
+    """Return the timeouts that the rank has written on its board, in seconds."""
     return BoardTimeouts(
         initial_heartbeat=seconds(snapshot.own_initial_heartbeat_timeout_ns),
         heartbeat=seconds(snapshot.own_heartbeat_timeout_ns),
@@ -360,14 +359,13 @@ def own_timeouts(snapshot: BoardSnapshot) -> BoardTimeouts:
 
 
 def seconds(nanoseconds: int | None) -> float | None:
-    """Nanoseconds to seconds; None stays None."""
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
 def _first_step_interval_ns(snapshot: BoardSnapshot, now_ns: int) -> int:
-    """How soon to look again whether the rank trains, for those who wait for that.
+    """Return the interval in nanoseconds until the next look for the first step.
 
-    A hook must not wake the monitor, so the board is polled: soon at first, and then ever more seldom.
+    A hook must not wake the monitor, so the board is polled: often at first, then ever less often.
     """
     if snapshot.first_step_at_ns or snapshot.watch_only:
         return layout.NO_TIMEOUT

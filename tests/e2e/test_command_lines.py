@@ -2,7 +2,7 @@
 numbers of nodes and ranks are this machine's.
 
 The lines are facts, written down flag by flag. Not here, because they need what this machine hasn't: the reference's
-examples of attribution and log servers (`tests/unit/cli/test_check_launch.py` has what becomes of their flags).
+examples of attribution and log servers (`tests/unit/launcher/test_dry_run.py` has what becomes of their flags).
 """
 
 from __future__ import annotations

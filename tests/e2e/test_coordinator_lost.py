@@ -45,11 +45,11 @@ class Job:
         on_hosts = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
         self._options = [*(meeting_place() if hosts is None else on_hosts), "--max-restarts=3", *options]
 
-    def start(self, count: int = 1) -> None:
-        """So many more."""
+    def start(self, count: int = 1, *, on: int | None = None) -> None:
+        """So many more; ``on``: of that host, which has had one before."""
         for _ in range(count):
             number = len(self.nodes)
-            host = None if self._hosts is None else self._hosts.inhabitant(number + 1)
+            host = None if self._hosts is None else self._hosts.inhabitant(on or number + 1)
             options = [*self._options, f"--node-rank={number}"]
             where = [str(self._launcher.directory)]
             self.nodes.append(self._launcher.start(SCRIPT, *options, script_args=where, host=host))
@@ -131,6 +131,30 @@ def test_host_of_the_coordinator_is_lost_and_the_others_go_on(launcher: Launcher
         assert re.search(r"cycle 0 ended: node 0 \(\S+\): no packet from its host, .* restarting", node.err)
     print(f"host of the coordinator powered off to first step on a spare: {again_s - off_s:.2f} s")
     finish(launcher, [*others, spare])
+
+
+def test_endpoint_is_served_by_the_next_launcher_on_its_host_when_an_older_coordinator_is_gone(
+    launcher: Launcher, four_hosts: Hosts
+) -> None:
+    job = Job(launcher, "--nnodes=2:3", hosts=four_hosts)
+    job.start(3)
+    for rank, node in enumerate(job.nodes):
+        trains(node, 0, rank=rank, world=3)
+    first, *others = job.nodes
+    orphan = coordinator_of(first)
+    assert orphan is not None
+    first.process.kill()
+    for rank, node in enumerate(others):
+        trains(node, 1, rank=rank, world=2)
+    job.start(on=1)
+    job.nodes[3].wait_for("on standby for the next restart: 2 nodes run without this one")
+    os.kill(orphan, signal.SIGKILL)
+    wait_until(lambda: four_hosts.listens(1, 29500), 20)
+    job.start(on=4)
+    job.nodes[4].wait_for("on standby for the next restart: 2 nodes run without this one")
+    finish(launcher, [*others, *job.nodes[3:]])
+    first.process.wait()
+    first.assert_nothing_left()
 
 
 def test_half_of_the_nodes_cannot_go_on_without_the_host_of_the_first(launcher: Launcher, hosts: Hosts) -> None:

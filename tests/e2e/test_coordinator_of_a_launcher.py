@@ -50,12 +50,13 @@ class Hosted:
     def __init__(self, reactor: Reactor, **more: Any) -> None:
         self.said: list[str] = []
         self.gave_up: list[str] = []
-        values = {"founds": True, "secret": None, "environ": os.environ, "led_at": lambda: "", **more}
+        values = {"founds": True, "is_endpoint": False, "defined": m.JobDefinition("job", RULES), **more}
+        values = {"secret": None, "environ": os.environ, "led_at": lambda: "", **values}
         listener = listen_anywhere("localhost")
         self.host = CoordinatorProcess(
             reactor, listener, "localhost", say=self.said.append, gave_up=self.gave_up.append, **values
         )
-        self.host.start()
+        self.host.start(at_once=values["founds"])
 
     def pid(self) -> int:
         (pid,) = self.host.pids()
@@ -106,27 +107,36 @@ def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_so
         assert one.gave_up == []
 
 
-def test_launchers_that_wait_are_told_at_once_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
+def test_launchers_that_wait_are_told_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
     decided = Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 3, 3, 0), 1, votes=True)
-    waiting = replace(hello(owns=False), memory=Memory((0, "c"), decided))
-    with hosted(reactor, founds=False) as one, sockets(reactor) as (transport, ear):
+    waiting, led_at = replace(hello(owns=False), memory=Memory((0, "c"), decided)), [""]
+    with hosted(reactor, founds=False, led_at=lambda: led_at[0]) as one, sockets(reactor) as (transport, ear):
         assert ask(reactor, ear, transport, one.host.address, waiting) == m.Wait(1, 3, soon=False)
-        one.host.follow_elsewhere(5, "new:1")
-        until(reactor, lambda: len(ear.heard_messages) == 2)
-        assert ear.heard_messages[1] == m.Wait(1, 3, soon=False, elsewhere="new:1")
+        pid = one.pid()
+        led_at[0] = "new:1"
+        one.host.kill()
+        until(reactor, lambda: ear.told[-1] == "broken")
+        told = ask(reactor, ear, transport, one.host.address, waiting)
+        assert told == m.Wait(1, 3, soon=False, elsewhere="new:1")
+        assert one.pid() != pid
+        assert one.said == []  # that it was killed is nobody's business
 
 
 def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(reactor: Reactor) -> None:
     with hosted(reactor, founds=False, led_at=lambda: "first:1") as one, sockets(reactor) as (transport, ear):
         reactor.run_once(0.05)
         assert one.host.pids() == set()
-        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Elsewhere("first:1")
+        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Wait(
+            0, 0, soon=False, elsewhere="first:1"
+        )
         pid = one.pid()
         os.kill(pid, signal.SIGKILL)
         until(reactor, lambda: one.said)
         reactor.run_once(0.05)
         assert one.host.pids() == set()  # nobody needs one now
-        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Elsewhere("first:1")
+        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Wait(
+            0, 0, soon=False, elsewhere="first:1"
+        )
 
 
 def test_one_that_takes_over_begins_no_job(reactor: Reactor) -> None:
@@ -153,6 +163,31 @@ def test_one_that_does_not_live_is_given_up(
         assert one.host.pids() == set()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(tcp.parse_address(one.host.address), timeout=BOUND_S)
+
+
+def test_endpoint_of_a_coordinator_that_was_given_up_is_served_again(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = coordinator_process.isolated_command
+    monkeypatch.setattr(coordinator_process, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(coordinator_process, "_REST_S", 0.05)
+    monkeypatch.setattr(coordinator_process, "isolated_command", lambda _: [sys.executable, "-S", "-c", "os"])
+    with hosted(reactor, is_endpoint=True) as one, sockets(reactor) as (transport, ear):
+        until(reactor, lambda: one.gave_up)
+        rest = "this launcher does not start it again within 0.05 s"
+        assert one.gave_up == [f"the coordinator at {one.host.address} exited (code 1); {rest}"]
+        monkeypatch.setattr(coordinator_process, "isolated_command", real)
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
+        assert len(one.gave_up) == 1
+
+
+def test_job_of_the_launcher_is_defined_before_another_jobs_launcher_comes(reactor: Reactor) -> None:
+    stray = replace(hello(owns=False), job="old", instance="stray")
+    with hosted(reactor) as one, sockets(reactor) as (transport, ear), sockets(reactor) as (other, its_ear):
+        refusal = ask(reactor, its_ear, other, one.host.address, stray)
+        assert isinstance(refusal, m.Dismiss)
+        assert (refusal.code, "(job; this launcher's job is old)" in refusal.text) == (2, True)
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
 
 
 def test_one_that_can_not_be_started_is_given_up(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,13 +249,15 @@ def test_without_a_free_descriptor_it_still_says_which_options_differ(reactor: R
 
 LAUNCHER = """
 import os, sys
+from megatron_ft.core.job import messages as m
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.base.event_loop import Reactor
 reactor = Reactor()
-more = dict(founds=True, secret=None, environ=os.environ, led_at=str, say=print, gave_up=print)
+job = dict(defined=m.JobDefinition("bench", m.Rules(3, 3, max_restarts=10)), founds=True, is_endpoint=True)
+more = dict(**job, secret=None, environ=os.environ, led_at=str, say=print, gave_up=print)
 host = CoordinatorProcess(reactor, listen_anywhere("localhost"), "localhost", **more)
-host.start()
+host.start(at_once=True)
 print(host.address, *host.pids(), flush=True)
 reactor.watch(0, lambda: (host.close(), sys.exit()))
 while True:
@@ -303,11 +340,85 @@ def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
 
         thread = threading.Thread(target=serve)
         thread.start()
-        text = f"another program has the port of the rendezvous endpoint localhost:{port_of(other)} on this machine"
-        with pytest.raises(ConfigError, match=text):
+        endpoint_text = f"has the port of the rendezvous endpoint localhost:{port_of(other)} on this machine"
+        who = rf"another program \(.*, pid {os.getpid()}, listening on 127.0.0.1\)"
+        with pytest.raises(ConfigError, match=f"^{who} {endpoint_text}: end it, or choose another port$"):
             take_endpoint("localhost", port_of(other))
         other.shutdown(socket.SHUT_RDWR)
         thread.join(BOUND_S)
+
+
+def test_port_that_another_jobs_coordinator_has_where_no_peer_comes_is_a_mistake_that_names_it(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "_CERTAIN_S", 0.2)
+    monkeypatch.setattr(endpoint, "_peers_addresses", lambda _host: ["127.0.0.2"])
+    with hosted(reactor, defined=m.JobDefinition("7/0//other.py", RULES)) as one:  # at 127.0.0.1
+        port = int(one.host.address.rpartition(":")[2])
+        who = r"a coordinator of job 7/0//other.py \(.*, pid \d+, listening on 127.0.0.1\)"
+        with pytest.raises(ConfigError, match=f"^{who} has the port of the rendezvous endpoint node0:{port} on this"):
+            take_endpoint("node0", port)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_refused"),
+    [
+        (["127.0.0.2", "192.0.2.9"], True),
+        (["127.0.0.2", "127.0.0.3"], False),  # all are this host's
+        (["192.0.2.9", "192.0.2.8"], False),  # none is
+        (["127.0.0.2", "192.0.2.66"], False),  # no host is there
+    ],
+)
+def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], is_refused: bool
+) -> None:
+    found = [(socket.AF_INET, 0, 0, "", (each, 1)) for each in addresses]
+    monkeypatch.setattr(tcp, "look_up", lambda *_: found)
+    monkeypatch.setattr(endpoint, "_is_alive", lambda address, _port: address != "192.0.2.66")
+    if not is_refused:
+        endpoint.check_names_one_host("service", 1)
+        return
+    told = (
+        r"service is the name of this host and of others \(192.0.2.9\): name one host, or set --rdzv-conf is_host=true"
+    )
+    with pytest.raises(ConfigError, match=told):
+        endpoint.check_names_one_host("service", 1)
+
+
+def test_host_is_alive_if_it_answers_with_or_without_a_listening_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = port_of(other)
+        assert endpoint._is_alive("127.0.0.1", port)
+    assert endpoint._is_alive("127.0.0.1", port)
+    assert not endpoint._is_alive("no.such.host.invalid", port)
+
+
+def test_port_that_is_let_go_within_the_bound_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_peers_addresses", lambda _host: ["127.0.0.2"])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = port_of(other)
+        threading.Timer(1.2, other.close).start()
+        taken = take_endpoint("node0", port)
+        assert taken is not None
+        taken.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [
+        (["192.0.2.9"], ["192.0.2.9"]),
+        (["127.0.1.1", "192.0.2.9", "192.0.2.9"], ["192.0.2.9"]),
+        (["127.0.1.1"], ["192.0.2.1"]),  # as other nodes know it
+        ([], ["192.0.2.1"]),
+    ],
+)
+def test_endpoint_is_asked_at_the_addresses_that_peers_use(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], asked: list[str]
+) -> None:
+    monkeypatch.setattr(tcp, "look_up", lambda *_: [(0, 0, 0, "", (each, 0)) for each in found])
+    monkeypatch.setattr(endpoint, "_own_address", lambda: "192.0.2.1")
+    assert endpoint._peers_addresses("node0") == asked
+    assert endpoint._peers_addresses("localhost") == ["127.0.0.1"]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

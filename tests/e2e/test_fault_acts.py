@@ -17,6 +17,7 @@ from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
 from megatron_ft.rank.faults import acts
 from megatron_ft.rank.faults.acts import InjectedFault
 from tests import ROOT
+from tests.support import more_faults
 
 BOUND_S = 100.0
 ENDING = {"rank_killed", "segfault", "exit", "exception", "sigterm"}
@@ -27,8 +28,10 @@ VICTIM = """
 import sys
 from megatron_ft.core.fault_plan import PlannedFault
 from megatron_ft.rank.faults.injection import FaultInjector
-fault = PlannedFault(cycle=0, rank=0, iteration=1, type=sys.argv[1], exit_code=7)
-injector = FaultInjector([fault], rank=0, cycle=0, save_dir=".")
+from tests.support import more_faults
+more_faults.install()
+fault = PlannedFault(cycle=0, rank=0, iteration=1, type=sys.argv[1])
+injector = FaultInjector([fault], rank=0, cycle=0)
 injector.on_iteration(0)
 print("alive")
 injector.on_iteration(1)
@@ -70,7 +73,7 @@ def wait_for_state(process: subprocess.Popen[str], state: str) -> None:
 
 
 def test_every_type_is_tested() -> None:
-    assert ENDING | HANGING | set(ELSEWHERE) | {"disk_full"} == set(FAULT_TYPES)
+    assert ENDING | HANGING | set(ELSEWHERE) | {"disk_full"} == set(FAULT_TYPES) | set(more_faults.TYPES)
     assert set(IN_LOOP_TYPES) < set(FAULT_TYPES)
     with pytest.raises(InjectedFault):
         acts.inject("exception")
@@ -82,7 +85,7 @@ def test_every_type_is_tested() -> None:
         ("rank_killed", -signal.SIGKILL),
         ("segfault", -signal.SIGSEGV),
         ("sigterm", -signal.SIGTERM),
-        ("exit", 7),
+        ("exit", 3),
         ("exception", 1),
     ],
 )
@@ -171,11 +174,11 @@ import errno, os, pathlib, sys, tempfile
 kind, torch_too = sys.argv[1], "torch" in sys.argv[1]
 if torch_too:
     import torch
-from megatron_ft.rank.faults import acts
+from tests.support import more_faults
 os.makedirs("save/old"); os.makedirs("saved")
 kept = open("save/kept", "w")
 pathlib.Path("save/read").write_text("read me")
-acts.inject("disk_full", save_dir="save")
+more_faults.inject("disk_full", save_dir="save")
 
 def tried(*writes):
     for number, write in enumerate(writes):

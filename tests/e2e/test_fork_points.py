@@ -132,15 +132,15 @@ CLOCKS = {
     "datetime.datetime.utcnow()": "datetime.utcnow",
     "datetime.datetime.today()": "date.today",
     "datetime.date.today()": "date.today",
-    "datetime.datetime.fromtimestamp(time.time())": "datetime.fromtimestamp",
+    "datetime.datetime.fromtimestamp(time.time())": "time.time",
     "functools.partial(Date.now)()": "datetime.now",
     "time.strftime('%Y')": "time.strftime",
     "time.strftime('%Y', time.localtime())": "time.localtime",
-    "time.localtime(time.time())": "time.localtime",
+    "time.localtime(time.time())": "time.time",
     "time.gmtime()": "time.gmtime",
     "time.ctime()": "time.ctime",
     "time.asctime()": "time.asctime",
-    "email.utils.formatdate()": "datetime",
+    "email.utils.formatdate()": "time.time",
 }
 IMPORTS = "import datetime, email.utils, functools, logging, time\nfrom datetime import datetime as Date\n"
 
@@ -163,6 +163,14 @@ def test_date_that_a_users_file_reads_ends_the_shared_part(point: PointOf, call:
 )
 def test_time_that_is_no_current_date_is_shared(point: PointOf, call: str) -> None:
     assert point(f"{IMPORTS}{call}\n{END}") == "script.py:5 (reads RANK)"
+
+
+def test_time_that_is_made_a_date_later_is_read_anew_in_every_cycle(point: PointOf) -> None:
+    """A fork at the conversion would be too late: all cycles would keep the time of the first."""
+    text = f"{IMPORTS}now = time.time()\nNAME = Date.fromtimestamp(now).isoformat()\n"
+    assert point(text + END) == "script.py:3 (reads the clock (time.time))"
+    measures = f"{IMPORTS}began = time.time()\ndef name():\n    return time.ctime(began)\n"
+    assert point(measures + END) == "script.py:7 (reads RANK)"
 
 
 def test_date_that_a_library_reads_ends_the_shared_part_if_a_user_calls_it(point: PointOf) -> None:

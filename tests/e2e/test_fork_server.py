@@ -108,15 +108,20 @@ def test_what_cannot_be_shared_is_seen_before_the_first_fork(
     assert finished.lines[0] == line
 
 
-def test_a_script_that_runs_ahead_too_long(launcher: Launcher, tmp_path: Path) -> None:
+def test_script_that_runs_ahead_too_long_starts_as_a_fresh_interpreter(
+    fresh_launcher: Launcher, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end:\n    pass\nprint('ends')")
-    launched = launcher.start([str(script)], "--ft-preload-timeout=1")
+    patch = "import megatron_ft.launcher.spawn.forking as forking\nforking.FORK_POINT_S = 1.0\n"
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    launched = fresh_launcher.start([str(script)], "--ft-reference-names=off", env={"PYTHONPATH": path})
     finished = launched.wait()
     assert (finished.code, finished.out) == (0, "ends\n")
     (fresh,) = launched.events("fresh_interpreters")
-    assert "--ft-preload-timeout" in fresh["reason"]
-    assert "--ft-preload-timeout" in finished.lines[0]
+    assert "no fork point reached in 1 s" in fresh["reason"]
+    assert "no fork point reached in 1 s" in finished.lines[0]
 
 
 def test_a_script_that_kills_its_process_while_it_runs_ahead(launcher: Launcher, tmp_path: Path) -> None:

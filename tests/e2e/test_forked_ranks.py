@@ -42,7 +42,7 @@ def normal(text: str, directory: Path) -> list[str]:
     """Lines in an order of their own, without what no two runs have in common."""
     text = text.replace(str(directory), "HERE")
     text = re.sub(r"0x[0-9a-f]+", "0x", text)
-    ours = "TORCHELASTIC|TMPDIR|FT_TEST|PYTHON|TORCH_NCCL|MEGATRON_FT_REFERENCE_NAMES|NVRX|PET_FT_SAY"
+    ours = "TORCHELASTIC|TMPDIR|FT_TEST|PYTHON|TORCH_NCCL|MEGATRON_FT|NVRX"
     text = re.sub(rf"'({ours})\w*', ", "", text)
     return sorted(text.splitlines())
 
@@ -68,7 +68,7 @@ def test_a_forked_rank_ends_as_a_fresh_one_does(launcher: Launcher, tmp_path: Pa
     script = str(SUPPORT / "endings.py")
     count = len(re.findall(r'^    "[^"]+": ', (SUPPORT / "endings.py").read_text(), re.MULTILINE))
     logs = tmp_path / "logs"
-    options = [f"--max-restarts={count}", "--ft-max-failed-starts=0", "--redirects=3", f"--log-dir={logs}"]
+    options = [f"--max-restarts={count}", "--ft-max-no-progress-cycles=0", "--redirects=3", f"--log-dir={logs}"]
     launched = launcher.start([script], *options)
     finished = launched.wait(100)
     launched.assert_nothing_left()

@@ -17,6 +17,7 @@ from tests.support.launching import clean_environment
 SCRIPT = """
 import atexit, os, sys, threading, time
 from megatron_ft.launcher import main as launcher_main
+from megatron_ft.launcher.outcome import End
 
 class Aborts:
     def __del__(self, abort=os.abort):  # as C++ does, when a thread comes back to a Python that has been taken down
@@ -28,7 +29,7 @@ def work():
 
 kept = Aborts()
 atexit.register(lambda: sys.stdout.write("exit function"))
-launcher_main._run = lambda argv, server: threading.Thread(target=work).start() or int(sys.argv.pop())
+launcher_main._run = lambda argv, server: threading.Thread(target=work).start() or End(int(sys.argv.pop()))
 """
 
 
@@ -73,6 +74,49 @@ def test_launcher_in_another_thread_runs_the_job_and_takes_no_signal(tmp_path: P
     environment = clean_environment()
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.stdout.splitlines()[-1] == "[0] True", ended.stderr
+
+
+CALLS = """
+import sys
+from unittest import mock
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from megatron_ft.launcher.main import main
+"""
+CALLED = "ended = main(sys.argv[1:])\nprint('returned', ended)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "call", "printed"),
+    [
+        ("", CALLED, "returned 0"),
+        (
+            "raise OSError",
+            "try: main(sys.argv[1:])\nexcept ChildFailedError as error: print('raised', sorted(error.failures))",
+            "raised [0, 1]",
+        ),
+        (
+            "",
+            "with mock.patch.object(LocalElasticAgent, 'run', side_effect=KeyError('planted')):\n"
+            " try: main(sys.argv[1:])\n except KeyError as error: print('raised', error)",
+            "raised 'planted'",
+        ),
+        (
+            "",
+            "try: main(['--no-python', '--module', *sys.argv[1:]])\nexcept ValueError as error: print('raised', error)",
+            "raised --no-python and --module (-m) exclude each other",
+        ),
+    ],
+    ids=["well", "failed", "agent", "mistake"],
+)
+def test_failed_job_raises_to_a_caller_of_main_as_under_torchrun(
+    tmp_path: Path, code: str, call: str, printed: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    words = [sys.executable, "-c", CALLS + call, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", str(script)]
+    ended = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines()[-1:] == [printed], ended.stderr
 
 
 FAILS = """

@@ -87,7 +87,7 @@ def test_one_of_two_launchers_is_lost_the_one_that_founded_the_job(launcher: Lau
 
 def test_lines_about_the_job_are_printed_once_with_time_and_node(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2", "--max-restarts=1")
-    nodes = [launcher.start(SCRIPT, *place, env={"PET_FT_SAY": "one"}) for _ in range(2)]
+    nodes = [launcher.start(SCRIPT, *place, env={"MEGATRON_FT_SAYS_ALL": "0"}) for _ in range(2)]
     ended = [node.wait() for node in nodes]
     assert [finished.code for finished in ended] == [0, 0]
     host = re.escape(socket.gethostname())

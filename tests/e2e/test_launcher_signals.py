@@ -62,7 +62,7 @@ def test_ranks_that_obey_make_exit_code_0(launcher: Launcher, name: str) -> None
 def test_ranks_that_take_their_time_are_waited_for_while_their_collectives_are_watched(launcher: Launcher) -> None:
     # looked at each quarter of a second; these ranks call no hooks
     slow = OBEYS.replace("    sys.exit(0)", "    time.sleep(1.0)\n    sys.exit(0)")
-    launched = launcher.start(slow, *TWO, "--ft-watch-collectives-timeout=2")
+    launched = launcher.start(slow, *TWO, "--ft-watch-collectives=report:2")
     launched.wait_for("^ready", count=2)
     assert ended_after(launched, signal.SIGTERM) < QUICK_S
     assert launched.wait().code == 0

@@ -200,7 +200,7 @@ def test_evaluation_with_a_read_only_save_directory_ends_well_and_writes_nothing
 def test_deadlock_with_hooks_and_nothing_configured_is_reported(launcher: Launcher, tmp_path: Path) -> None:
     loop = steps(steps=40).replace("    sum_of(8)", "    if RANK == 1 and step == 3: time.sleep(5)\n    sum_of(8)")
     launched = launcher.start(
-        script(loop), *TWO, "--ft-watch-collectives-timeout=2", script_args=[str(tmp_path / "save")]
+        script(loop), *TWO, "--ft-watch-collectives=report:2", script_args=[str(tmp_path / "save")]
     )
     finished = launched.wait()
     assert finished.code == 0, finished.err

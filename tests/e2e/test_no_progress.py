@@ -65,7 +65,7 @@ def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: L
     assert "ModuleNotFoundError: No module named 'not_there'" in finished.lines[-1]
     assert "2 starts in a row" in finished.lines[-1]
     again = "if CYCLE < 3: import not_there"
-    finished = launcher.run(again, *TWO, "--max-restarts=3", "--ft-max-failed-starts=0")
+    finished = launcher.run(again, *TWO, "--max-restarts=3", "--ft-max-no-progress-cycles=0")
     assert (finished.code, cycles(launcher)) == (0, 4)
     # one that has trained before may find a shared library again
     trained = "from megatron_ft import RankMonitorClient\nclient = RankMonitorClient()\n"
@@ -76,8 +76,8 @@ def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: L
 
 def test_its_bounds_are_options(launcher: Launcher) -> None:
     script = job(launcher, cycles_per_checkpoint=1000, failures=6)
-    codes = ["--ft-max-no-progress-cycles=2", "--ft-no-restart-exit-code=17"]
-    assert launcher.run(script, *TWO, "--max-restarts=500", *codes).code == 17
+    bound = "--ft-max-no-progress-cycles=2"
+    assert launcher.run(script, *TWO, "--max-restarts=500", bound).code == 93
     script = job(launcher, cycles_per_checkpoint=1000, failures=6)
     finished = launcher.run(script, *TWO, "--max-restarts=500", "--ft-max-no-progress-cycles=0")
     assert (finished.code, cycles(launcher)) == (0, 7)

@@ -7,18 +7,16 @@ import errno
 import os
 import signal
 import socket
-import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.base.command_line import node_health_command as service_command
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.processes.health_command import Checked, HealthCheck, command_of
+from megatron_ft.launcher.processes.health_command import Checked, HealthCheck, job_directories
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until
@@ -37,18 +35,6 @@ def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -
     found = health.run({"FT_CYCLE": "7"}, nothing)
     assert health.pids() == set()
     return found
-
-
-def test_ready_checks_come_before_the_users_command(reactor: Reactor, tmp_path: Path) -> None:
-    for path, ended, last_line in (
-        (str(tmp_path), "exited with code 5", "mine"),
-        (f"{tmp_path}/none", "exited with code 1", f"disk: {tmp_path}/none: No such file or directory"),
-    ):
-        line = parse([f"--ft-node-health=disk:{path}", "--ft-node-health-command=echo mine; exit 5", __file__])
-        command = command_of(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=1)
-        assert command is not None
-        found = checked(reactor, command)
-        assert (found.ended, found.last_line) == (ended, last_line)
 
 
 @pytest.mark.parametrize(
@@ -247,24 +233,20 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
     assert "is lost" not in ended[0].err + ended[1].err
 
 
-def test_a_node_that_is_not_ready_stands_aside_until_it_is(launcher: Launcher) -> None:
+def test_node_whose_storage_check_fails_stands_aside_until_it_passes(launcher: Launcher) -> None:
     checkpoints = launcher.directory / "checkpoints"
-    launched = launcher.start("say('trains')", f"--ft-node-health=disk:{checkpoints}")
-    launched.wait_for(f"node health check failed: .*disk: {checkpoints}: No such file or directory")
+    health = f"{sys.executable} -m megatron_ft node-health storage,storage:{checkpoints}"
+    launched = launcher.start("say('trains')", f"--ft-node-health-command={health}")
+    launched.wait_for(f"node health check failed: .*storage: {checkpoints}: No such file or directory")
     checkpoints.mkdir()
     finished = launched.wait()
     assert (finished.code, finished.out) == (0, "trains\n")
     launched.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    ("own", "code"),
-    [(None, 0), ("exit 3", 3), ("echo fine # and no more", 0)],
-)
-def test_the_users_own_command_is_run_after_a_service_is_asked(tmp_path: Path, own: str | None, code: int) -> None:
-    options = LauncherOptions(node_health_check_endpoint=f"unix://{tmp_path}/it's.sock", node_health_command=own)
-    text = service_command(options)
-    assert text is not None
-    done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, timeout=60)
-    assert done.returncode == code
-    assert "it's.sock wasn't asked" in done.stderr
+def test_command_gets_the_directories_of_the_job(reactor: Reactor, tmp_path: Path) -> None:
+    line = parse([f"--ft-checkpoint-iteration-file={tmp_path}/ck/latest.txt", __file__])
+    directories = job_directories(line.options, str(tmp_path))
+    command = 'echo "$FT_JOB_DIRECTORIES"'
+    health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set, directories=directories)
+    assert health.run({}, nothing).last_line == f"{tmp_path}:{tmp_path}/ck"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.main import main
-from megatron_ft.cli.node_health.__main__ import check
+from megatron_ft.cli.node_health import check
 
 
 def test_one_that_does_not_answer_is_named_and_holds_up_no_other() -> None:
@@ -19,9 +19,16 @@ def test_one_that_does_not_answer_is_named_and_holds_up_no_other() -> None:
     assert time.monotonic() - began_s < 60
 
 
-def test_a_directory_is_written_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["node-health", "disk", f"--directory={tmp_path}"]) == 0
+def test_directories_of_the_job_are_written_to(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FT_JOB_DIRECTORIES", f"{tmp_path}")
+    assert main(["node-health", "storage,disk"]) == 0
     assert os.listdir(tmp_path) == []
-    assert main(["node-health", f"disk,disk:{tmp_path}/none", f"--directory={tmp_path}"]) == 1
-    assert capfd.readouterr().out == f"disk: {tmp_path}/none: No such file or directory\n"
+    monkeypatch.setenv("FT_JOB_DIRECTORIES", f"{tmp_path}:{tmp_path}/gone")
+    assert main(["node-health", f"storage,disk:{tmp_path}/none"]) == 1
+    gone, none = capfd.readouterr().out.strip().split("; ")
+    assert gone == f"storage: {tmp_path}/gone: No such file or directory"
+    assert none == f"disk: {tmp_path}/none: No such file or directory"
     assert main(["node-health", "disc"]) == 2
+    assert "did you mean 'disk'" in capfd.readouterr().err

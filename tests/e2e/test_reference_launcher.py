@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -24,32 +23,6 @@ def test_the_variables_of_a_cycle(launcher: Launcher) -> None:
     assert before < float(began_0) < float(began_1) < time.time()
 
 
-def test_a_file_for_each_cycle(launcher: Launcher, tmp_path: Path) -> None:
-    directory = tmp_path / "info"
-    show = 'say(os.environ["NVRX_CURRENT_CYCLE_INFO"])'
-    options = [f"--ft-cycle-info-dir={directory}", "--max-restarts=1", "--nproc-per-node=2"]
-    env = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "3"}
-    finished = launcher.run(f"{show}\n{FAILS_ONCE}", *options, env=env)
-    assert finished.code == 0
-    current = directory / "cycle_info.77.current"
-    assert set(finished.out.splitlines()) == {str(current)}
-    assert current.readlink() == Path("cycle_info.77.3.1")
-    for cycle in (0, 1):
-        values = json.loads((directory / f"cycle_info.77.3.{cycle}").read_text())
-        assert values["cycle_start_time"] < values.pop("cycle_end_time")
-        assert values.pop("active_nodes")
-        assert values.pop("cycle_start_time").endswith("Z")
-        assert values == {
-            "job_id": "77",
-            "attempt_index": 3,
-            "cycle_number": cycle,
-            "cycle_log_file": "",
-            "standby_nodes": "",
-            "generation": "1",
-            "active_ranks": "0",
-        }
-
-
 def test_one_file_holds_what_all_ranks_of_a_cycle_write(launcher: Launcher, tmp_path: Path) -> None:
     prefix = tmp_path / "logs" / "job.log"
     script = f"""
@@ -57,7 +30,7 @@ print("first", end=" "); print("line"); print("second\\nthird", file=sys.stderr)
 if CYCLE == 1: sys.exit()
 {FAILS_ONCE}"""
     options = [f"--ft_per_cycle_applog_prefix={prefix}", "--max-restarts=1", "--nproc-per-node=2"]
-    finished = launcher.run(script, *options, f"--ft-cycle-info-dir={tmp_path}", env={"SLURM_JOB_ID": "7"})
+    finished = launcher.run(script, *options)
     assert finished.code == 0
     assert (finished.out, "second" in finished.err) == ("", False)
     ended = sorted((tmp_path / "logs" / "job_cycle1.log").read_text().splitlines())
@@ -66,8 +39,6 @@ if CYCLE == 1: sys.exit()
     # each rank fails, and the other one may be ended before it has written anything
     assert "second" in " ".join(failed)
     assert {line[:3] for line in failed} <= {"0: ", "1: "}
-    info = json.loads((tmp_path / "cycle_info.7.0.1").read_text())
-    assert info["cycle_log_file"] == str(tmp_path / "logs" / "job_cycle1.log")
 
 
 def test_progress_of_ranks_that_report_none_is_what_a_file_says(launcher: Launcher, tmp_path: Path) -> None:

@@ -48,12 +48,9 @@ def test_a_life_that_gets_no_further_ends_with_93(launcher: Launcher) -> None:
     assert second["began"] >= first["ended"] >= first["began"]
 
 
-@pytest.mark.parametrize(
-    ("ranks_end_with", "options", "code"),
-    [(0, [], 0), (1, [], 1), (0, ["--ft-stopped-exit-code=95"], 95), (1, ["--ft-stopped-exit-code=95"], 95)],
-)
-def test_stopped_is_not_finished(launcher: Launcher, ranks_end_with: int, options: list[str], code: int) -> None:
-    launched = launcher.start(WAITS.format(code=ranks_end_with), *options)
+@pytest.mark.parametrize("code", [0, 1])
+def test_result_of_a_stopped_job_is_stopped_whatever_its_code(launcher: Launcher, code: int) -> None:
+    launched = launcher.start(WAITS.format(code=code))
     launched.wait_for("^ready")
     wait_until((launched.log_dir / "result.json").exists, 30)  # it is written beside the start of the ranks
     assert result(launched.log_dir)["lives"][0]["outcome"] == "running"
@@ -66,11 +63,11 @@ def test_stopped_is_not_finished(launcher: Launcher, ranks_end_with: int, option
 
 def test_a_training_that_says_when_it_is_finished_has_more_to_do_until_then(launcher: Launcher, tmp_path: Path) -> None:
     flag = {"FAULT_TOL_FINISHED_FLAG_FILE": str(tmp_path / "finished")}
-    launched = launcher.start("pass", "--ft-stopped-exit-code=95", env=flag)
-    assert launched.wait().code == 95
+    launched = launcher.start("pass", env=flag)
+    assert launched.wait().code == 0
     assert result(launched.log_dir)["lives"][0]["outcome"] == "stopped"
     script = 'open(os.environ["FAULT_TOL_FINISHED_FLAG_FILE"], "w").close()'
-    launched = launcher.start(script, "--ft-stopped-exit-code=95", env=flag)
+    launched = launcher.start(script, env=flag)
     assert launched.wait().code == 0
     assert result(launched.log_dir)["lives"][0]["outcome"] == "finished"
 

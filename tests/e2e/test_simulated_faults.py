@@ -13,6 +13,7 @@ from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.rank import not_fired
 from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from tests.support import more_faults
 from tests.support.launching import Launched, Launcher, launcher
 
 __all__ = ["launcher"]
@@ -24,12 +25,14 @@ OPTIONS = (f"--ft-rank-section-timeouts=setup:60,step:{STEP_TIMEOUT_S},checkpoin
 LOOP = """
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.rank.faults.injection import FaultInjector
+from tests.support import more_faults
 
+more_faults.install(save_dir=sys.argv[1])
 save, plan, steps = sys.argv[1], sys.argv[2], 8
 state = ft.GlobalState.create(save=save, ft=ft.FaultToleranceSettings())
 ft.setup(state.cfg, state)
 client = state.rank_monitor_client
-injector = FaultInjector.from_plan_file(plan, rank=RANK, world_size=2, cycle=CYCLE, client=client, save_dir=save)
+injector = FaultInjector.from_plan_file(plan, rank=RANK, world_size=2, cycle=CYCLE, client=client)
 for state.train_state.step in range(steps):
     ft.on_training_step_start(state)
     injector.on_iteration(state.train_state.step)
@@ -49,7 +52,9 @@ WITH_TORCH = """
 import torch, torch.distributed as dist
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.rank.faults.injection import FaultInjector
+from tests.support import more_faults
 
+more_faults.install()
 plan = sys.argv[2]
 dist.init_process_group("gloo")
 state = ft.GlobalState.create(save=sys.argv[1], ft=ft.FaultToleranceSettings())
@@ -84,7 +89,7 @@ CASES = [
     Case("spin", HUNG),
     Case("gil", HUNG),
     Case("exception", r"raised InjectedFault: simulated fault"),
-    Case("exit", r"exited with code 3", ", exit_code: 3"),
+    Case("exit", r"exited with code 3"),
     Case("segfault", r"crashed with SIGSEGV"),
     Case("sigterm", r"killed by SIGTERM \(not sent by ft_launcher\)"),
     Case("disk_full", r"raised OSError: \[Errno 28\] No space left on device \(simulated\): .*"),
@@ -103,6 +108,7 @@ def write_plan(path: Path, cases: list[Case]) -> Path:
 
 def assert_all_fired(launched: Launched, plan: Path) -> None:
     """Each was announced loudly and recorded, once, and nothing else was."""
+    more_faults.install()
     planned = resolve(read_fault_plan(plan), 2)
     fired = launched.events("fault_injected", role="rank")
     assert not_fired(planned, map(RECORDS.parse, fired)) == [], launched.err
@@ -131,7 +137,8 @@ def test_every_fault_fires_and_is_dealt_with(launcher: Launcher, tmp_path: Path)
         # "disk_full" fires at iteration 3, and is felt when the rank saves, at iteration 6
         iteration = 6 if case.type == "disk_full" else 3
         line = (
-            rf"cycle {cycle} ended: rank {rank} {case.line} after iteration {iteration}(, in script\.py:.*)?; "
+            rf"cycle {cycle} ended: rank {rank} {case.line} after iteration {iteration}"
+            r"(, in (script|more_faults)\.py:.*)?; "
             rf"restarting as cycle {cycle + 1}"
         )
         assert re.search(line, finished.err), (line, finished.err)
@@ -170,4 +177,4 @@ def test_a_stuck_collective_hangs_all_and_ends(launcher: Launcher, tmp_path: Pat
 
 
 def test_every_type_is_rehearsed() -> None:
-    assert {case.type for case in CASES} | {"stuck_collective"} == set(FAULT_TYPES)
+    assert {case.type for case in CASES} | {"stuck_collective"} == set(FAULT_TYPES) | set(more_faults.TYPES)

@@ -73,7 +73,7 @@ def test_by_default_it_is_only_told(launcher: Launcher) -> None:
 
 
 def test_healthy_job_with_collectives_after_shutdown_of_its_hooks_is_not_told_of(launcher: Launcher) -> None:
-    options = ["--nproc-per-node=2", "--max-restarts=0", "--ft-watch-collectives-timeout=1.5"]
+    options = ["--nproc-per-node=2", "--max-restarts=0", "--ft-watch-collectives=report:1.5"]
     launched = launcher.start(COLLECTIVES_AFTER_SHUTDOWN, *options)
     finished = launched.wait(60)
     assert finished.code == 0, finished.err

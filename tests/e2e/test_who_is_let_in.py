@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
+from tests.support.nodes import coordinator_of, meeting_place, rendezvous_settings, wait_for_all
 
 __all__ = ["launcher"]
 
@@ -71,6 +71,33 @@ def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
 
 def test_who_is_of_another_job_is_refused(launcher: Launcher) -> None:
     job = Job(launcher, {})
-    told = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
-    assert job.refused("--rdzv-id=another") == told
+    line = job.refused("--rdzv-id=another")
+    assert line.startswith("another job already uses this rendezvous endpoint (job")
+    assert "; this launcher's job is another/" in line
     job.meet(env={})
+
+
+def test_same_script_with_other_arguments_is_another_job_unless_the_job_has_a_name(launcher: Launcher) -> None:
+    place = [word for word in meeting_place("--nnodes=1:2") if not word.startswith("--rdzv-id")]
+    place += [rendezvous_settings(last_call_s=2)]
+    same = launcher.directory / "train.py"
+    same.write_text("import sys, time\nprint('trains', sys.argv[2])\ntime.sleep(float(sys.argv[2]))\n")
+    first = launcher.start([str(same)], *place, script_args=["--lr", "6"])
+    first.wait_for("cycle 0 started")
+    other = launcher.start([str(same)], *place, script_args=["--lr", "1"]).wait()
+    assert (other.code, other.out) == (2, "")
+    assert "train.py --lr 6; this launcher's job is none/" in other.err
+    assert "train.py --lr 1)" in other.err
+    # the very same command line may be another job, too: it stands by, but its end isn't taken for success
+    again = launcher.start([str(same)], *place, script_args=["--lr", "6"])
+    again.wait_for("on standby")
+    assert first.wait().code == 0
+    ended = again.wait()
+    assert (ended.code, ended.out) == (2, "")
+    assert "may have been another job: nothing was trained here" in ended.err
+
+
+def test_jobs_of_one_node_each_train_at_one_endpoint(launcher: Launcher) -> None:
+    place = [word for word in meeting_place("--nnodes=1") if not word.startswith("--rdzv-id")]
+    both = [launcher.start("say('trains')\ntime.sleep(3)", *place) for _ in range(2)]
+    assert [(each.code, each.out) for each in wait_for_all(both)] == [(0, "trains\n")] * 2

@@ -17,6 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from tests.fuzz.healthy import live
 from tests.fuzz.storm import begin, exchange, finish
 from tests.fuzz.watched import figures
@@ -25,7 +26,6 @@ from tests.support.launching import Launched
 __all__ = ["endure"]
 
 Say = Callable[[str], None]
-_LOG_BYTES = 400_000
 _EVERY = 100  # messages
 _HELLOS = 10
 """Of these; a monitor bears 16 callers at a time."""
@@ -76,7 +76,7 @@ def endure(directory: Path, say: Say, *, events: int, messages: int) -> None:
     """
     script, end = directory / "train.py", directory / "end"
     script.write_text(_SCRIPT)
-    config = ["--ft-rank_section_timeouts=step:30", f"--ft-log-max-bytes={_LOG_BYTES}"]
+    config = ["--ft-rank-section-timeouts=step:30"]
     batches = -(-events // _EVENTS_OF_A_BATCH)
     arguments = ["--nproc-per-node=1", "--max-restarts=0", *config, str(script), str(batches), str(end)]
     launched = Launched(directory, arguments, {})
@@ -121,7 +121,7 @@ def _load(
             time.sleep(0.05)
         assert launched.process.poll() is None, launched.err[-3000:]
         samples.append({name: figures(pid, launched.log_dir) for name, pid in pids.items()})
-        most = 2.2 * 3 * _LOG_BYTES  # of three processes; the newest record may be the one too many
+        most = 2.2 * 3 * DEFAULT_LOG_MAX_BYTES  # of three processes; the newest record may be the one too many
         assert samples[-1]["monitor"]["log_bytes"] < most, samples[-1]
         if time.monotonic() - told > 10:
             told = time.monotonic()

@@ -45,13 +45,22 @@ LONGEST_S = 170.0
 
 @dataclass(frozen=True)
 class Case:
-    """One run. ``ends``: rank and kind of what must end cycle 0, as the event log has them; ``after``: iterations."""
+    """One run.
+
+    Args:
+        ends: rank and kind of what must end cycle 0, as the event log has them.
+        after: iterations after which it may end.
+        code: the launcher's exit code; a run that doesn't end with 0 has neither weights nor learned timeouts.
+        says: what must be among the output.
+    """
 
     name: str
     ends: tuple[int, str] | None = None
     after: tuple[int, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
+    code: int = 0
+    says: tuple[str, ...] = ()
 
 
 def fault(text: str) -> tuple[tuple[str, str], ...]:
@@ -59,6 +68,14 @@ def fault(text: str) -> tuple[tuple[str, str], ...]:
 
 
 ASYNC = ("--async-save",)
+INJECTED = ("--error-injection-rate=1",)
+ASKS = "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"
+CONCLUDES = (
+    ASKS,
+    "ranks are rotated by one within each node",
+    "on another GPU (Megatron exit code 17)",
+    "not restarting",
+)
 CASES = (
     Case("undisturbed"),
     Case("SIGKILL", (1, "signal"), (18, 19), fault("SIGKILL;1;18")),
@@ -67,6 +84,18 @@ CASES = (
     Case("SIGKILL in a save", (1, "signal"), env=fault("SIGKILL;1;16;save")),
     Case("asynchronous saves", flags=ASYNC),
     Case("SIGKILL in an asynchronous save", (0, "signal"), env=fault("SIGKILL;0;16;save"), flags=ASYNC),
+    Case(
+        "a persistent error",
+        flags=(*INJECTED, "--error-injection-type=persistent_error"),
+        code=93,
+        says=(*CONCLUDES, "Possible persistent error!"),
+    ),
+    Case(
+        "a result that is correct",
+        flags=(*INJECTED, "--error-injection-type=correct_result"),
+        code=93,
+        says=(*CONCLUDES, "Correct result"),
+    ),
 )
 
 
@@ -87,7 +116,7 @@ def main() -> int:
                 found, weights = run(checkout, case, Path(directory))
                 took_s = time.monotonic() - began
             expected = expected or weights
-            if weights != expected:
+            if case.code == 0 and weights != expected:
                 found.append(f"ended with other weights: {weights}, not {expected}")
             print(f"{checkout.name}: {case.name}: {'; '.join(found) or 'held'} ({took_s:.0f} s)", flush=True)
             problems += found
@@ -112,6 +141,16 @@ def wrong_end(case: Case, ended: dict[str, Any]) -> Iterator[str]:
         yield f"cycle 0 ended after iteration {ended.get('iteration')}, not {case.after}"
 
 
+def unlearned(save: Path) -> Iterator[str]:
+    """What is wrong with the timeouts that a run has learned."""
+    try:
+        learned = json.loads((save / "ft_state.json").read_text())
+        if "step" not in learned["current_timeouts"]["section"]["calculated_sections"]:
+            yield "no timeout of step was learned"
+    except (OSError, ValueError, KeyError) as error:
+        yield f"ft_state.json: {error!r}"
+
+
 def run(checkout: Path, case: Case, directory: Path) -> tuple[list[str], list[str]]:
     """What is wrong with one run, and the weights it ended with."""
     save, log = directory / "checkpoints", directory / "out.txt"
@@ -129,20 +168,17 @@ def run(checkout: Path, case: Case, directory: Path) -> tuple[list[str], list[st
             code = -1
     text = log.read_text()
     found = []
-    if code != 0:
+    if code != case.code:
         kept = Path(tempfile.gettempdir()) / f"ft_megatron_{checkout.name}_{case.name.replace(' ', '_')}.txt"
         shutil.copy(log, kept)
         found.append(f"ended with {code}, see {kept}")
+    found += [f"doesn't say {words!r}" for words in case.says if words not in text]
     if "imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft" not in text:
         found.append("its client isn't ours")
     if case.ends is not None:
         found += wrong_end(case, next(records(directory / "logs", "cycle_ended"), {}))
-    try:
-        learned = json.loads((save / "ft_state.json").read_text())
-        if "step" not in learned["current_timeouts"]["section"]["calculated_sections"]:
-            found.append("no timeout of step was learned")
-    except (OSError, ValueError, KeyError) as error:
-        found.append(f"ft_state.json: {error!r}")
+    if case.code == 0:
+        found += unlearned(save)
     return found, sorted(re.findall(r"weights of (rank \d+: 1 \w+)", text))
 
 

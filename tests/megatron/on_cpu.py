@@ -15,10 +15,10 @@ import os
 import runpy
 import signal
 import sys
-import sysconfig
 import threading
 import time
 import types
+import typing
 from collections import defaultdict
 from importlib.machinery import ModuleSpec
 from typing import Any, ClassVar
@@ -44,7 +44,9 @@ class Stub(types.ModuleType):
 
 
 def stand_in() -> None:
-    """For CUDA, and for what isn't installed."""
+    """For CUDA, for what isn't installed, and for what Megatron-LM uses of Python 3.12."""
+    if not hasattr(typing, "override"):
+        typing.override = lambda method: method  # type: ignore[attr-defined]
     has_triton_package()  # torch remembers that it isn't there
     for name in STUBS:
         if "triton" not in sys.modules or isinstance(sys.modules["triton"], Stub):
@@ -59,6 +61,8 @@ def stand_in() -> None:
     cpu_stand_in._FACTORIES += ("rand", "randn", "full", "arange")
     cpu_stand_in.install()
     cuda: Any = torch.cuda
+    # two that differ, for two ranks of a node: Megatron's rerun state machine compares them
+    cuda.current_device = lambda: torch.device("cpu") if os.environ["LOCAL_RANK"] == "0" else torch.device("cpu", 0)
     cuda.set_device = lambda *_: None
     cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cuda.is_available = lambda: True  # Megatron asks before anything else
@@ -83,8 +87,9 @@ def stand_in() -> None:
 
 
 def _use_built_helper() -> None:
-    """A checkout would compile it, into itself; the installed megatron-core has it."""
-    found = glob.glob(os.path.join(sysconfig.get_path("platlib"), "megatron", "core", "datasets", "helpers_cpp*.so"))
+    """A checkout would compile it, into itself; the installed megatron-core has it, wherever that is installed."""
+    helper = os.path.join("megatron", "core", "datasets", "helpers_cpp*.so")
+    found = [path for directory in sys.path for path in glob.glob(os.path.join(directory, helper))]
     if found:
         name = "megatron.core.datasets.helpers_cpp"
         spec = importlib.util.spec_from_file_location(name, found[0])

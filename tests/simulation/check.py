@@ -14,6 +14,7 @@ from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.job.rotation import Rotation
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER
@@ -21,9 +22,12 @@ from tests.simulation.learning import learning
 from tests.simulation.rules import (
     ends_for_a_reason,
     has_its_size,
+    keeps_its_promises,
     meets_at_its_store,
     notices_no_progress,
+    reruns_elsewhere,
     shuts_down,
+    spares_who_waits,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +48,9 @@ _EVIDENCE_S = 3.0
 _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
+    "ranks_rerun": {CauseKind.REQUEST},
+    "rerun_concluded": {CauseKind.CRASH},
+    "rank_stalls": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
@@ -68,9 +75,12 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _stays,
         _is_due,
         has_its_size,
+        reruns_elsewhere,
+        keeps_its_promises,
         meets_at_its_store,
         ends_for_a_reason,
         shuts_down,
+        spares_who_waits,
         notices_no_progress,
     )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
@@ -144,7 +154,10 @@ def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             if innocent and not dead:
                 yield f"{launcher.name} has no place in cycle {made.decision.cycle}"
         kept = [instance for instance in before.members if instance in made.members]
-        if [i for i in made.members if i in kept] != kept and made.by == before.by:
+        rotates = any(
+            j.verdict.rotation is Rotation.NODES for j in job.verdicts if j.verdict.cycle == before.decision.cycle
+        )
+        if [i for i in made.members if i in kept] != kept and made.by == before.by and not rotates:
             yield f"the order of places is another one in cycle {made.decision.cycle}"
 
 
@@ -303,7 +316,7 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
-_FAILURES = {"rank_fails", "rank_hangs"}
+_FAILURES = {"rank_fails", "rank_hangs", "rank_stalls"}
 _LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
 _FOR_A_WHILE = {
     "host_cut",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FOR_A_WHILE", "RANK_FAULTS", "STOPS", "cut_off", "cycles", "members", "strikes", "suspects"]
 
-RANK_FAULTS = {"rank_fails", "rank_hangs"}
+RANK_FAULTS = {"rank_fails", "rank_hangs", "rank_stalls", "ranks_rerun", "rerun_concluded"}
 STOPS = {"node_stopped", "all_stopped", "owner_stopped"}
 _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
 FOR_A_WHILE = {"host_cut", "split", "pair_cut", "one_way_cut", "packets_lost", *_FREEZES}

@@ -115,7 +115,7 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + _MESSAGES * plan.latency_s + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
-    bound_s += _HANG_S if "rank_hangs" in struck else 0.0
+    bound_s += _HANG_S if {"rank_hangs", "rank_stalls"} & set(struck) else 0.0
     if {"clock_jumps", "coordinator_frozen", "host_frozen"} & set(struck):  # to the coordinator, it was paused
         bound_s += LONGEST_SKIP_S
     if not is_led:  # another coordinator has taken over then, and it waits for those that haven't come yet

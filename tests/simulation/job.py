@@ -20,21 +20,24 @@ from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, R
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held
+from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held, Term
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.messages.monitor import Collect, Release
+from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.rerun import RerunState
 from megatron_ft.core.timeouts.exchange import Arm, Learned, Raised, Survey
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
-from tests.support.agents import attached, found_hung, observed
+from tests.support.agents import attached, found_hung, observed, suspected
 
 __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Judged", "Launcher", "Made", "Trained"]
 
 FOR_GOOD_S = 1e9
+JOB = "the job"
+_TAKE_AGAIN_S = 0.5
 _SAME_ITERATION = 7
 """Where each cycle gets in a job that makes no progress."""
 
@@ -106,6 +109,38 @@ class Made:
 
 
 @dataclass
+class Votes:
+    """What one launcher has promised to coordinators, and how it has broken that."""
+
+    followed: Term = (-1, "")
+    """Greatest term that it has followed."""
+    accepted: Ballot = (-1, "", 0)
+    """Last ballot that it has accepted."""
+    has_left: bool = False
+    broken: list[str] = field(default_factory=list)
+
+    def sent(self, message: Any) -> None:
+        """Take note of one message to whatever coordinator."""
+        match message:
+            case m.Goodbye():
+                self.has_left = True
+            case m.Follow(term):
+                self._votes(f"follows {term}", term)
+                self.followed = max(self.followed, term)
+            case m.Accept(ballot):
+                self._votes(f"accepts {ballot}", ballot[:2])
+                if ballot < self.accepted:
+                    self.broken.append(f"accepts {ballot} after {self.accepted}")
+                self.accepted = ballot
+
+    def _votes(self, what: str, term: Term) -> None:
+        if self.has_left:
+            self.broken.append(f"{what} after its goodbye")
+        if term < self.followed:
+            self.broken.append(f"{what} after {self.followed}")
+
+
+@dataclass
 class Job:
     """What is common to all launchers, and what happened."""
 
@@ -130,11 +165,15 @@ class Job:
     done_s: float = 0.0
     successor_off: Callable[[Host], None] | None = None
     """Ends the host of the next coordinator that leads, once that has decided something."""
+    wronged: list[str] = field(default_factory=list)
+    """Ranks that only waited for another one, and were to be ended as hung."""
     heedless: list[str] = field(default_factory=list)
     """Cycles that were proposed by a coordinator which had been asked for the end of the job."""
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
     learning: Learning = field(default_factory=Learning)
+    votes: dict[str, Votes] = field(default_factory=dict)
+    """What each launcher (instance) has said that counts in the consensus."""
 
     def launch(self, host: Host, *, rank: int | None = None) -> Launcher:
         """Start a launcher."""
@@ -176,13 +215,15 @@ class Launcher(Process):
         self._effects: Mailbox[edge.MemberEffect | agent.Effect | Told] = Mailbox(self._do, self.counts_effect)
         self._begun: Held | None = None
         self._error = ""
-        self._is_hung = False
+        self._is_hung = self._waits = False
+        """Its rank hangs; its rank waits for one that does."""
+        self._rerun: RerunState | None = None
         self._toy: ToyRank | None = None
         """What its rank's monitor would know, if it learns."""
         self.armed: dict[int, Arm] = {}
         """The last order of each cycle to its rank's monitor."""
         identity = m.Identity(
-            job="the job",
+            job=JOB,
             rules=job.rules,
             instance=self.instance,
             name=f"h{host.number}",
@@ -194,11 +235,22 @@ class Launcher(Process):
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
         self.agent = Agent(_options(job.rules), Pauses())
-        listener = job.world.listeners[self.address] = Listener(self)
+        listener = Listener(self, self.address)
         if self.address == job.endpoints[0]:
             listener.host_coordinator()
+        self._take_endpoint()
         self.later(0.0, self.tick)
         self.later(0.0, lambda: self.hear(agent.Tick()))
+
+    def _take_endpoint(self) -> None:
+        """Listen at this host's endpoint as soon as no other process does."""
+        endpoint = f"h{self.host.number}"
+        if endpoint not in self.job.endpoints or self.address == endpoint:
+            return
+        if endpoint not in self.world.listeners:
+            Listener(self, endpoint)
+        else:
+            self.later(_TAKE_AGAIN_S, self._take_endpoint)
 
     def hurt(self, fault: Fault, seconds: float = 0.0, *, cycle: int | None = None) -> None:
         """A fault hits it now, for so long."""
@@ -252,7 +304,7 @@ class Launcher(Process):
 
     def _do(self, effect: edge.MemberEffect | agent.Effect | Told) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
             case edge.OpenStore(held):
                 store = f"{self.address}:{len(self.job.stores)}"
@@ -294,15 +346,16 @@ class Launcher(Process):
                 if self.world.story is not None and not isinstance(message, m.Beat):
                     self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
                 self.job.learning.sent(message)
+                self.job.votes.setdefault(self.member.identity.instance, Votes()).sent(message)
                 self.link.send(self, message)
             case edge.Announce(address, moved):
                 listener = self.world.listeners.get(address)
                 if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
                     Announcement(self, listener, moved)
-            case edge.FollowElsewhere(session, address):
-                own = self.world.listeners[self.address].coordinator
-                if own is not None:
-                    own.call(lambda: own.owner_follows_another(session, address))
+            case edge.KillCoordinators(address):
+                for listener in [each for each in self.world.listeners.values() if each.owner is self]:
+                    if listener.address != address and listener.coordinator is not None:
+                        listener.coordinator.kill()
 
     def clock(self) -> float:
         """This host's."""
@@ -342,8 +395,7 @@ class Launcher(Process):
         """Its ranks die with it. With their host's power nothing ends their connections to the others."""
         self.ended_s = self.world.now_s
         self._ranks_ended(is_failure=self.host.is_on)
-        listener = self.world.listeners.get(self.address)
-        if listener is not None and listener.owner is self:
+        for listener in [each for each in self.world.listeners.values() if each.owner is self]:
             listener.owner_died()
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
@@ -351,7 +403,7 @@ class Launcher(Process):
     def _seen(self) -> agent.Readings:
         iteration = int(10 * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
         board = BOARD._replace(first_iteration=0, iteration=iteration)
-        return agent.Readings({0: board}, {0: CrashOutput(self._error)}, {0: self._is_hung}, {0: {}})
+        return agent.Readings({0: board}, {0: CrashOutput(self._error, rerun=self._rerun)}, {0: self._is_hung}, {0: {}})
 
     def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance
@@ -361,7 +413,7 @@ class Launcher(Process):
             case agent.StartRanks():
                 self.later(chance.uniform(0.0, 0.01), self._start_ranks)
             case agent.SignalRanks(_, number):
-                code = 0 if self.ends_well else -number
+                code = 0 if self.ends_well and not self._is_hung else -number
                 self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
             case Release() if self._is_hung:
                 self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
@@ -369,15 +421,25 @@ class Launcher(Process):
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
             case agent.OrderMonitor(_, Collect()):
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
-            case agent.OrderMonitor(_, Arm() as arm):
-                self.armed[arm.cycle] = arm
-            case agent.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
-                self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
             case agent.ReadState(path):
                 state = self.job.learning.state
                 self.later(chance.uniform(0.001, 0.2), lambda: self.hear(agent.StateRead(path, state)))
             case agent.WriteState(_, state, moment):
                 self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(state, moment))
+            case _:
+                self._do_to_monitor(effect)
+
+    def _do_to_monitor(self, effect: edge.MemberEffect | agent.Effect) -> None:
+        chance = self.world.chance
+        match effect:
+            case agent.OrderMonitor(_, Arm() as arm):
+                self.armed[arm.cycle] = arm
+            case agent.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
+                self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
+            case agent.OrderMonitor(_, ConfirmHang()) if self._runs():
+                self._confirmed()
+            case agent.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits:
+                self._later_in_cycle(timeout_s / 2, self._suspects)
 
     def _report_intervals(self, survey: Survey) -> None:
         if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
@@ -409,7 +471,7 @@ class Launcher(Process):
         held = self.member.memory.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
-        self._error, self._is_hung, self._toy = "", False, None
+        self._error, self._is_hung, self._waits, self._rerun, self._toy = "", False, False, None, None
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
@@ -434,6 +496,9 @@ class Launcher(Process):
 
     def _exits(self, code: int, *, by_us: bool = False) -> None:
         self._ranks_ended(is_failure=code != 0 and not by_us)
+        self._hear_exit(code, by_us=by_us)
+
+    def _hear_exit(self, code: int, *, by_us: bool = False) -> None:
         cycle, sent = self.agent.cycle.record, (9, 15) if by_us else ()
         at_ns = round(self.clock() * 1e9)
         self.hear(RankExited(rank=cycle.ranks[0], cycle=cycle.cycle, exitcode=code, at_ns=at_ns, signals_sent=sent))
@@ -447,6 +512,9 @@ class Launcher(Process):
         trained = self.ranks
         if trained is not None and trained.to_s is None:
             trained.to_s = self.world.now_s
+            if self._is_hung:
+                for other in self._others_in(trained):
+                    other._waits = False
             self.job.done_s = max(self.job.done_s, self.job.done_s + 0.2 * (trained.to_s - trained.from_s) - 0.5)
             if is_failure:
                 self._others_notice(trained)
@@ -456,12 +524,14 @@ class Launcher(Process):
         if trained.cycle in cycles or self.job.rules.min_healthy:
             return
         cycles.add(trained.cycle)
-        for other in self.job.launchers:
-            ranks = other.ranks
-            if ranks is None or ranks.cycle != trained.cycle or ranks.to_s is not None or other is self:
-                continue
+        for other in self._others_in(trained):
             if self.world.chance.random() < 0.5:
                 other._later_in_cycle(self.world.chance.uniform(0.01, 1.0), other._loses_a_peer)
+
+    def _others_in(self, trained: Trained) -> list[Launcher]:
+        """Other launchers whose ranks run in that cycle."""
+        others = [each for each in self.job.launchers if each is not self and each._runs()]
+        return [each for each in others if each.ranks is not None and each.ranks.cycle == trained.cycle]
 
     def _loses_a_peer(self) -> None:
         if not self._is_hung:
@@ -474,6 +544,17 @@ class Launcher(Process):
             self.hurt(fault, cycle=self.ranks.cycle)
             self._exits(-9)
 
+    def reruns(self, fault: Fault, code: int, state: RerunState) -> None:
+        """Megatron's rerun state machine ends the rank in a moment, as it ends all of the job."""
+        self._later_in_cycle(self.world.chance.uniform(0.0, 0.2), lambda: self._ends_by_rerun(fault, code, state))
+
+    def _ends_by_rerun(self, fault: Fault, code: int, state: RerunState) -> None:
+        assert self.ranks is not None
+        self.hurt(fault, cycle=self.ranks.cycle)
+        self._rerun = state
+        self._ranks_ended(is_failure=False)
+        self._hear_exit(code)
+
     def rank_hangs(self, fault: Fault) -> None:
         """A monitor finds it hung."""
         if self.ranks is not None and self._runs() and not self.job.rules.min_healthy:
@@ -483,6 +564,34 @@ class Launcher(Process):
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
             self.hear(found_hung(0, self.ranks.cycle, verdict))
             self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
+
+    def rank_stalls(self, fault: Fault) -> None:
+        """A rank hangs in a job whose nodes go on without it: the ranks that wait for it exceed their timeouts, too."""
+        if self.ranks is None or not self._runs() or not self.job.rules.min_healthy:
+            return
+        self.hurt(fault, cycle=self.ranks.cycle)
+        self._is_hung = True
+        others = self._others_in(self.ranks)
+        for other in others:
+            other._waits = True
+        late = [each for each in (self, *others) if self.world.chance.random() < 0.5] or [self]
+        for each in late:
+            each._later_in_cycle(self.world.chance.uniform(0.0, 1.0), each._suspects)
+
+    def _suspects(self) -> None:
+        """Its monitor asks whether the rank hangs, or only waits."""
+        if self.ranks is not None and (self._is_hung or self._waits):
+            self.hear(suspected(0, self.ranks.cycle, self._hang()))
+
+    def _confirmed(self) -> None:
+        """Its monitor was told that the rank hangs."""
+        if self._waits:
+            self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
+        if self.ranks is not None and self._is_hung:
+            self.hear(found_hung(0, self.ranks.cycle, self._hang()))
+
+    def _hang(self) -> RankHung:
+        return replace(HANG, rank=self.member.place or 0, at_ns=round(self.clock() * 1e9))
 
     def _notice(self) -> None:
         assert self.ranks is not None
@@ -523,7 +632,6 @@ def _address_on(host: Host, number: int) -> str:
 
 def _options(rules: m.Rules) -> Options:
     return Options(
-        min_nodes=rules.min_nodes,
         max_nodes=rules.max_nodes,
         min_healthy=rules.min_healthy,
         max_restarts=rules.max_restarts,
@@ -548,8 +656,10 @@ class Announcement(Process):
 class Listener(Process):
     """A launcher's listening socket: whoever connects is kept until a coordinator takes the connection."""
 
-    def __init__(self, owner: Launcher) -> None:
-        super().__init__(owner.host, f"listener@h{owner.host.number}")
+    def __init__(self, owner: Launcher, address: str) -> None:
+        super().__init__(owner.host, f"listener@{address}")
+        self.address = address
+        self.world.listeners[address] = self
         self.job = owner.job
         self.owner = owner
         self.coordinator: CoordinatorProcess | None = None
@@ -579,8 +689,12 @@ class Listener(Process):
     def _start(self) -> None:
         if (self.coordinator is None or not self.coordinator.is_alive) and self.is_alive:
             self.coordinator = CoordinatorProcess(self.job, self)
-            self.owner.member.owns(self.owner.address)
+            self._note_owned()
             self._hand_over(self.coordinator)
+
+    def _note_owned(self) -> None:
+        own = [each for each in self.world.listeners.values() if each.owner is self.owner and each.coordinator]
+        self.owner.member.owns(*(each.address for each in own))
 
     def _hand_over(self, coordinator: CoordinatorProcess) -> None:
         for link in list(self.links):
@@ -592,15 +706,15 @@ class Listener(Process):
             if coordinator not in link.ends:  # it was given up meanwhile
                 coordinator.call(lambda link=link: coordinator.link_broke(link))
 
-    def coordinator_died(self) -> None:
+    def coordinator_died(self, *, was_killed: bool) -> None:
         """It is replaced, if this is where the job is coordinated, or somebody waits for one."""
         if self.coordinator is not None:
             return
         if not self.owner.is_alive:
             self._close()
             return
-        self.owner.member.owns("")
-        if self.owner.address == self.job.endpoints[0] or self.links:
+        self._note_owned()
+        if (self.address == self.job.endpoints[0] and not was_killed) or self.links:
             self.host_coordinator()
 
     def owner_died(self) -> None:
@@ -615,8 +729,8 @@ class Listener(Process):
 
     def died(self) -> None:
         """The address is free."""
-        if self.world.listeners.get(self.owner.address) is self:
-            del self.world.listeners[self.owner.address]
+        if self.world.listeners.get(self.address) is self:
+            del self.world.listeners[self.address]
 
 
 class CoordinatorProcess(Process):
@@ -626,10 +740,14 @@ class CoordinatorProcess(Process):
         super().__init__(listener.host, f"coordinator{len(job.coordinators)}@h{listener.host.number}")
         self.job = job
         self.listener = listener
-        founds = listener.owner.address == job.endpoints[0]
+        founds = listener.address == job.endpoints[0]
         led_at = listener.owner.member.led_at
-        elsewhere = "" if led_at == listener.owner.address else led_at
-        self.machine = Coordinator(self.name, founds=founds, elsewhere=elsewhere, now_s=self.host.clock_s())
+        elsewhere = "" if led_at == listener.address else led_at
+        defined = m.JobDefinition(JOB, job.rules)
+        self.machine = Coordinator(
+            self.name, founds=founds, elsewhere=elsewhere, defined=defined, now_s=self.host.clock_s()
+        )
+        self.is_killed = False
         self.numbers: dict[int, Link] = {}
         self.led = False
         self.has_quit = False
@@ -662,10 +780,10 @@ class CoordinatorProcess(Process):
         self._do(self.machine.handle(edge.Broken(link.number, silent, reset), self.host.clock_s()))
         self._maybe_settle()
 
-    def owner_follows_another(self, session: int, address: str) -> None:
-        """Its launcher says so, in their pipe."""
-        self.machine.owner_follows_another(session, address)
-        self._maybe_settle()
+    def kill(self) -> None:
+        """Its launcher votes at another one."""
+        self.is_killed = True
+        self.die()
 
     def orphaned(self) -> None:
         """Its launcher has ended."""
@@ -750,4 +868,5 @@ class CoordinatorProcess(Process):
         self.job.ended_untold |= self.machine.is_over and not self.has_quit
         if self.listener.is_alive and self.listener.coordinator is self:
             self.listener.coordinator = None
-            self.listener.later(0.01, self.listener.coordinator_died)
+            listener = self.listener
+            listener.later(0.01, lambda: listener.coordinator_died(was_killed=self.is_killed))

@@ -80,6 +80,7 @@ class Plan:
 _LATENCIES_S = (0.02, 0.08, 0.15)
 _LOSSES = (0.01, 0.05, 0.3)
 _ONE_WAY = {"host_cut", "pair_cut"}
+_RARE = 0.25
 _DIRECTED = 0.4
 """Part of the plans whose faults are not independent of each other."""
 
@@ -92,7 +93,8 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
     loss = chance.choice(_LOSSES) if chance.random() < 0.25 else 0.0
     plan = replace(plan, latency_s=latency_s, loss=loss, makes_progress=chance.random() < 0.75)
     if nodes is None and faults is None and chance.random() < _DIRECTED:
-        plan = chance.choice(_SERIES)(plan, chance)
+        rare = random.Random(seed ^ 0x726172D6)
+        plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)
     drawn = [
         replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults
@@ -254,6 +256,27 @@ def _stalls(plan: Plan, chance: random.Random) -> Plan:
     return replace(plan, rules=rules, work_s=30.0, makes_progress=False, faults=tuple(faults))
 
 
+def _slow_answers(plan: Plan, chance: random.Random) -> Plan:
+    """Coordinators are replaced where packets are lost: answers come after launchers have given up waiting for them."""
+    plan, at_s, faults = _few(plan, chance, (3, 4, 5, 6), (1, 2, 3)), chance.uniform(1.0, plan.work_s), []
+    for _ in range(chance.choice((1, 2, 3))):
+        faults.append(_fault(chance, at_s, "coordinator_killed", seconds=1.0))
+        at_s += chance.uniform(0.3, 8.0)
+    return replace(plan, loss=0.3, latency_s=chance.choice(_LATENCIES_S), work_s=30.0, faults=tuple(faults))
+
+
+def _stalled_rank(plan: Plan, chance: random.Random) -> Plan:
+    """A rank hangs in a job whose nodes go on without it: those that wait for it must live."""
+    plan = _few(plan, chance, (3, 4, 5, 6), (1, 2))
+    rules = replace(plan.rules, min_healthy=True, min_nodes=max(1, plan.nodes - chance.choice((1, 2))))
+    at_s = chance.uniform(4.0, 10.0) + (rules.last_call_s or 0.0)
+    faults = [_fault(chance, at_s, "rank_stalls", seconds=1.0)]
+    if chance.random() < 0.3:
+        kind = chance.choice(("coordinator_killed", "launcher_killed", "connection_reset", "rank_fails", "host_off"))
+        faults.append(_fault(chance, at_s + chance.uniform(-1.0, 4.0), kind, seconds=1.0))
+    return replace(plan, rules=rules, work_s=60.0, learns=False, faults=tuple(faults))
+
+
 _SERIES = (
     _takeovers,
     _farewells,
@@ -265,6 +288,8 @@ _SERIES = (
     _shutdown,
     _stalls,
 )
+_RARE_SERIES = (_slow_answers, _stalled_rank)
+"""Series that came later: drawn by another source, so that most seeds are the same runs as before."""
 
 
 def plain_plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Plan:

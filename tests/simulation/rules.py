@@ -8,16 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 from tests.simulation.history import cut_off, cycles, members
 
 if TYPE_CHECKING:
     from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
     from tests.simulation.plan import Plan
 
-__all__ = ["ends_for_a_reason", "has_its_size", "meets_at_its_store", "notices_no_progress", "shuts_down"]
+__all__ = [
+    "ends_for_a_reason",
+    "has_its_size",
+    "keeps_its_promises",
+    "meets_at_its_store",
+    "notices_no_progress",
+    "reruns_elsewhere",
+    "shuts_down",
+    "spares_who_waits",
+]
 
+_STALL_S = 12.0
+"""A rank that keeps others waiting is ended within this time: evidence is collected twice, and the grace is over."""
 _IN_FLIGHT_S = 2.0
 """A cycle may begin for so long after the end of the job was asked for: its nodes are being asked."""
+
+
+def keeps_its_promises(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that no launcher votes after its goodbye, nor for a coordinator of a lower term than it has followed."""
+    for instance, votes in job.votes.items():
+        yield from (f"launcher {instance} {text}" for text in votes.broken)
+
+
+def spares_who_waits(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require, where nodes go on without a rank that hangs, that this rank is ended, and none that waits for it.
+
+    Where something else happens, too, evidence may be missing, and who can't be told from a hung rank is ended.
+    """
+    if {fault.kind for fault in trouble.struck} != {"rank_stalls"} or len(trouble.struck) > 1 or plan.loss:
+        return
+    yield from job.wronged
+    for launcher in job.launchers:
+        for hurt in launcher.hurts:
+            ran = [each for each in job.trained if each.launcher is launcher and each.cycle == hurt.cycle]
+            if any((each.to_s or job.world.now_s) > hurt.from_s + _STALL_S for each in ran):
+                yield f"{launcher.name} keeps the others waiting for more than {_STALL_S:g} s"
 
 
 def has_its_size(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
@@ -133,3 +166,18 @@ def _is_known_to_stall(job: Job, cycle: Made) -> bool:
     return bool(told) and all(
         verdict.outcome is Outcome.FAILED and verdict.cause.kind is CauseKind.SIGNAL for verdict in told
     )
+
+
+def reruns_elsewhere(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that another node runs a rank which has asked for that, and that no cycle follows a concluded re-run."""
+    told = {judged.verdict.cycle: judged.verdict for judged in job.verdicts if judged.verdict.cause.rerun is not None}
+    for before, after in itertools.pairwise(cycles(job)):
+        verdict = told.get(before.decision.cycle)
+        if verdict is not None and verdict.cause.rerun is Rerun.CONCLUDED:
+            yield f"cycle {after.decision.cycle} repeats a re-run that is concluded"
+        if verdict is None or verdict.cause.rerun not in WANTS_ANOTHER_GPU or verdict.cause.rank is None:
+            continue
+        has_others = min(before.decision.world, after.decision.world) > max(1, verdict.cause.rank)
+        ran, runs = (members(job, each)[verdict.cause.rank] if has_others else None for each in (before, after))
+        if ran is not None and ran is runs:
+            yield f"rank {verdict.cause.rank} runs on {ran.name} again in cycle {after.decision.cycle}"

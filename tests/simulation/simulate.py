@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from megatron_ft.core.rerun import RerunState
 from tests.simulation.check import violations
 from tests.simulation.job import FOR_GOOD_S, CoordinatorProcess, Hurt, Job, Launcher
 from tests.simulation.plan import Fault, Plan
@@ -156,7 +157,7 @@ class _Trouble:
     def _is_port_in_doubt(self, host: Host) -> bool:
         """Whether a new launcher waits: a coordinator has the endpoint that doesn't answer yet, or is about to end."""
         listener = self.world.listeners.get(f"h{host.number}")
-        if listener is None or listener.owner.address not in self.job.endpoints or listener.coordinator is None:
+        if listener is None or listener.address not in self.job.endpoints or listener.coordinator is None:
             return False
         return listener.coordinator.is_frozen or listener.coordinator.machine.is_over
 
@@ -167,10 +168,30 @@ class _Trouble:
         if launcher is not None:
             launcher.call(lambda: launcher.rank_fails(fault))
 
+    def _ranks_rerun(self, fault: Fault) -> None:
+        self._end_by_rerun(fault, 16, "WILL_RERUN_FROM_CHECKPOINT")
+
+    def _rerun_concluded(self, fault: Fault) -> None:
+        self._end_by_rerun(fault, 17, "RERUNNING_FROM_CHECKPOINT")
+
+    def _end_by_rerun(self, fault: Fault, code: int, state: str) -> None:
+        """All ranks of the cycle that runs end, one shortly after the other; the result of one was rejected."""
+        own = self._launcher(fault)
+        for each in self.job.launchers:
+            if own is None or own.ranks is None or each.ranks is None or each.ranks.cycle != own.ranks.cycle:
+                continue
+            machine = RerunState(state=state, own=each is own)
+            each.call(lambda each=each, machine=machine: each.reruns(fault, code, machine))
+
     def _rank_hangs(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
             launcher.call(lambda: launcher.rank_hangs(fault))
+
+    def _rank_stalls(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.call(lambda: launcher.rank_stalls(fault))
 
     def _launcher_killed(self, fault: Fault) -> None:
         launcher = self._launcher(fault)

@@ -32,8 +32,8 @@ and read them (`megatron_ft/core/facts/`), and a test holds the two together.
 - `schema` is {SCHEMA}. Within a version records and fields are added, and nothing else changes: pass over what you
   don't know. Fields in bold are always there; others may be null, or missing in a log of an older version.
 - A line may be cut off by a crash or torn by a full disk: pass over what is no JSON object. A log that has become too
-  large (`--ft-log-max-bytes`) goes on in a new file with the same header; of the file before, which then ends in
-  `.before.jsonl`, the newest is kept.
+  large (200 MB for those of one process) goes on in a new file with the same header; of the file before, which then
+  ends in `.before.jsonl`, the newest is kept.
 - `iteration` is how many iterations are done. Cycles count from 0; all nodes number them alike.
 
     import json

@@ -100,8 +100,8 @@ class Launched:
         command = [*prefix, *command]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         base = {**clean_environment(), "PYTHONPATH": path}
-        # each launcher says all, so that a test may wait for any of them
-        environment = {**base, "TMPDIR": self.temp_dir, name: value, "PET_FT_SAY": "all", **env}
+        # each launcher prints every line, so that a test may wait for any of them
+        environment = {**base, "TMPDIR": self.temp_dir, name: value, "MEGATRON_FT_SAYS_ALL": "1", **env}
         self._started = time.monotonic()
         self.process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher
         with self._out.open("w") as out, self._err.open("w") as err:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.config.option import Option
+from megatron_ft.core.config.option import Option, dashed
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.ipc.config.options import default_text
@@ -19,6 +19,8 @@ _HEAD = """\
 This page is made from the tables in `megatron_ft/core/config`; `python -m tests.support.options_page` writes it anew.
 
 `ft_launcher` takes all of torchrun's options and those below, before the script. Dashes and underscores mean the same.
+The spellings of earlier versions and of nvidia-resiliency-ext keep working: `--ft-param-NAME`, `--fault-tol-cfg-path`,
+`--ignore-missing-fault-tol-cfg`, `--ft-restart-policy`, `--ft-scheduler`, `--ft-max-no-progress-restarts`.
 An option with a key may also stand in the YAML file, in the section `fault_tolerance`; the command line wins. Each may
 also be given as an environment variable, like torchrun's own: `PET_` and one of its names in capitals.
 `null` is no limit. `megatron-ft check-config FILE OPTIONS` says what they come to, and where each value comes from.
@@ -36,7 +38,7 @@ def page() -> str:
     for name, loss in IGNORED.items():
         by_loss.setdefault(loss, []).append(name)
     parts += [
-        f"| {', '.join(f'`--ft-{_dashed(name)}`' for name in names)} | {_cell(loss)} |"
+        f"| {', '.join(f'`--ft-{dashed(name)}`' for name in names)} | {_cell(loss)} |"
         for loss, names in by_loss.items()
     ]
     return "\n".join(parts) + "\n"
@@ -45,17 +47,12 @@ def page() -> str:
 def _table(options: dict[str, Option]) -> str:
     rows = ["| option | key in YAML | default | unit | |", "|---|---|---|---|---|"]
     for each in options.values():
-        shown, *others = dict.fromkeys(f"--{name}" for name in each.names)
         value = "" if each.is_flag else f" {each.kind.metavar}"
-        names = f"`{shown}{value}`" + "".join(f", `{other}`" for other in others)
+        shown = _cell(f"`{each.spellings[0]}{value}`")
         default = "" if each.is_flag or "Default: " in each.help else default_text(each)
         key = f"`{each.field}`" if each.in_yaml else ""
-        rows.append(f"| {names} | {key} | {default} | {each.kind.unit} | {_cell(each.help)} |")
+        rows.append(f"| {shown} | {key} | {default} | {each.kind.unit} | {_cell(each.help)} |")
     return "\n".join(rows) + "\n"
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _cell(text: str) -> str:

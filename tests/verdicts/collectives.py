@@ -68,8 +68,7 @@ def arguments(faults: Sequence[Fault], *, mode: str = "end", timeout_s: float = 
     options = [
         f"--nproc-per-node={RANKS}",
         f"--max-restarts={len(faults)}",
-        f"--ft-watch-collectives={mode}",
-        f"--ft-watch-collectives-timeout={timeout_s:g}",
+        f"--ft-watch-collectives={mode}:{timeout_s:g}",
     ]
     return [*options, str(Path(__file__).with_name("unhooked.py")), json.dumps([asdict(fault) for fault in faults])]
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from megatron_ft import RankMonitorClient
-from megatron_ft.rank.faults.acts import inject
 
 ITERATIONS = 12
 
@@ -35,7 +34,10 @@ def fault_spin() -> None:
 
 
 def fault_gil() -> None:
-    inject("gil")
+    """Lock a mutex twice in a C function called with the GIL held."""
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)
+    lock(mutex)
+    lock(mutex)
 
 
 def fault_collective(group: dist.ProcessGroup) -> None:

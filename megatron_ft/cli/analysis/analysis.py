@@ -1,4 +1,4 @@
-"""Everything that is known of one run, computed once for all the ways to show it. Pure."""
+"""Analysis of one run, computed once for all output formats. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Analysis:
 
 
 def analyze(run: RunLogs) -> Analysis:
-    """All of it."""
+    """Return the complete analysis of a run."""
     summary = summarize_run(run)
     timeline = build_timeline(run, summary)
     return Analysis(

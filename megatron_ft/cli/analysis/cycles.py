@@ -1,4 +1,4 @@
-"""What happened in each cycle of a run: how it ended, which rank caused that, how long until training went on. Pure."""
+"""Cycles of a run: how each ended, which rank caused that, and how long until training continued. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _R = TypeVar("_R", bound=Record)
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedFault:
-    """A fault that a plan or a simulation caused; None is what isn't known."""
+    """A fault injected by a plan or a simulation; None is unknown."""
 
     type: str | None
     rank: int | None
@@ -31,17 +31,17 @@ class LoggedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPhases:
-    """Where the time from a fault to training again went, in seconds; None where the logs don't tell.
+    """Phases from a fault to training again, in seconds; None where the logs don't tell.
 
     Args:
-        notice: from the fault to the moment it was noticed.
+        notice: from the fault to its detection.
         stop: until the ranks were gone and the cycle was over.
         rendezvous: until all nodes of the next cycle had met.
         spawn: until its ranks were created.
-        user_code: until the last rank's script began; None for fresh interpreters, which don't tell.
-        imports: until the last rank had connected to its monitor. What else its script did before is in it, too: in
-            Megatron's training scripts, the process group.
-        setup: until the last rank began its first iteration: the load of the checkpoint is in it.
+        user_code: until the last rank's script began; None for fresh interpreters, which don't report it.
+        imports: until the last rank had connected to its monitor, with everything else its script did before: in
+        Megatron's training scripts, the process group.
+        setup: until the last rank began its first iteration, with the load of the checkpoint.
         first_step: until that iteration was over on all ranks.
     """
 
@@ -62,16 +62,17 @@ class CycleSummary:
     Args:
         begin_ns, end_ns: wall ns; the end is that of the launcher that knows the cause best, None if no log has it.
         outcome: "succeeded", "failed" or "stopped"; "unknown" if its end isn't in the logs (it may still run).
-        kind: of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
-        text: the cause in words, as the launcher printed it; detail: what the evidence added, None if nothing.
-        rank: the one that caused the end; None if none did, or it isn't known.
-        iteration: of that rank at that time.
+        kind: kind of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
+        text: the cause as printed by the launcher; detail: details of the evidence, None without any.
+        rank: rank at fault; None if none is, or if unknown.
+        iteration: iteration of that rank at that time.
         first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
         noticed_after_s: from the fault to the verdict or the noticed exit. The fault is the injected one; else,
             for a hang, the moment from which the overdue section was open; else unknown.
         training_again_after_s: from the fault (if that is unknown: from its notice) until every rank had begun
             an iteration in a later cycle.
         iterations_redone: finished in this cycle and run again in that later one.
+        restarts_left: for the next cycle, once this one has ended on a node; else as it began.
     """
 
     cycle: int
@@ -90,6 +91,7 @@ class CycleSummary:
     training_again_after_s: float | None = None
     iterations_redone: int | None = None
     phases: RestartPhases = RestartPhases()
+    restarts_left: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ class RunSummary:
         exit_code: of the launcher (the largest, if nodes differ); None if it isn't in the logs.
         passed_over: lines of its logs that couldn't be read.
         missing_ranks: of the last cycle, those whose launchers' logs aren't here.
+        max_restarts: as configured.
     """
 
     run_id: str
@@ -111,33 +114,35 @@ class RunSummary:
     cycles: tuple[CycleSummary, ...]
     passed_over: int
     missing_ranks: tuple[int, ...] = ()
+    max_restarts: int | None = None
 
     @property
     def restarts(self) -> int:
-        """How often the ranks were started again."""
+        """Number of restarts of the ranks."""
         return max(0, len(self.cycles) - 1)
 
 
 def summarize(files: Sequence[EventLogFile]) -> list[RunSummary]:
-    """All runs in these logs, oldest first."""
+    """Return all runs in these logs, oldest first."""
     return [summarize_run(run) for run in split_runs(files)]
 
 
 def summarize_run(run: RunLogs) -> RunSummary:
-    """One run, cycle by cycle."""
+    """Summarize one run, cycle by cycle."""
     records = run.records
     of_cycle = _by_cycle(records)
     exit_codes = [each.record.exit_code for each in records if isinstance(each.record, RunEnded)]
-    sizes = [each.record.world_size for each in records if isinstance(each.record, CycleStarted)]
+    started = [each.record for each in records if isinstance(each.record, CycleStarted)]
     return RunSummary(
         run_id=run.run_id,
         opened_wall_ns=run.opened_wall_ns,
         hosts=tuple(sorted({log.host for log in run.files}, key=natural)),
-        world_size=next((size for size in reversed(sizes) if size is not None), None),
+        world_size=next((each.world_size for each in reversed(started) if each.world_size is not None), None),
         exit_code=max((code for code in exit_codes if code is not None), default=None),
         cycles=_summaries([_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]),
         passed_over=sum(log.passed_over for log in run.files),
-        missing_ranks=_missing_ranks([each.record for each in records if isinstance(each.record, CycleStarted)]),
+        missing_ranks=_missing_ranks(started),
+        max_restarts=next((each.max_restarts for each in started), None),
     )
 
 
@@ -150,7 +155,7 @@ def _missing_ranks(started: Sequence[CycleStarted]) -> tuple[int, ...]:
 
 
 def _summaries(cycles: Sequence[_Cycle]) -> tuple[CycleSummary, ...]:
-    """From the last one back: each needs to know which cycle was the next, and which the next that trained."""
+    """Summarize backwards: each cycle needs the next one, and the next one that trained."""
     following = resumed = None
     found = []
     for cycle in reversed(cycles):
@@ -170,7 +175,7 @@ def _by_cycle(records: Iterable[Timed[Record | None]]) -> dict[int, list[Timed[R
 
 
 class _Cycle:
-    """The records of one cycle, and what they say about it. All times are wall ns."""
+    """Records of one cycle, with all times in wall ns."""
 
     def __init__(self, number: int, records: Sequence[Timed[Record | None]]) -> None:
         self.number = number
@@ -192,12 +197,12 @@ class _Cycle:
         return self._by_kind.get(kind, [])
 
     def _last(self, kind: type[_R], moment_of: Callable[[_R], int | None]) -> int | None:
-        """The last moment (wall ns) of those that records of this kind tell; None if none does."""
+        """Return the last moment (wall ns) in records of this kind; None without one."""
         told = ((each, moment_of(each.record)) for each in self._of(kind))
         return max((each.wall_ns(moment) for each, moment in told if moment is not None), default=None)
 
     def summary(self, following: _Cycle | None, resumed: _Cycle | None) -> CycleSummary:
-        """``following`` is the next cycle, ``resumed`` the next one in which all ranks trained."""
+        """Summarize the cycle; ``following`` is the next one, ``resumed`` the next one in which all ranks trained."""
         outcome = "unknown" if self._end is None else self._end.outcome
         told = None if self._end is None else self._end.cause
         cause, failed = told or Cause(), told is not None or outcome == "failed"
@@ -223,6 +228,7 @@ class _Cycle:
             training_again_after_s=_seconds(origin_ns, again_ns),
             iterations_redone=self._redone(resumed),
             phases=self._phases(fault_ns, noticed_ns, following),
+            restarts_left=self._restarts_left(),
         )
 
     def _phases(self, fault_ns: int | None, noticed_ns: int | None, following: _Cycle | None) -> RestartPhases:
@@ -243,11 +249,11 @@ class _Cycle:
         )
 
     def user_code_ns(self) -> int | None:
-        """When the last rank's script began."""
+        """Return when the last rank's script began."""
         return self._last(Attached, lambda record: record.user_code_ns)
 
     def first_step_ns(self) -> int | None:
-        """When the last rank was through its first iteration; None if not all ranks were."""
+        """Return when the last rank was through its first iteration; None if not all ranks were."""
         ended = {each.record.rank: each.wall_ns(each.record.at_ns) for each in self._of(FirstStep)}
         return max(ended.values()) if ended and ended.keys() >= self._ranks() else None
 
@@ -256,18 +262,23 @@ class _Cycle:
 
     @cached_property
     def all_training_ns(self) -> int | None:
-        """When the last rank began its first iteration; None if not all ranks did."""
+        """Time at which the last rank began its first iteration; None if not all ranks did."""
         begun = {each.record.rank: each.wall_ns(each.record.at_ns) for each in self._of(FirstIteration)}
         return max(begun.values()) if begun and begun.keys() >= self._ranks() else None
 
     def _ranks(self) -> set[int]:
-        """All ranks of the cycle, as far as the logs know."""
+        """Return all ranks of the cycle that the logs mention."""
         started = (rank.rank for each in self._of(CycleStarted) for rank in each.record.ranks)
         return {*started, *(each.record.rank for each in self._of(Attached))}
 
     def _last_iteration(self) -> int | None:
         told = (getattr(each.record, "iteration", None) for each in self._records)
         return max((iteration for iteration in told if iteration is not None), default=None)
+
+    def _restarts_left(self) -> int | None:
+        ended = [each.record.restarts_left for each in self._of(CycleEnded)]
+        started = [each.record.restarts_left for each in self._of(CycleStarted)]
+        return min((left for left in ended if left is not None), default=next(iter(started), None))
 
     def _fault(self) -> LoggedFault | None:
         for each in self._of(FaultInjected):
@@ -276,7 +287,7 @@ class _Cycle:
         return None
 
     def _noticed_ns(self) -> int | None:
-        """The first verdict, or the first exit that we hadn't caused ourselves."""
+        """Return the time of the first verdict, or of the first exit not caused by launcher or monitor."""
         moments = [each.wall_ns(each.record.at_ns) for each in self._verdicts()]
         for each in self._of(RankExited):
             if not each.record.by_us and each.record.exitcode != 0:
@@ -284,7 +295,7 @@ class _Cycle:
         return min(moments, default=self.ended_ns)
 
     def _verdicts(self) -> list[Timed[RankHung]]:
-        """Those that had consequences."""
+        """Return the verdicts that had consequences."""
         return [each for each in self._of(RankHung) if not each.record.observed_only]
 
     def _fault_ns(self, fault: LoggedFault | None, noticed_ns: int | None) -> int | None:
@@ -296,12 +307,12 @@ class _Cycle:
         last, first = self._last_iteration(), resumed.first_iteration() if resumed is not None else None
         if last is None or first is None:
             return None
-        # Iteration n is reported as it begins: the one that was under way, `last`, wasn't finished.
+        # iteration n is reported as it begins: the current one, `last`, wasn't completed
         return max(0, last - first)
 
 
 def _importance(ended: Timed[CycleEnded]) -> tuple[bool, bool, int]:
-    """Of the ends that several launchers recorded for one cycle the one that knows the cause comes first."""
+    """Return a sort key for the ends recorded for one cycle: one that knows the cause comes first."""
     cause = ended.record.cause
     return cause is None, cause is not None and cause.kind is CauseKind.MEMBERSHIP, ended.at_ns
 

@@ -1,4 +1,4 @@
-"""Which failures of a run the pictures mark and name, and which stretch of time around each they show closely. Pure."""
+"""Failures of a run to mark in the pictures, and the window of time to show closely around each. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MOST_NS = 600_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a cycle ended that failed, and where and when that is to be marked.
+    """Cause of a failed cycle, and where and when to mark it.
 
     Args:
-        number: from 1, as it is marked in the picture.
+        number: from 1, as marked in the picture.
         at_s: seconds since the beginning of the timeline.
-        rank: None: it concerns all, or it isn't known.
+        rank: None: all ranks are concerned, or it is unknown.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The stretch of time around a failure; wall ns. ``cycle`` is the one that failed."""
+    """Window of time around a failure, in wall ns. ``cycle`` is the failed one."""
 
     cycle: int
     begin_ns: int
@@ -39,9 +39,9 @@ class Window:
 
 
 def failures_of(timeline: Timeline) -> Iterator[Failure]:
-    """Why each cycle ended that failed, in the order of cycles; the finding across ranks says it best, if there is one.
+    """Yield the failure of each failed cycle, in order, preferring the text of a finding across ranks.
 
-    Marked at the fault's or verdict's moment on the rank that it is about.
+    Marked at the moment of the fault or verdict, on the rank concerned.
     """
     blamed = {cycle.cycle: cycle.rank for cycle in timeline.summary.cycles}
     failed = [cycle for cycle in timeline.cycles if cycle.failed]
@@ -63,7 +63,7 @@ def failures_of(timeline: Timeline) -> Iterator[Failure]:
 
 
 def windows_of(timeline: Timeline) -> Sequence[Window]:
-    """One for each cycle that failed: what happened before it, and until the next cycle was set up."""
+    """Return a window for each failed cycle: what happened before it, and until the next cycle was set up."""
     found = []
     later_ns: int | None = None
     for cycle in reversed(timeline.cycles):

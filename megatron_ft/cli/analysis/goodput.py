@@ -1,4 +1,4 @@
-"""How much of a run's time went into iterations that counted. Pure."""
+"""Goodput: share of a run's time in iterations that counted. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEFINITION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Seconds of a run, from the beginning of its first iteration to the end of its last finished one.
+    """Seconds of a run, from the beginning of its first iteration to the end of its last completed one.
 
     Args:
         wall_s: all of them.
         counted_s: in iterations that were not done again.
-        redone_s: in iterations that were finished, and done again in a later cycle.
-        iterations: how many counted.
-        redone: how many were finished and done again.
+        redone_s: in iterations that were completed, and done again in a later cycle.
+        iterations: number of iterations that counted.
+        redone: number of iterations completed and done again.
     """
 
     wall_s: float
@@ -36,26 +36,26 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Goodput from 0 to 1."""
         return self.counted_s / self.wall_s
 
     @property
     def down_s(self) -> float:
-        """Unfinished iterations, the time until a failure was noticed, and restarts."""
+        """Seconds in unfinished iterations, undetected failures, and restarts."""
         return max(0.0, self.wall_s - self.counted_s - self.redone_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CycleSpan:
-    """The iterations of one rank in one cycle, ns; ``end_ns`` is where the last *finished* one ended."""
+    """Iterations of one rank in one cycle, ns; ``end_ns`` is the end of the last *completed* one."""
 
     begin_ns: np.ndarray[tuple[int], np.dtype[np.int64]]
     numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
     end_ns: int
-    finished: int  # exclusive: the first iteration that wasn't finished
+    finished: int  # exclusive: the first iteration that wasn't completed
 
     def begin_of(self, number: int) -> int:
-        """When this iteration began; where it was lost, the last one known before it; at most ``end_ns``."""
+        """Return when this iteration began; if it was lost, the last known one before; at most ``end_ns``."""
         if number >= self.finished:
             return self.end_ns
         at = int(np.searchsorted(self.numbers, number, side="right")) - 1
@@ -63,9 +63,9 @@ class _CycleSpan:
 
 
 def goodput_of(timeline: Timeline) -> Goodput | None:
-    """The goodput of a run, by the rank that recorded most iterations of each cycle; None if none did.
+    """Return the goodput of a run, by the rank that recorded most iterations of each cycle; None if none did.
 
-    Ranks of a job train in step: which of them is asked makes little difference.
+    Ranks of a job train in step, so the choice of the rank makes little difference.
     """
     cycles = _cycles(timeline)
     if not cycles:
@@ -95,7 +95,7 @@ def goodput_of(timeline: Timeline) -> Goodput | None:
 
 
 def _cycles(timeline: Timeline) -> list[_CycleSpan]:
-    """In order, those whose iterations were recorded."""
+    """Return the cycles with recorded iterations, in order."""
     found = []
     later: int | None = None
     for summary in reversed(timeline.summary.cycles):
@@ -108,7 +108,7 @@ def _cycles(timeline: Timeline) -> list[_CycleSpan]:
 
 
 def _cycle(timeline: Timeline, summary: CycleSummary, later: int | None) -> _CycleSpan | None:
-    """``later`` is the lowest iteration with which a later cycle began; None if none did."""
+    """Return a cycle's iterations. ``later``: lowest first iteration of later cycles; None without one."""
     tracks = [track for track in timeline.tracks_by_cycle.get(summary.cycle, ()) if _count(track)]
     if not tracks:
         return None
@@ -124,7 +124,7 @@ def _cycle(timeline: Timeline, summary: CycleSummary, later: int | None) -> _Cyc
     closed_ns = track.spans.last_end_ns
     end_ns = closed_ns if closed_ns is not None and closed_ns > last_ns else track.end_ns
     if track.hang is not None:
-        # it stood still from then on; woken to be ended, it may even have closed its section
+        # the rank stood still from then on; woken to be ended, it may even have closed its section
         end_ns = max(last_ns, min(end_ns, track.hang.since_ns))
     return _CycleSpan(begin_ns=begin_ns, numbers=numbers, end_ns=end_ns, finished=last + 1)
 

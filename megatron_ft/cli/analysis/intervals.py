@@ -1,4 +1,4 @@
-"""The timeouts in force beside what they time: how long sections really took, and how much room is left. Pure."""
+"""Timeouts in force beside the observed intervals: how long sections really took, and how much room is left. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from megatron_ft.core.facts.monitor import Timeouts
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
-_LIMIT_S = 1e7  # what is longer isn't meant as a limit
+_LIMIT_S = 1e7  # anything longer isn't meant as a limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedInterval:
-    """One timeout and what was observed; all times in seconds, None where it isn't known.
+    """One timeout and its observed intervals; times in seconds, None is unknown.
 
     Args:
-        name: of the section, or OUT_OF_SECTION, or HEARTBEATS.
-        timeout_s: in force at the end of the run; the smallest, where ranks differ; None: none, or not logged.
-        longest_rank, longest_cycle: where the longest interval was.
-        known: the share of the recorded time on which it rests; below 1 for OUT_OF_SECTION after a loss of events,
-            because one of the sections may have been open.
+        name: section, or OUT_OF_SECTION, or HEARTBEATS.
+        timeout_s: in force at the end of the run; the smallest, if ranks differ; None: none, or not logged.
+        longest_rank, longest_cycle: rank and cycle of the longest interval.
+        known: share of the recorded time that is known; below 1 for OUT_OF_SECTION after a loss of events, because one
+        of the sections may have been open.
         left_out_s: for OUT_OF_SECTION, the longest time between a rank's first iteration and its first "step".
-        hangs: how often a rank was ended for it; such an interval isn't among the observed.
+        hangs: number of ranks ended for it; such an interval isn't an observed one.
     """
 
     name: str
@@ -47,12 +47,12 @@ class LoggedInterval:
 
     @property
     def margin(self) -> float | None:
-        """How many times the longest interval fits into the timeout; below 1 it was longer, and no rank was ended."""
+        """Timeout divided by the longest interval; below 1, a longer interval ended no rank."""
         return self.timeout_s / self.longest_s if self.timeout_s and self.longest_s else None
 
 
 def intervals_of(timeline: Timeline, timeouts: dict[str, float]) -> list[LoggedInterval]:
-    """A row for each section that was seen or has a timeout, then those out of section and between heartbeats."""
+    """Return a row for each section observed or with a timeout, then out of section and between heartbeats."""
     names = list(dict.fromkeys((*timeline.names, *timeouts)))
     special = [name for name in (OUT_OF_SECTION, HEARTBEATS) if name in names or any(_pieces(timeline, name))]
     rows = [name for name in names if name not in (OUT_OF_SECTION, HEARTBEATS)] + special
@@ -60,14 +60,14 @@ def intervals_of(timeline: Timeline, timeouts: dict[str, float]) -> list[LoggedI
 
 
 def durations_s(timeline: Timeline, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """All observed intervals of one name, in seconds."""
+    """Return all observed intervals of one name, in seconds."""
     return np.concatenate([np.empty(0, dtype=np.int64), *(ns for _, ns in _pieces(timeline, name))]) / 1e9
 
 
 def timeouts_in_force(run: RunLogs) -> dict[str, float]:
-    """Seconds by name, from the last `timeouts` record of each rank; the smallest, where ranks differ.
+    """Return seconds by name, from the last `timeouts` record of each rank; the smallest, if ranks differ.
 
-    Only those of the last cycle that has any count: before, ranks may have had others.
+    Only records of the last cycle that has any count: before, ranks may have had other timeouts.
     """
     told = [timed.record for timed in run.records if isinstance(timed.record, Timeouts)]
     last_cycle = max((record.cycle for record in told), default=None)
@@ -102,7 +102,7 @@ def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> LoggedI
 
 
 def judged(track: Track) -> str:
-    """The name of what its hang was about."""
+    """Return the name of what a track's hang was about."""
     assert track.hang is not None
     if track.hang.section is not None:
         return track.hang.section
@@ -110,14 +110,14 @@ def judged(track: Track) -> str:
 
 
 def ended(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
-    """When each interval of a section (or of the time in none) ended on a rank, and how long it took; ns."""
+    """Return when each interval of a section (or out of section) ended on a rank, and its duration; ns."""
     begin_ns, end_ns = _before_verdict(track, *_intervals(timeline, track, name))
     order = np.argsort(end_ns, kind="stable")
     return end_ns[order], (end_ns - begin_ns)[order]
 
 
 def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """A rank that is being ended may wake and close its section: that isn't how long it takes."""
+    """Drop intervals that ended after the verdict: a rank being ended may wake and close its section."""
     if track.hang is None:
         return begin_ns, end_ns
     healthy = end_ns <= track.hang.at_ns
@@ -125,7 +125,7 @@ def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> tuple[Int
 
 
 def _intervals(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
-    """Beginnings and ends of a section's intervals on a rank, or of those out of section; ns."""
+    """Return beginnings and ends of a section's intervals on a rank, or of those out of section; ns."""
     none = np.empty(0, dtype=np.int64)
     if track.spans is None:
         return none, none
@@ -140,7 +140,7 @@ def _intervals(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int
 
 
 def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
-    """Each track that has intervals of that name, and how long the healthy ones took, ns."""
+    """Yield each track with intervals of that name, and the durations of healthy ones, ns."""
     for track in timeline.tracks:
         if name == HEARTBEATS:
             if track.spans is not None and len(track.spans.heartbeat_gaps_ns):
@@ -153,10 +153,10 @@ def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
 
 
 def _outside(timeline: Timeline, track: Track) -> tuple[Int64s, Int64s, int]:
-    """Beginnings and ends of the times out of section, and the longest that was left out, ns.
+    """Return beginnings and ends of the times out of section, and the longest one left out, ns.
 
-    That of the rank's warm-up, from its first iteration to its first "step", is left out: it may have no timeout. The
-    time from the attachment to the first section is.
+    The rank's warm-up, from its first iteration to its first "step", is left out, since it may have no timeout. The
+    time from the attachment to the first section is included.
     """
     assert track.spans is not None
     begin_ns, end_ns = track.spans.outside
@@ -176,7 +176,7 @@ def _outside(timeline: Timeline, track: Track) -> tuple[Int64s, Int64s, int]:
 
 
 def _first_step_ns(timeline: Timeline, track: Track) -> int | None:
-    """When "step" was opened for the first time on a rank; None if it never was."""
+    """Return when "step" was opened for the first time on a rank; None if it never was."""
     if track.spans is None or STEP not in timeline.names:
         return None
     number, closed = timeline.names.index(STEP), track.spans.closed

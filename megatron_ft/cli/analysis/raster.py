@@ -1,7 +1,7 @@
-"""The timeline as a grid for the pictures: in which state each rank spent most of each stretch of time. Pure.
+"""The timeline as a grid for the pictures: each rank's main state in each column of time. Pure.
 
-A run may have millions of spans, and a picture some thousand columns: the grid is what both pictures are drawn from,
-so that they cost the same for two ranks and for thousands.
+A run may have millions of spans, and a picture some thousand columns: both pictures are drawn from the grid, so that
+they cost the same for two ranks and for thousands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatron_ft.cli.logs.progress import Int64s
 ABSENT, HUNG, SILENT, OUTSIDE, FIRST_SECTION = range(5)
 _SPECIAL = ("no process", "hung", "nothing recorded", "out of section")
 MOST_SECTIONS = 250
-"""That have a state of their own, which is a byte; the others share one."""
+"""Sections with a state of their own, which is a byte; the others share one."""
 _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank's life shows in a column from that on
 
 Shares = npt.NDArray[np.float64]
@@ -26,13 +26,13 @@ Shares = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """States of ranks (rows) in stretches of time (columns).
+    """States of ranks (rows) in columns of time.
 
     Args:
-        states: ABSENT, HUNG (from the beginning of what the verdict is about), SILENT (no `progress` records, or
-            some were lost), OUTSIDE, or FIRST_SECTION + the section's index (MOST_SECTIONS if it is more). The
-            innermost section counts.
-        edges_ns: of the columns, wall ns: one more than there are columns.
+        states: ABSENT, HUNG (from the beginning of what the verdict is about), SILENT (no `progress` records, or some
+        were lost), OUTSIDE, or FIRST_SECTION + the section's index (at most MOST_SECTIONS). The innermost section
+        counts.
+        edges_ns: edges of the columns, wall ns: one more than there are columns.
     """
 
     states: npt.NDArray[np.uint8]
@@ -41,17 +41,17 @@ class Grid:
 
 
 def state_names(names: Sequence[str]) -> list[str]:
-    """What the numbers in ``Grid.states`` mean."""
+    """Return the names of the numbers in ``Grid.states``."""
     return [*_SPECIAL, *names[:MOST_SECTIONS], *(["other sections"] if len(names) > MOST_SECTIONS else [])]
 
 
 def edges_ns(begin_ns: int, end_ns: int, columns: int) -> Int64s:
-    """The edges of so many equal columns."""
+    """Return the edges of ``columns`` equal columns."""
     return np.linspace(0, max(1, end_ns - begin_ns), columns + 1).astype(np.int64) + begin_ns
 
 
 def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
-    """The grid of all ranks between these edges."""
+    """Return the grid of all ranks between these edges."""
     ranks = tuple(timeline.ranks)
     states = np.zeros((len(ranks), len(edges) - 1), dtype=np.uint8)
     rows = {rank: row for row, rank in enumerate(ranks)}
@@ -63,7 +63,7 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
         end = min(len(edges) - 1, max(first + 1, int(np.searchsorted(edges, track.end_ns, side="left"))))
         mine = _states(track, edges[first : end + 1])
         row = states[rows[track.rank]][first:end]
-        # Only where two cycles share a column do both have something to say: the one that hung, else the later one.
+        # where two cycles share a column, a hang wins, else the later one
         fresh = (mine != ABSENT) & (row != HUNG)
         row[fresh] = mine[fresh]
     return Grid(states=states, ranks=ranks, edges_ns=edges)
@@ -90,10 +90,10 @@ def _states(track: Track, edges: Int64s) -> npt.NDArray[np.uint8]:
 
 
 def _paint_sections(states: npt.NDArray[np.uint8], track: Track, edges: Int64s, width: Int64s, alive: Shares) -> None:
-    """Level by level, the outermost first: its sections take a column if they fill half of it together.
+    """Paint level by level, outermost first: sections that together fill half of a column take it.
 
-    A section that is rare takes one with less: else a checkpoint that is shorter than two columns would show or not
-    as it happens to lie.
+    A rare section takes a column with less: otherwise a checkpoint shorter than two columns would show or not depending
+    on where it lies.
     """
     length = max(1, track.end_ns - track.begin_ns)
     levels = _levels(track)
@@ -117,7 +117,7 @@ def _state(section: npt.ArrayLike) -> npt.NDArray[np.uint8]:
 
 
 def _levels(track: Track) -> list[dict[int, tuple[Int64s, Int64s]]]:
-    """For each depth, for each section, beginnings and ends of its spans; those that never ended go to the end."""
+    """Return, by depth and section, beginnings and ends of spans; spans that never ended go to the end."""
     assert track.spans is not None
     closed = track.spans.closed
     levels: list[dict[int, tuple[Int64s, Int64s]]] = []
@@ -142,7 +142,7 @@ def _share(spans: Sequence[tuple[int, int]], edges: Int64s, width: Int64s) -> Sh
 
 
 def _share_of(begin: Int64s, end: Int64s, edges: Int64s, width: Int64s) -> Shares:
-    """How much of each column these spans cover, from 0 to 1; they don't overlap and are in order."""
+    """Return the share of each column covered by these spans, which don't overlap and are in order."""
     if not len(begin):
         return np.zeros(len(width))
     origin = int(edges[0])  # small numbers: a float can't hold ns since the epoch

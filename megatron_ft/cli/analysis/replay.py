@@ -1,7 +1,7 @@
-"""Which ranks other timeouts would have terminated wrongly in runs that are over, and how late in a hang. Pure.
+"""Replay of past runs with other timeouts: wrongly terminated ranks, and the delay in hangs. Pure.
 
 A learned timeout is learned again here, from the intervals of the logs, at the moments at which the run saved (at the
-end of each cycle, if it never did). The logs go on behind a rank that would have been ended, as the job wouldn't have.
+end of each cycle, if it never did). The logs continue after a rank that would have been ended, unlike the job.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from megatron_ft.core.timeouts.tail import bucket_of
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 SAVE = "checkpointing"
 _LEAST = 16
-"""Intervals of a rank, before anything is learned from them."""
+"""Least number of a rank's intervals before anything is learned from them."""
 
 
 class ReplayedRule:
-    """Timeout of one section, which the user has chosen. Times are seconds; None is no timeout."""
+    """Timeout of one section, chosen by the user. Times are seconds; None is no timeout."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
         self.first_s = timeout_s
-        """Of the first intervals of a cycle."""
+        """Timeout of the first intervals of a cycle."""
 
     def begin_cycle(self) -> None:
-        """Take note that all processes are new."""
+        """Note that all processes are new."""
 
     def learn(self, took_s: Sequence[Sequence[float]]) -> None:
         """Learn from all intervals of this cycle so far, by rank."""
@@ -92,11 +92,11 @@ class WouldEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Hung:
-    """A hang of the logs.
+    """A hang in the logs.
 
     Args:
-        noticed_s: how long it took until it was noticed.
-        would_s: how long it would have taken; None: it would never have been noticed.
+        noticed_s: seconds until it was detected.
+        would_s: seconds until it would have been detected; None: never.
     """
 
     rank: int
@@ -107,23 +107,23 @@ class Hung:
 
 @dataclass(kw_only=True)
 class Replayed:
-    """One section under one rule."""
+    """Result of one section under one rule."""
 
     name: str
     judged: int = 0
-    """Intervals that had a timeout."""
+    """Number of intervals that had a timeout."""
     unjudged: int = 0
     would_end: list[WouldEnd] = field(default_factory=list)
-    """The longest of each cycle: a rank is terminated once in it."""
+    """The longest interval of each cycle: a rank is terminated once per cycle."""
     too_long: int = 0
-    """Intervals above their timeout, of all ranks."""
+    """Number of intervals above their timeout, of all ranks."""
     hangs: list[Hung] = field(default_factory=list)
     last_s: float | None = None
-    """The timeout at the end, the greater of it and that of first intervals."""
+    """Timeout at the end: the greater of that and the one of first intervals."""
 
 
 def replay(timelines: Sequence[Timeline], name: str, rule: ReplayedRule) -> Replayed:
-    """One section; OUT_OF_SECTION is the time in none."""
+    """Replay one section; OUT_OF_SECTION is the time in none."""
     found = Replayed(name=name)
     for timeline in timelines:
         for cycle in sorted(timeline.tracks_by_cycle):
@@ -162,7 +162,7 @@ def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: Re
 
 
 def _judge(track: Track, end_ns: Int64s, took_s: Floats, limit_s: float | None, found: Replayed) -> WouldEnd | None:
-    """Count these intervals; return the longest if it is above the limit."""
+    """Count these intervals. Return the longest if it is above the limit."""
     if limit_s is None:
         found.unjudged += len(took_s)
         return None
@@ -178,7 +178,7 @@ def _judge(track: Track, end_ns: Int64s, took_s: Floats, limit_s: float | None, 
 
 
 def _note_hang(tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Replayed) -> None:
-    """The first verdict of the cycle, if it was about this section."""
+    """Note the first verdict of the cycle, if it was about this section."""
     first = min((t for t in tracks if t.hang is not None), key=lambda t: t.hang.at_ns if t.hang else 0)
     if judged(first) != name or first.hang is None:
         return
@@ -187,7 +187,7 @@ def _note_hang(tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Re
 
 
 def _between_saves(timeline: Timeline, tracks: Sequence[Track]) -> Iterator[tuple[int, int]]:
-    """From one moment at which timeouts are learned to the next."""
+    """Yield the spans between moments at which timeouts are learned."""
     ends: Int64s = np.empty(0, dtype=np.int64)
     for track in sorted(tracks, key=lambda track: track.rank):
         if track.spans is not None and SAVE in timeline.names:
@@ -198,6 +198,6 @@ def _between_saves(timeline: Timeline, tracks: Sequence[Track]) -> Iterator[tupl
 
 
 def sections_of(timelines: Sequence[Timeline]) -> list[str]:
-    """All that were seen, and OUT_OF_SECTION."""
+    """Return all observed sections, and OUT_OF_SECTION."""
     names = dict.fromkeys(name for timeline in timelines for name in timeline.names)
     return [*(name for name in names if name not in (OUT_OF_SECTION, HEARTBEATS)), OUT_OF_SECTION]

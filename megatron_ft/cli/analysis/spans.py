@@ -1,7 +1,7 @@
-"""From the events of a rank to spans: which section was open from when to when. Pure.
+"""Spans from the events of a rank: which section was open from when to when. Pure.
 
-Nothing is invented. Where events were lost, a span that may have been open meanwhile is left out, and the time is
-marked as unknown. A section that never closed is kept apart: how long it would have taken isn't known.
+Nothing is invented. Where events were lost, a span that may have been open is left out, and the time is marked as
+unknown. A section that never closed is kept apart: its duration isn't known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Spans:
     """Sections that were opened and closed; times in ns on the clock of the events.
 
     Args:
-        sections: of each span, an index into the names of the events.
-        depths: how many other sections were open when each span began.
+        sections: index of each span's name in the names of the events.
+        depths: number of other sections open when each span began.
     """
 
     begin_ns: Int64s
@@ -37,18 +37,18 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankSpans:
-    """What one rank did in one cycle; times in ns on the clock of the events.
+    """Events of one rank in one cycle; times in ns on the clock of the events.
 
     Args:
         closed: sections with a beginning and an end, in the order of their beginnings.
         still_open: section and beginning of those that never ended, outermost first.
         outside: beginnings and ends of the times between two sections when none was open, as two rows.
-        recorded_ns, outside_known_ns: from the first event to the last, and how much of that it is known whether a
-            section was open: after a loss it may not be.
-        first_start_ns: when the first section was opened; None if none was, or it isn't known because of a loss.
+        recorded_ns, outside_known_ns: time from the first event to the last, and its part in which it is known whether
+        a section was open: after a loss it may not be.
+        first_start_ns: when the first section was opened; None if none was, or it is unknown because of a loss.
         unknown: beginnings and ends of the times in which events were lost.
-        heartbeat_gaps_ns: the intervals between two heartbeats that follow each other.
-        iteration_begin_ns, iterations: when each iteration began, and its number.
+        heartbeat_gaps_ns: intervals between two consecutive heartbeats.
+        iteration_begin_ns, iterations: beginning and number of each iteration.
         last_end_ns: when a section was last closed; None if none was.
     """
 
@@ -67,7 +67,7 @@ class RankSpans:
 
 
 def spans_of(events: ProgressEvents) -> RankSpans:
-    """The spans in these events."""
+    """Return the spans of these events."""
     stretches = _Stretches(all_sections=frozenset(range(len(events.names))))
     cuts = sorted({0, *(gap for gap in events.gaps if gap < len(events.at_ns)), len(events.at_ns)})
     for first, end in itertools.pairwise(cuts):
@@ -96,10 +96,10 @@ def spans_of(events: ProgressEvents) -> RankSpans:
 
 @dataclass
 class _Stretches:
-    """The spans of stretches of events; between two stretches, events were lost.
+    """Spans of stretches of events; between two stretches, events were lost.
 
     Args:
-        maybe_open: sections that may be open since events were lost: nothing was heard of them since.
+        maybe_open: sections that may be open since events were lost, because no event of theirs followed.
     """
 
     all_sections: frozenset[int]
@@ -114,7 +114,7 @@ class _Stretches:
     maybe_open: set[int] = field(default_factory=set)
 
     def add(self, events: ProgressEvents, first: int, end: int) -> None:
-        """The next stretch: events ``first`` to ``end`` (exclusive), none of which is lost."""
+        """Add the next stretch: events ``first`` to ``end`` (exclusive), without a loss."""
         kinds = events.kinds[first:end]
         self.heartbeat_gaps.append(np.diff(events.at_ns[first:end][kinds == EVENT_HEARTBEAT]))
         which = np.nonzero(kinds <= EVENT_END)[0]
@@ -129,14 +129,14 @@ class _Stretches:
         self.sections.append(sections[begins])
         self.depths.append(np.minimum(depth_before[begins], 255).astype(np.uint8))
         self.maybe_open -= {int(section) for section in np.unique(sections)}
-        if not self.maybe_open:  # else it isn't known when no section was open
+        if not self.maybe_open:  # otherwise it is unknown when no section was open
             free = np.nonzero((depth_after[:-1] == 0) & ~starts[:-1] & starts[1:])[0]
             self.outside.append(np.stack([at_ns[free], at_ns[free + 1]]))
             self.known_ns += _length_ns(events.at_ns[first:end])
         self.still_open = [(int(sections[at]), int(at_ns[at])) for at in np.sort(pairs.open)]
 
     def forget(self) -> None:
-        """Events were lost: what is open may have closed, and any other section may have opened."""
+        """Note a loss of events: open sections may have closed, and others opened."""
         self.maybe_open = set(self.all_sections)
         self.still_open = []
 
@@ -152,7 +152,7 @@ class _Stretches:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pairs:
-    """Indices of events: starts and the ends that belong to them; starts without an end; ends without a start."""
+    """Indices of events: starts and their ends; starts without an end; ends without a start."""
 
     begins: npt.NDArray[np.intp]
     ends: npt.NDArray[np.intp]
@@ -161,7 +161,7 @@ class _Pairs:
 
 
 def _pair(sections: npt.NDArray[np.uint16], starts: npt.NDArray[np.bool_]) -> _Pairs:
-    """A section isn't opened twice at a time: its own starts and ends alternate, however sections nest."""
+    """Pair starts and ends: a section's own events alternate, however sections nest."""
     by_section = np.argsort(sections, kind="stable")
     of, is_start = sections[by_section], starts[by_section]
     last_of_section = np.append(of[1:] != of[:-1], True)[: len(of)]
@@ -176,7 +176,7 @@ def _pair(sections: npt.NDArray[np.uint16], starts: npt.NDArray[np.bool_]) -> _P
 
 
 def _depths(length: int, pairs: _Pairs) -> tuple[Int64s, Int64s]:
-    """How many sections were open before and after each event.
+    """Return the number of open sections before and after each event.
 
     A section whose end has no start was open when the stretch began.
     """
@@ -201,7 +201,7 @@ def _first_start_ns(events: ProgressEvents) -> int | None:
 
 
 def _unknown(events: ProgressEvents) -> tuple[tuple[int, int], ...]:
-    """From the last event before a loss to the first one after it."""
+    """Return the times from the last event before each loss to the first one after it."""
     inside = [gap for gap in events.gaps if 0 < gap < len(events.at_ns)]
     return tuple((int(events.at_ns[gap - 1]), int(events.at_ns[gap])) for gap in sorted(set(inside)))
 

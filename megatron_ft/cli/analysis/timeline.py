@@ -1,6 +1,6 @@
-"""A run as ranks over time: when each process lived, in which sections it was, what happened meanwhile. Pure.
+"""A run as ranks over time: lives of processes, their sections, and events. Pure.
 
-All times are wall ns since the epoch, so that nodes can be put side by side.
+All times are wall ns since the epoch, to compare nodes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Track:
     """One rank in one cycle.
 
     Args:
-        begin_ns, end_ns: the life of its process as far as it is known; ``end_ns`` may be the end of the logs.
+        begin_ns, end_ns: known life of its process; ``end_ns`` may be the end of the logs.
         attached_ns: when its monitor began to watch it; None if no log has it.
         spans: its sections, indices into ``Timeline.names``; None if its log has no `progress` records.
-        hang: the verdict that ended it; None if there was none, or it was only observed.
+        hang: verdict that ended it; None if there was none, or it was only observed.
     """
 
     rank: int
@@ -58,13 +58,13 @@ class Track:
     lost: int = 0
 
     def still_open(self) -> list[tuple[int, int]]:
-        """Section and beginning of those that ended with the rank."""
+        """Return section and beginning of spans that ended with the rank."""
         return [] if self.spans is None else list(self.spans.still_open)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CycleLife:
-    """When a cycle began and ended; ``text`` is why it ended, "" if it isn't in the logs."""
+    """Beginning and end of a cycle; ``text`` is its cause, "" if it isn't in the logs."""
 
     number: int
     begin_ns: int
@@ -75,7 +75,7 @@ class CycleLife:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Something that happened: ``kind`` is "fault", "verdict", "exit" or "finding"; rank None: all or none."""
+    """An event: ``kind`` is "fault", "verdict", "exit" or "finding"; rank None: all or none."""
 
     at_ns: int
     kind: str
@@ -86,7 +86,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceFile:
-    """What a monitor saved before it ended a rank; ``file`` is relative to the log directory."""
+    """Evidence saved before a rank was ended; ``file`` is relative to the log directory."""
 
     at_ns: int
     cycle: int | None
@@ -97,7 +97,7 @@ class EvidenceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One run. ``names`` are those of all sections; ``tracks`` are in the order of cycles, then ranks."""
+    """One run. ``names``: all sections; ``tracks`` are sorted by cycle, then rank."""
 
     summary: RunSummary
     begin_ns: int
@@ -110,7 +110,7 @@ class Timeline:
 
     @cached_property
     def tracks_by_cycle(self) -> Mapping[int, Sequence[Track]]:
-        """The tracks of each cycle that has any."""
+        """Tracks by cycle."""
         found: dict[int, list[Track]] = {}
         for track in self.tracks:
             found.setdefault(track.cycle, []).append(track)
@@ -118,7 +118,7 @@ class Timeline:
 
     @cached_property
     def marks_by_cycle(self) -> Mapping[int | None, Sequence[Mark]]:
-        """The marks of each cycle that has any; those of none under None."""
+        """Marks by cycle; those of no cycle under None."""
         found: dict[int | None, list[Mark]] = {}
         for mark in self.marks:
             found.setdefault(mark.cycle, []).append(mark)
@@ -126,7 +126,7 @@ class Timeline:
 
     @cached_property
     def has_steps(self) -> bool:
-        """Whether any rank opened "step"."""
+        """True if any rank opened "step"."""
         if STEP not in self.names:
             return False
         step = self.names.index(STEP)
@@ -137,17 +137,17 @@ class Timeline:
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks of which something is known."""
+        """All ranks with a track."""
         return sorted({track.rank for track in self.tracks})
 
     @property
     def lost(self) -> int:
-        """Events that no monitor could read in time."""
+        """Number of events that no monitor could read in time."""
         return sum(track.lost for track in self.tracks)
 
 
 def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
-    """The timeline of a run; ``summary`` is of the same."""
+    """Build the timeline of a run; ``summary`` is of the same run."""
     records = run.records
     events = _events(run)
     last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
@@ -169,7 +169,7 @@ def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
 
 
 def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
-    """The host and the events, in wall time, of each rank and cycle."""
+    """Return host and events, in wall time, of each rank and cycle."""
     parts: dict[_Who, list[tuple[Clock, ProgressEvents]]] = {}
     for log, clock in zip(run.files, run.clocks, strict=True):
         for part in log.progress:
@@ -184,7 +184,7 @@ def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
 
 @dataclass
 class _Life:
-    """What the records tell of one rank in one cycle, wall ns."""
+    """Records of one rank in one cycle, wall ns."""
 
     host: str = ""
     begins: list[int] = field(default_factory=list)
@@ -245,7 +245,7 @@ def _tracks(
 
 
 def _renumbered(track: Track, names: Sequence[str]) -> Track:
-    """The same track with sections as indices into ``names``."""
+    """Return the track with sections as indices into ``names``."""
     spans = track.spans
     if spans is None or spans.names == tuple(names):
         return track
@@ -281,7 +281,7 @@ def _marks(records: Iterable[Timed[Record | None]]) -> Iterable[Mark]:
             how = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
             yield _mark(at_ns, "exit", record, f"rank {record.rank} {how}")
         elif isinstance(record, Finding) and (record.cycle, record.text) not in said:
-            said.add((record.cycle, record.text))  # every node's launcher may say it
+            said.add((record.cycle, record.text))  # every node's launcher may record it
             yield _mark(at_ns, "finding", record, record.text)
 
 

@@ -1,7 +1,7 @@
-"""What ranks did, event by event: the `progress` records of the monitors, as arrays instead of Python numbers.
+"""`progress` records of the monitors: the events of ranks, as arrays instead of Python numbers.
 
-A run of 512 ranks and 10,000 steps has some 15 million events. As Python ints they would take gigabytes; here an
-event takes 11 bytes. Pure.
+A run of 512 ranks and 10,000 steps has some 15 million events. As Python ints they would take gigabytes; here an event
+takes 11 bytes. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.monitor import Progress
 
 _KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
-_AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records
-_PRECISION_NS = 1000  # the same event may stand a microsecond later in a record that begins elsewhere
+_AT_ONCE = 4096  # events waiting as Python ints before they become arrays: one conversion for many records
+_PRECISION_NS = 1000  # the same event may be a microsecond later in a record with another beginning
 
 Int64s = npt.NDArray[np.int64]
 
@@ -31,13 +31,13 @@ class ProgressEvents:
     """The events of one rank in one cycle, oldest first.
 
     Args:
-        names: of the sections.
-        at_ns: when each event was, on the clock of the log they come from.
-        kinds: of each event, the EVENT_... of the board's layout; EVENT_ITERATION: one begins.
-        sections: of each event, an index into ``names``; without meaning for the last two kinds.
-        iterations: the numbers of the iterations that begin, one for each event of that kind.
+        names: names of the sections.
+        at_ns: time of each event, on the clock of its log.
+        kinds: EVENT_... of the board's layout for each event; EVENT_ITERATION: an iteration begins.
+        sections: index into ``names`` for each event; meaningless for the last two kinds.
+        iterations: numbers of the iterations that begin, one for each event of that kind.
         gaps: indices of events right before which others were lost; an index past the end means after the last.
-        lost: how many were lost in all.
+        lost: number of all lost events.
     """
 
     rank: int
@@ -52,7 +52,7 @@ class ProgressEvents:
 
 
 def parse_progress(document: Mapping[str, Any]) -> Progress | None:
-    """One record; None where anything is wrong: without one of its events, the others mean something else."""
+    """Parse one record; None if anything is wrong: without one of its events, the others mean something else."""
     try:
         record = RECORDS.parse(document)
     except ProtocolError:
@@ -62,7 +62,7 @@ def parse_progress(document: Mapping[str, Any]) -> Progress | None:
 
 
 class ProgressCollector:
-    """Takes the `progress` records of one log, one by one and in their order."""
+    """Collects the `progress` records of one log, in order."""
 
     def __init__(self) -> None:
         self.passed_over = 0
@@ -70,8 +70,8 @@ class ProgressCollector:
         self._tracks: dict[tuple[int, int], _Track] = {}
 
     def add(self, record: Progress | None) -> None:
-        """One record, None for one that can't be used; what makes no sense is counted in ``passed_over`` at the latest
-        when all is ``finished``."""
+        """Add one record, None for one that can't be used. Invalid ones are counted in ``passed_over``, at the latest
+        by ``finished``."""
         if record is None:
             self.passed_over += 1
             self.missing()
@@ -84,14 +84,14 @@ class ProgressCollector:
         self.passed_over += self._tracks[key].add(record)
 
     def missing(self) -> None:
-        """A record can't be read, and its rank and cycle aren't known: events may be lost in all of them."""
+        """Note an unreadable record of unknown rank and cycle: events may be lost in all of them."""
         self._missed = True
         for track in self._tracks.values():
             self.passed_over += track.flush()
             track.gap()
 
     def finished(self) -> tuple[ProgressEvents, ...]:
-        """The events of every rank and cycle in these records."""
+        """Return the events of every rank and cycle in these records."""
         done = []
         for (rank, cycle), track in self._tracks.items():
             self.passed_over += track.flush()
@@ -100,13 +100,13 @@ class ProgressCollector:
 
 
 def join(parts: Sequence[ProgressEvents]) -> ProgressEvents:
-    """The events of one rank and cycle from several logs of the same clock, as they were opened.
+    """Join the events of one rank and cycle from several logs of the same clock, in the order they were opened.
 
-    Its monitor was replaced. The new one goes on where the old one was, and its records say what was lost. What the
-    earlier log has already isn't taken again: the old monitor may have died before it could say how far it was.
+    Its monitor was replaced. The new one continues where the old one was, and its records count the losses. Events in
+    the earlier log aren't taken again: the old monitor may have died before it could note how far it was.
     """
     begins, begin = [], 0
-    for part in parts:  # one without events stays behind the one before it
+    for part in parts:  # a log without events stays behind the one before it
         begin = int(part.at_ns[0]) if len(part.at_ns) else begin
         begins.append(begin)
     first, *rest = sorted(range(len(parts)), key=begins.__getitem__)
@@ -122,13 +122,13 @@ def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
     fresh = _told_again(first, second, renumbered)
     old_iterations = int(np.count_nonzero(second.kinds[:fresh] == EVENT_ITERATION))
     length = len(first.at_ns)
-    # what was lost among the events that both tell stays lost
+    # losses among events in both logs stay losses
     gaps = [*first.gaps, *(max(0, length + gap - fresh) for gap in second.gaps)]
     return ProgressEvents(
         rank=first.rank,
         cycle=first.cycle,
         names=tuple(names),
-        # the second may tell its first events a little too early
+        # the second log may have its first events a little too early
         at_ns=np.maximum.accumulate(np.concatenate([first.at_ns, second.at_ns[fresh:]])),
         kinds=np.concatenate([first.kinds, second.kinds[fresh:]]),
         sections=np.concatenate([first.sections, renumbered[second.sections[fresh:]]]),
@@ -139,10 +139,10 @@ def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
 
 
 def _told_again(first: ProgressEvents, second: ProgressEvents, renumbered: npt.NDArray[np.uint16]) -> int:
-    """How many events at the beginning of the second are the last ones of the first.
+    """Return the number of events at the beginning of the second log that are the last ones of the first.
 
-    A section that closes and another that opens right after it are closer to each other than times are precise: what
-    the events are decides.
+    A section that closes and another that opens right after it are closer than times are precise: the events themselves
+    decide.
     """
     if not len(first.at_ns) or not len(second.at_ns):
         return 0
@@ -156,12 +156,12 @@ def _told_again(first: ProgressEvents, second: ProgressEvents, renumbered: npt.N
         is_same &= (first.kinds[-count:] == kinds) & ((kinds > EVENT_END) | (first.sections[-count:] == sections))
         if is_same.all():
             return count
-    # not the same events, or none: times alone tell what the first has already
+    # not the same events, or none: decide by times alone
     return int(np.searchsorted(second.at_ns, end_ns, side="left"))
 
 
 class _Track:
-    """The records of one rank and cycle; the newest few still as they came."""
+    """Records of one rank and cycle; the newest few are kept as parsed."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -176,13 +176,13 @@ class _Track:
         self._iterations: list[Int64s] = []
 
     def add(self, record: Progress) -> int:
-        """Returns how many records were passed over."""
+        """Add a record. Return the number of records that were passed over."""
         self._waiting.append(record)
         self._events_waiting += len(record.code)
         return self.flush() if self._events_waiting >= _AT_ONCE else 0
 
     def gap(self) -> None:
-        """Events may be lost here; those that wait must have been taken."""
+        """Note that events may be lost here; waiting records must have been flushed."""
         self._gaps.append(self._length)
 
     def flush(self) -> int:
@@ -190,14 +190,14 @@ class _Track:
         return self._take(waiting)
 
     def _take(self, records: list[Progress]) -> int:
-        """Make arrays of these; where one of them makes no sense, find it by halving."""
+        """Convert records to arrays, finding an invalid one by halving."""
         if not records:
             return 0
         try:
             self._convert(records)
         except (TypeError, ValueError, OverflowError):
             if len(records) == 1:
-                # its events are missing now: as if they had been lost
+                # its events are missing now, as if they had been lost
                 self.gap()
                 return 1
             half = len(records) // 2
@@ -216,7 +216,8 @@ class _Track:
             raise ValueError("not as many numbers as iterations")
         if len(codes) and (codes.min() < _KIND or codes.max() >= (EVENT_ITERATION + 1) * _KIND or gaps_us.min() < 0):
             raise ValueError("no such code or time")
-        # within a record, times are sums of differences: those of all records at once, less what was before each
+        # within a record, times are sums of differences: compute them for all records at once, less what was before
+        # each
         if 1000 * round(gaps_us.sum(dtype=np.float64)) > LATEST_NS:
             raise ValueError("such a time is longer than anything runs")
         passed = np.concatenate([[0], np.cumsum(gaps_us)])
@@ -224,7 +225,7 @@ class _Track:
         at_ns = passed[1:] * 1000 + np.repeat(origin, lengths)
         sections = self._known_by_name(np.where(kinds <= EVENT_END, codes % _KIND, -1), lengths, records)
         gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r.lost]
-        # nothing can fail from here on: all of these records are taken, or none
+        # nothing can fail from here on: either all of these records are taken, or none
         self._gaps += gaps
         self._lost += sum(record.lost for record in records)
         self._at_ns.append(at_ns)
@@ -234,7 +235,7 @@ class _Track:
         self._length += len(codes)
 
     def _known_by_name(self, indices: Int64s, lengths: Int64s, records: Sequence[Progress]) -> npt.NDArray[np.uint16]:
-        """The same sections with our numbers: a list of names may differ from that of the record before."""
+        """Renumber sections by name: a list of names may differ from that of the record before."""
         width = int(indices.max(initial=-1)) + 1
         tables: list[list[int]] = []
         table_of_record = []
@@ -250,7 +251,8 @@ class _Track:
         return np.array(tables, dtype=np.uint16)[tables_by_event, np.maximum(indices, 0)]
 
     def _table(self, names: Sequence[str], width: int) -> list[int]:
-        """Our number of each of the first ``width`` sections; all get one: those not seen yet may be open, too."""
+        """Return the numbers of the first ``width`` sections; sections without a name yet may be open, and get one,
+        too."""
         for name in names:
             self._names.setdefault(name, len(self._names))
         known = list(names[:width])
@@ -263,7 +265,7 @@ class _Track:
             rank=rank,
             cycle=cycle,
             names=tuple(self._names),
-            # whole microseconds add up to a little more or less than the next record's beginning
+            # whole microseconds add up to slightly more or less than the next record's beginning
             at_ns=np.maximum.accumulate(np.concatenate([none, *self._at_ns])),
             kinds=np.concatenate([none.astype(np.uint8), *self._kinds]),
             sections=np.concatenate([none.astype(np.uint16), *self._sections]),
@@ -279,7 +281,7 @@ def _ints(lists: Sequence[list[int]]) -> Int64s:
         flat += each
     if not flat:
         return np.empty(0, dtype=np.int64)
-    found = np.array(flat)  # no dtype: it would make whole numbers of others
+    found = np.array(flat)  # no dtype, which would convert other numbers to integers
     if found.ndim != 1 or found.dtype != np.int64:
         raise ValueError("not a list of whole numbers")
     return found

@@ -1,4 +1,4 @@
-"""Read the event logs of a directory; they may still be written to, cut off, or come from several nodes."""
+"""Reader of the event logs of a directory; they may still be written to, cut off, or come from several nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megatron_ft.core.codec import LATEST_NS
 from megatron_ft.core.facts.all_kinds import RECORDS, Record
 from megatron_ft.core.facts.shared import LogOpened
 
-_MUCH = 50_000_000  # bytes: fewer are read before other processes have started
+_MUCH = 50_000_000  # bytes; fewer are read before other processes have started
 _TAIL = 65536  # bytes at the end of a file: more than one batch of progress records
 _EV = re.compile(r'"ev" *: *"(\w*)("?)')
 
@@ -29,7 +29,7 @@ class Entry:
 
     Args:
         t: nanoseconds of that host's CLOCK_MONOTONIC; comparable within a host, not between hosts.
-        record: None where it is of a kind that we don't know, or can't be used.
+        record: None for an unknown kind, or an unusable record.
     """
 
     t: int
@@ -38,14 +38,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class EventLogFile:
-    """What one process wrote.
+    """Log of one process.
 
     Args:
         header: its first record.
         opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header.wall_ns`` is the same moment.
-        entries: all but the `progress` records, which are by far the most.
-        passed_over: lines that couldn't be read, or not wholly: cut off by a crash, torn by a full disk, or not ours.
-        progress: what the `progress` records tell, for each rank and cycle in the file.
+        entries: all records but the `progress` ones, which are by far the most.
+        passed_over: number of lines not read, or not completely: cut off by a crash, torn by a full disk, or foreign.
+        progress: events of the `progress` records, for each rank and cycle in the file.
     """
 
     name: str
@@ -57,12 +57,12 @@ class EventLogFile:
 
     @property
     def host(self) -> str:
-        """The node's name."""
+        """Name of the node."""
         return self.header.host
 
     @property
     def wall_offset_ns(self) -> int:
-        """What to add to this host's monotonic clock to get nanoseconds since the epoch, as this process saw it."""
+        """Difference between nanoseconds since the epoch and this host's monotonic clock, as this process saw it."""
         return self.header.wall_ns - self.opened
 
     @property
@@ -73,13 +73,12 @@ class EventLogFile:
 
 
 def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLogFile]:
-    """All event logs directly in ``directory``, in the order in which they were opened.
+    """Return all event logs directly in ``directory``, in the order in which they were opened.
 
-    Files that aren't event logs are left out, and so are those that can't be read any more.
+    Files that aren't event logs, or can't be read any more, are left out.
 
     Args:
-        processes: so many read at the same time, if there is much to read; the caller's ``__main__`` must bear to be
-            imported by them.
+        processes: number of parallel readers, if there is much to read; they import the caller's ``__main__``.
 
     Raises:
         OSError: the directory itself can't be read.
@@ -87,7 +86,7 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
     paths = _paths(directory)
     processes = min(processes, len(paths))
     if processes > 1 and _bytes_in(paths) >= _MUCH:
-        # fresh interpreters: numpy has threads, which a forked process wouldn't
+        # fresh interpreters: numpy has threads, which a forked process would lack
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             logs = list(pool.map(_read_file, paths))
     else:
@@ -96,7 +95,7 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
 
 
 def read_newest(directory: str | Path) -> list[EventLogFile]:
-    """All event logs directly in ``directory``; of those of monitors and ranks only the newest records.
+    """Return all event logs directly in ``directory``, with only the newest records of monitors and ranks.
 
     Raises:
         OSError: the directory itself can't be read.
@@ -107,12 +106,12 @@ def read_newest(directory: str | Path) -> list[EventLogFile]:
 
 
 def _as_opened(logs: Iterable[EventLogFile | None]) -> list[EventLogFile]:
-    """Those that could be read, in the order in which they were opened."""
+    """Return the readable logs in the order in which they were opened."""
     return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
 
 
 def _paths(directory: str | Path) -> list[Path]:
-    """Only of files: to open a FIFO would wait for a writer."""
+    """Return the paths of event logs; only of files, because opening a FIFO would wait for a writer."""
     return [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
 
 
@@ -122,7 +121,7 @@ def _read_tail(path: Path) -> EventLogFile | None:
             header = file.readline()
             file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _TAIL))
             if file.tell() > len(header):
-                file.readline()  # what is left of a line
+                file.readline()  # the rest of a line
             return parse_log(path.name, (line.decode(errors="replace") for line in (header, *file)))
     except OSError:
         return None
@@ -146,7 +145,7 @@ def _read_file(path: Path) -> EventLogFile | None:
 
 
 def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
-    """One event log from its lines; None if it doesn't begin with a header that we know."""
+    """Parse one event log; None if it doesn't begin with a known header."""
     lines = iter(lines)
     first, passed_over = _first_document(lines)
     doubts: list[str] = []
@@ -180,7 +179,7 @@ def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
 
 
 def _first_document(lines: Iterator[str]) -> tuple[dict[str, Any] | None, int]:
-    """The first line that is a record, and how many unreadable ones were before it."""
+    """Return the first line that is a record, and the number of unreadable ones before it."""
     passed_over = 0
     for line in lines:
         document = _document(line)
@@ -202,7 +201,7 @@ def _document(line: str) -> dict[str, Any] | None:
 
 
 def _may_be_progress(line: str) -> bool:
-    """Whether an unreadable line may be what is left of a `progress` record."""
+    """Return True if an unreadable line may be what is left of a `progress` record."""
     said = _EV.search(line)
     if said is None:
         return bool(line.strip())

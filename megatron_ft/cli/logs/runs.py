@@ -1,4 +1,4 @@
-"""Which event logs belong to the same run: a log directory may hold those of several."""
+"""Assignment of event logs to runs: a log directory may hold several runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
 
 _MOST_PROCESSES = 8
-_SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set while a run goes on, but not by much
+_SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
 _QUIET_NS = 86_400_000_000_000
 _QUIET_WITH_HOOKS_NS = 3_600_000_000_000
-"""A run whose last record is older than this is over. Ranks that call hooks are recorded every 30 s, but some of their
-sections take long."""
+"""Age of its last record at which a run counts as over. Ranks that call hooks are recorded every 30 s, but some of
+their sections take long."""
 _ALONE = "alone"
 
 _R = TypeVar("_R", bound=Record | None, covariant=True)
@@ -31,8 +31,8 @@ class Timed(Generic[_R]):
 
     Args:
         at_ns: when it was written, ns since the epoch.
-        offset_ns: what to add to its own moments to get such times.
-        record: None where it is of a kind that we don't know, or can't be used.
+        offset_ns: offset of such times from the record's own moments.
+        record: None for an unknown kind, or an unusable record.
     """
 
     at_ns: int
@@ -41,17 +41,17 @@ class Timed(Generic[_R]):
     record: _R
 
     def wall_ns(self, moment_ns: int) -> int:
-        """One of its own moments."""
+        """Convert one of its own moments to wall time."""
         return moment_ns + self.offset_ns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """A monotonic clock: of a host, since it was started. Two containers, or a host before and after a reboot, may
-    have the same name.
+    """A monotonic clock of a host, since its boot. Two containers, or a host before and after a reboot, may share a
+    name.
 
     Args:
-        offset_ns: what to add to it to get nanoseconds since the epoch.
+        offset_ns: offset of nanoseconds since the epoch from this clock.
     """
 
     host: str
@@ -73,7 +73,7 @@ class RunLogs:
 
     @cached_property
     def clocks(self) -> tuple[Clock, ...]:
-        """The clock of each of the ``files``.
+        """Clock of each of the ``files``.
 
         One offset serves all logs of a clock, so that times of its processes differ by exactly what it showed. A log
         whose own offset is further than a minute from those of its host's known clocks is of another clock.
@@ -103,7 +103,7 @@ class RunLogs:
 
 
 def runs_in(directories: Sequence[str]) -> list[RunLogs]:
-    """The runs whose logs are in these directories, oldest first; a line on stderr if there are none.
+    """Return the runs with logs in these directories, oldest first; print a line on stderr if there are none.
 
     A directory named twice is read once.
 
@@ -123,10 +123,10 @@ def runs_in(directories: Sequence[str]) -> list[RunLogs]:
 
 
 def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
-    """The runs in these logs, oldest first.
+    """Return the runs in these logs, oldest first.
 
-    Logs of different run ids are of different runs. A run id may come again, in a directory that is used again;
-    a new run begins with a launcher that starts after the earlier ones have ended, see `_run_begins`.
+    Logs of different run ids are of different runs. A run id may recur in a directory that is used again; a new run
+    begins with a launcher that starts after the earlier ones have ended, see `_run_begins`.
     """
     runs = []
     for run_id in sorted({log.header.run_id for log in files}):
@@ -143,11 +143,11 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
 
 
 def _run_begins(files: Sequence[EventLogFile]) -> list[int]:
-    """When the runs of one id began, whose logs these are: wall ns, oldest first.
+    """Return when the runs of one id began: wall ns, oldest first.
 
-    A launcher that comes later belongs to a run that goes on, or begins another. One whose ranks train writes nothing
-    for minutes, or hours if these call no hooks; one that was killed never writes that it has ended. Which of the two
-    it is shows in what the launchers after it do.
+    A later launcher belongs to a run that goes on, or begins another. A launcher whose ranks train writes nothing for
+    minutes, or hours if these call no hooks; a killed one never records its end. The launchers after it show which of
+    the two it is.
     """
     begins: list[int] = []
     run: list[_Launcher] = []
@@ -162,17 +162,17 @@ def _run_begins(files: Sequence[EventLogFile]) -> list[int]:
 
 
 class _Launcher:
-    """What its log says; wall ns."""
+    """Facts of a launcher's log; wall ns."""
 
     def __init__(self, log: EventLogFile) -> None:
         self.opened_ns = log.header.wall_ns
         self.last_ns = _last_ns(log)
         self.ended_ns: int | None = None
         self.was_asked = False
-        """To leave the job, which may go on without it."""
+        """True if it was asked to leave the job, which may go on without it."""
         self.meeting = Meeting()
         self.cycles: list[tuple[int, int]] = []
-        """Each that it had a part in, and when it was begun."""
+        """Cycles it took part in, and when each began."""
         for entry in log.entries:
             at_ns = entry.t + log.wall_offset_ns
             match entry.record:
@@ -187,18 +187,18 @@ class _Launcher:
 
 
 def _goes_on(run: Sequence[_Launcher], launcher: _Launcher, others: Sequence[EventLogFile]) -> bool:
-    """Whether that run hasn't ended when a launcher is started, which then takes part in it."""
+    """Return True if the run hasn't ended when the launcher starts, which then takes part in it."""
     if launcher.opened_ns <= max(each.last_ns for each in run):
         return True
     rank = launcher.meeting.rank
     open_ = [each for each in run if each.ended_ns is None and (rank is None or each.meeting.rank != rank)]
     if not open_ or launcher.meeting.how == _ALONE:
         return False
-    if launcher.cycles:  # each run counts from 0
+    if launcher.cycles:  # each run counts cycles from 0
         return min(launcher.cycles)[0] > max((cycle for each in run for cycle, _ in each.cycles), default=0)
     begun_ns = max((at_ns for each in run for _, at_ns in each.cycles), default=0)
     if any(each.ended_ns is not None and each.ended_ns > begun_ns and not each.was_asked for each in run):
-        return False  # who isn't asked to leave stays until the end of the job: the silent ones were killed
+        return False  # a launcher that isn't asked to leave stays until the end of the job: the silent ones were killed
     of_ranks = [log for log in others if run[0].opened_ns <= log.header.wall_ns < launcher.opened_ns]
     newest_ns = max([*(each.last_ns for each in run), *map(_last_ns, of_ranks)])
     call_hooks = any(log.progress for log in of_ranks)

@@ -1,6 +1,6 @@
-"""The figures of the page, with plotly: the timeline, and how long sections took.
+"""Figures of the page, with plotly: the timeline, and durations of sections.
 
-Plotly reads tags and entities in its texts: whatever comes from a log goes through ``escape``.
+Plotly interprets tags and entities in its texts: texts from a log go through ``escape``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.timeouts.budget_rule import REFERENCE
 
 COARSE = "coarse"
-"""``meta`` of the trace that the page hides when one looks more closely."""
+"""``meta`` of the trace that the page hides when zoomed in."""
 
 _MOST_CELLS, _MOST_COLUMNS, _LEAST_COLUMNS = 1_500_000, 20_000, 600
 _DETAIL_CELLS, _MOST_DETAIL_COLUMNS, _MOST_DETAILS = 400_000, 2000, 3
@@ -36,7 +36,7 @@ _REFERENCE = "#2f6f6f"
 
 
 def timeline_figure(analysis: Analysis) -> Any:
-    """Ranks over time, coloured by state; seconds since the beginning on the x axis, rows of the grid on the y axis."""
+    """Return ranks over time, coloured by state; x axis: seconds since the beginning, y axis: rows of the grid."""
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
@@ -51,7 +51,7 @@ def timeline_figure(analysis: Analysis) -> Any:
         if grid is not None:
             seen |= set(np.unique(grid.states).tolist())
             figure.add_trace(_heatmap(grid, timeline))
-    # Over all that, as many columns as a screen shows: a browser that has to leave columns out leaves out any.
+    # on top, as many columns as a screen shows: a browser that has to drop columns drops arbitrary ones
     coarse = rasterize(timeline, edges_ns(timeline.begin_ns, timeline.end_ns, _SCREEN_COLUMNS))
     figure.add_trace(_heatmap(coarse, timeline, meta=COARSE))
     names, colors = state_names(timeline.names), theme.colors(len(timeline.names))
@@ -66,7 +66,7 @@ def timeline_figure(analysis: Analysis) -> Any:
 
 
 def _detail(timeline: Timeline, window: Window, whole: Grid) -> Grid | None:
-    """The same around a failure, finer; None where the whole is fine enough."""
+    """Return a finer grid around a failure; None if the whole is fine enough."""
     columns = int(np.clip(_DETAIL_CELLS // max(1, len(whole.ranks)), _LEAST_COLUMNS, _MOST_DETAIL_COLUMNS))
     edges = edges_ns(window.begin_ns, window.end_ns, columns)
     if 2 * (edges[1] - edges[0]) > whole.edges_ns[1] - whole.edges_ns[0]:
@@ -93,7 +93,7 @@ def _heatmap(grid: Grid, timeline: Timeline, *, meta: str | None = None) -> Any:
         colorscale=scale,
         showscale=False,
         meta=meta,
-        hoverinfo="none",  # the page's own line says it, with the section's name
+        hoverinfo="none",  # shown by the page's own line, with the section's name
         ygap=2 if len(grid.ranks) <= 32 else 0,
     )
 
@@ -166,9 +166,9 @@ def _timeline_layout(timeline: Timeline) -> dict[str, Any]:
 
 
 def distributions_figure(analysis: Analysis) -> Any:
-    """For each section how often it took how long, with its timeout; None if nothing was observed.
+    """Return a histogram of each section's durations, with its timeout; None if nothing was observed.
 
-    Beside it is what the rule of nvidia-resiliency-ext would have learned by the end of the run.
+    Includes what the rule of nvidia-resiliency-ext would have learned by the end of the run.
     """
     from plotly.subplots import make_subplots
 
@@ -234,7 +234,7 @@ def _caption(interval: LoggedInterval, reference_s: float | None) -> str:
 
 
 def _histogram(seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[Sequence[float], list[float]]:
-    """Bins of equal ratio; a count of 0 becomes 0.5, the bottom of a logarithmic axis."""
+    """Return bins of equal ratio; a count of 0 becomes 0.5, the bottom of a logarithmic axis."""
     low, high = max(1e-6, float(seconds.min())), max(1e-6, float(seconds.max()))
     edges = np.geomspace(low * 0.97, high * 1.03, _BINS + 1)
     counts, _ = np.histogram(np.maximum(seconds, 1e-6), bins=edges)

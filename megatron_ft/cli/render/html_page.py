@@ -1,4 +1,4 @@
-"""The page: one file with everything in it, which loads nothing from anywhere; needs plotly (the extra `report`)."""
+"""The page: one self-contained file that loads nothing; needs plotly (the extra `report`)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from megatron_ft.ipc.files.atomic_write import write_whole
 
 MOST_BYTES = 64 * 1024
 MOST_BYTES_IN_ALL = 2 * 1024 * 1024
-"""Of evidence, in the page."""
+"""Bytes of evidence in the page."""
 _MOST_MARKS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceText:
-    """One piece of evidence as it goes into the page.
+    """One piece of evidence in the page.
 
     Args:
-        note: what of the text is missing, and why; "" if it is whole.
+        note: what is missing of the text, and why; "" if it is complete.
     """
 
     evidence: EvidenceFile
@@ -50,7 +50,7 @@ def write_page(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
     """Write the page; evidence is read from ``log_dirs``.
 
     Returns:
-        "", or what was left out, in words.
+        What was left out, in words; "" if nothing.
 
     Raises:
         OSError: the file can't be written.
@@ -67,7 +67,7 @@ def write_page(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
 
 
 def _culprits(analysis: Analysis) -> set[tuple[int | None, int | None]]:
-    """Ranks that a verdict, a finding or the cause of a cycle's end names, each with its cycle."""
+    """Return the ranks, with their cycle, that a verdict, a finding or the cause of a cycle's end names."""
     named = {(mark.rank, mark.cycle) for mark in analysis.timeline.marks if mark.kind in ("verdict", "finding")}
     return named | {(cycle.rank, cycle.cycle) for cycle in analysis.summary.cycles}
 
@@ -77,10 +77,10 @@ def read_evidence(
     found: Sequence[EvidenceFile],
     culprits: Collection[tuple[int | None, int | None]] = (),
 ) -> list[EvidenceText]:
-    """The texts that lie in the log directories, until they are ``MOST_BYTES_IN_ALL``.
+    """Return the texts in the log directories, up to ``MOST_BYTES_IN_ALL``.
 
     Args:
-        culprits: ranks, each with the cycle, that a record names; their texts come first, then the newest.
+        culprits: ranks, each with the cycle, named by a record; their texts come first, then the newest.
     """
     directories = [Path(each) for each in log_dirs]
     left = MOST_BYTES_IN_ALL
@@ -97,7 +97,7 @@ def read_evidence(
 def _read(log_dir: Path, name: str, most: int) -> tuple[bytes, str]:
     try:
         path = (log_dir / name).resolve()
-        # The log may be from another user: it mustn't make us put other files into a page that is handed around.
+        # the log may be another user's: it must not put foreign files into a page that is handed around
         if not path.is_relative_to(log_dir.resolve()) or not path.is_file():
             return b"", f"{name} is not a file in the log directory"
         size = path.stat().st_size
@@ -112,7 +112,7 @@ def _read(log_dir: Path, name: str, most: int) -> tuple[bytes, str]:
 
 
 def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     timeline = analysis.timeline
     distributions = distributions_figure(analysis)
     parts = {
@@ -132,7 +132,7 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
             else _figure(distributions, "distributions", with_library=False)
         ),
     }
-    # one pass over the template, not over what was put in: a text of a log can't name a place
+    # one pass over the template only: a text from a log can't name a placeholder
     pieces = PAGE.split("@@")
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
@@ -148,7 +148,7 @@ def _figure(figure: Any, name: str, *, with_library: bool) -> str:
                 "displaylogo": False,
                 "responsive": True,
                 "plotlyServerURL": "",
-                # these and no others: some would share the figure with plotly's servers
+                # only these buttons: some others would share the figure with plotly's servers
                 "modeBarButtons": [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage"]],
             },
         )
@@ -162,7 +162,7 @@ def _table(columns: Iterable[str], rows: Iterable[Sequence[str]], name: str) -> 
 
 
 def _data(analysis: Analysis, evidence: Sequence[EvidenceText]) -> dict[str, Any]:
-    """What the page's script needs; seconds since the beginning of the timeline."""
+    """Return the data of the page's script; seconds since the beginning of the timeline."""
     timeline = analysis.timeline
 
     def since(at_ns: int) -> float:
@@ -201,5 +201,5 @@ def _data(analysis: Analysis, evidence: Sequence[EvidenceText]) -> dict[str, Any
 
 
 def _json(document: Any) -> str:
-    """JSON that can't end the script element it stands in."""
+    """Return JSON that can't end the surrounding script element."""
     return json.dumps(document).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,6 +1,6 @@
-"""The frame of the page. ``html_page.page`` replaces each name between two ``@@``.
+"""Template of the page. ``html_page.page`` replaces each name between two ``@@``.
 
-The Content-Security-Policy keeps the page from making requests, when and wherever it is opened.
+The Content-Security-Policy keeps the page from making requests, whenever and wherever it is opened.
 """
 
 from __future__ import annotations

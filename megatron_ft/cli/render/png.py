@@ -40,14 +40,14 @@ _SECONDS = _Unit(name="seconds", seconds=1)
 
 
 def unit_of(seconds: float) -> _Unit:
-    """The unit in which such a duration is easy to read."""
+    """Return the unit in which such a duration is easy to read."""
     if seconds > 3 * 3600:
         return _Unit(name="hours", seconds=3600)
     return _Unit(name="minutes", seconds=60) if seconds > 600 else _SECONDS
 
 
 def draw_png(analysis: Analysis, path: str) -> None:
-    """Write the picture: the whole run and, where it is long, what was around its last failure.
+    """Write the picture: the whole run and, in a long one, the time around its last failure.
 
     Raises:
         OSError: the file can't be written.
@@ -62,7 +62,7 @@ def draw_png(analysis: Analysis, path: str) -> None:
     rows_in = float(np.clip(0.35 * len(grids[0].ranks), 1.2, 7.5 if len(grids) == 1 else 4.5))
     below_in = 0.3 + 0.2 * len(texts)
     height_in = _TITLE_IN + len(grids) * (rows_in + _AROUND_IN) + below_in
-    # not pyplot: nothing global is made, and no display is looked for
+    # not pyplot: no global state, and no display is looked for
     figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI)
     FigureCanvasAgg(figure)
     for index, grid in enumerate(grids):
@@ -84,7 +84,7 @@ def draw_png(analysis: Analysis, path: str) -> None:
 
 
 def _stretches(analysis: Analysis) -> list[tuple[int, int]]:
-    """What is shown: all of the run, and the last failure if it is small in that."""
+    """Return the stretches to show: the run, and the last failure if it is small in comparison."""
     timeline, windows = analysis.timeline, analysis.windows
     found = [(timeline.begin_ns, timeline.end_ns)]
     if windows and _SMALL * (windows[-1].end_ns - windows[-1].begin_ns) < timeline.end_ns - timeline.begin_ns:
@@ -114,7 +114,7 @@ def _draw_grid(axes: Axes, grid: Grid, timeline: Timeline, unit: _Unit) -> None:
     axes.set_xlabel(f"{unit.name} since the start of the run", fontsize=11)
     axes.set_ylabel("rank", fontsize=11)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, min_n_ticks=1))
-    # rows are ranks in order; where numbers are missing, a row isn't the rank's number
+    # rows are ranks in order; if numbers are missing, a row isn't the rank's number
     axes.yaxis.set_major_formatter(lambda row, _: str(grid.ranks[int(row)]) if 0 <= row < rows else "")
     axes.set_xlim(left, right)
     axes.set_ylim(rows - 0.5, -0.5)
@@ -125,7 +125,7 @@ def _at(at_ns: int, timeline: Timeline, unit: _Unit) -> float:
 
 
 def _draw_cycles(axes: Axes, grid: Grid, timeline: Timeline, unit: _Unit) -> None:
-    """A line where a cycle begins, its number above; where there are many, only those that have room."""
+    """Draw a line where a cycle begins, with its number above if there is room."""
     begin_ns, end_ns = int(grid.edges_ns[0]), int(grid.edges_ns[-1])
     free_from = -1.0
     for cycle in timeline.cycles:
@@ -149,7 +149,7 @@ def _draw_cycles(axes: Axes, grid: Grid, timeline: Timeline, unit: _Unit) -> Non
 
 
 def _draw_faults(axes: Axes, grid: Grid, timeline: Timeline, failures: Sequence[Failure], unit: _Unit) -> None:
-    """A numbered mark at each: the texts are below the picture."""
+    """Draw a numbered mark at each failure; the texts are below the picture."""
     for rank, since_s, until_s in theme.hung_lines(timeline, failures):
         line = [grid.ranks.index(rank)] * 2
         axes.plot(
@@ -223,5 +223,5 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Matplotlib takes what is between two dollars for a formula."""
+    """Escape a text: matplotlib takes what is between two dollars for a formula."""
     return plain(text).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""What other timeouts would have done: a table (rich) and a picture (matplotlib; both of the extra `report`)."""
+"""Results of a replay: a table (rich) and a picture (matplotlib; both of the extra `report`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DPI = 130
 
 
 def print_replay(title: str, found: Sequence[Replayed], file: TextIO | None = None) -> None:
-    """A table, and a line for each rank that would have been ended wrongly and for each hang."""
+    """Print a table, and a line for each rank that would have been ended wrongly and for each hang."""
     from rich.table import Table
     from rich.text import Text
 
@@ -42,7 +42,7 @@ def print_replay(title: str, found: Sequence[Replayed], file: TextIO | None = No
 
 
 def lines_of(found: Sequence[Replayed]) -> list[str]:
-    """In words, what the table counts."""
+    """Return the table's counts in words."""
     lines = []
     for each in found:
         for end in each.would_end[:_SHOWN]:
@@ -69,7 +69,7 @@ def _of_hang(hang: Hung) -> str:
 
 
 def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Replayed]], path: str) -> None:
-    """A row for each section: the share of intervals that are longer, and each rule's timeout at the end.
+    """Draw a row for each section: the share of longer intervals, and each rule's timeout at the end.
 
     Raises:
         OSError: the file can't be written.
@@ -80,7 +80,7 @@ def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Repl
     names = [each.name for each in next(iter(found.values()))]
     took_s = {name: np.sort(np.concatenate([durations_s(each, name) for each in timelines])) for name in names}
     shown = [name for name in names if len(took_s[name])][:_MOST_ROWS]
-    # not pyplot: nothing global is made, and no display is looked for
+    # not pyplot: no global state, and no display is looked for
     figure = Figure(figsize=(_WIDTH_IN, 0.6 + _ROW_IN * max(1, len(shown))), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(max(1, len(shown)), 1, squeeze=False)[:, 0]

@@ -24,7 +24,7 @@ _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this
 
 
 def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
-    """The cells of one cycle, in the order of ``CYCLE_COLUMNS``; what isn't known is a dash."""
+    """Return the cells of one cycle, in the order of ``CYCLE_COLUMNS``; a dash is unknown."""
     return (
         str(cycle.cycle),
         _how(cycle),
@@ -36,7 +36,7 @@ def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
 
 
 def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
-    """Where the time went between the fault of this cycle and the end of the next one's first step.
+    """Return the phases between this cycle's fault and the end of the next one's first step.
 
     In the order of ``RestartPhases``; None if no restart followed.
     """
@@ -47,7 +47,7 @@ def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
 
 
 def print_run(run: RunSummary, file: TextIO | None = None) -> None:
-    """Draw the table of one run, with a line on what its times mean.
+    """Print the table of one run, with a line on the meaning of its times.
 
     Raises:
         ConfigError: rich is missing.
@@ -67,7 +67,7 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
 
 
 def _table(title: str, columns: Iterable[str], *, left: str = "") -> Table:
-    """An empty table whose columns are right-aligned but for ``left``."""
+    """Return an empty table whose columns are right-aligned except ``left``."""
     from rich.table import Table
     from rich.text import Text
 
@@ -92,7 +92,7 @@ def _nodes(hosts: Sequence[str]) -> str:
 
 
 def _missing(ranks: Sequence[int], size: int) -> str:
-    """What this report can't tell, and how it could."""
+    """Return a line on missing logs, and how to include them."""
     shown = listed([*map(str, ranks)])
     return (
         f"Of {counted(size, 'rank')}, the logs of {len(ranks)} aren't here (rank {shown}): what their nodes did isn't "
@@ -129,7 +129,7 @@ def _or_dash(value: int | None) -> str:
 
 
 def goodput_line(goodput: Goodput | None) -> str:
-    """One line; a dash where it isn't known."""
+    """Return the goodput in one line; a dash is unknown."""
     if goodput is None:
         return "goodput -: no iterations were recorded"
     redone = "" if not goodput.redone else f", {took(goodput.redone_s)} in {goodput.redone} done twice"
@@ -140,7 +140,7 @@ def goodput_line(goodput: Goodput | None) -> str:
 
 
 def interval_row(interval: LoggedInterval) -> tuple[str, ...]:
-    """The cells of one timeout, in the order of ``INTERVAL_COLUMNS``; what isn't known is a dash."""
+    """Return the cells of one timeout, in the order of ``INTERVAL_COLUMNS``; a dash is unknown."""
     margin = interval.margin
     return (
         interval.name,
@@ -156,7 +156,7 @@ def interval_row(interval: LoggedInterval) -> tuple[str, ...]:
 
 
 def interval_notes(analysis: Analysis) -> list[str]:
-    """What the table doesn't say, to be read below it."""
+    """Return notes to print below the table."""
     notes = []
     for interval in analysis.intervals:
         if interval.left_out_s is not None and interval.left_out_s > (interval.longest_s or 0):
@@ -173,7 +173,7 @@ def interval_notes(analysis: Analysis) -> list[str]:
 
 
 def print_analysis(analysis: Analysis, file: TextIO | None = None) -> None:
-    """Draw what comes after the tables of the cycles."""
+    """Print everything after the tables of the cycles."""
     console = terminal(file)
     console.print(goodput_line(analysis.goodput), markup=False)
     if analysis.intervals:

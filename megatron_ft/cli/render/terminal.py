@@ -1,4 +1,4 @@
-"""What tables for a terminal share; rich (the extra `report`) is needed only to draw them."""
+"""Shared parts of tables for a terminal; rich (the extra `report`) is needed only to draw them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_extra(package: str, what: str) -> None:
 
 
 def terminal(file: TextIO | None = None) -> Console:
-    """Where tables are drawn; stdout if ``file`` is None.
+    """Return the console for tables; stdout if ``file`` is None.
 
     Raises:
         ConfigError: rich is missing.
@@ -39,35 +39,29 @@ def terminal(file: TextIO | None = None) -> Console:
     file = sys.stdout if file is None else file
     console = Console(file=file, highlight=False)
     if not console.is_terminal and console.width < _LEAST_WIDTH:
-        # 80 columns is only what rich assumes of a pipe; there, lines may be as long as they are
+        # rich assumes 80 columns of a pipe, where lines may have any length
         console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
     return console
 
 
 def plain(text: str, *, keep_lines: bool = False) -> str:
-    """A text that comes from outside, harmless for a terminal; in one line unless ``keep_lines``.
+    """Return a text from outside, harmless for a terminal; in one line unless ``keep_lines``.
 
-    Give it to rich as ``Text``: of a plain str it would take what is in square brackets for markup.
+    Pass it to rich as ``Text``: in a plain str, square brackets would be markup.
     """
     return "\n".join(map(printable, text.split("\n"))) if keep_lines else printable(text)
 
 
 def add_rows(table: Table, rows: Iterable[Sequence[str]], style: str = "") -> None:
-    """Add rows of texts that may come from anywhere."""
+    """Add rows of texts from any source."""
     from rich.text import Text
 
     for row in rows:
         table.add_row(*(Text(plain(cell, keep_lines=True), style=style) for cell in row))
 
 
-def columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Cells as lines of text, each column as wide as its widest cell; for where rich may be missing."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
 def took(seconds: float | None) -> str:
-    """Milliseconds below one second; a dash for None."""
+    """Format seconds, as milliseconds below one second; a dash for None."""
     if seconds is None:
         return "-"
     if seconds < 0.9995:

@@ -1,4 +1,4 @@
-"""What both pictures share: colours, titles, the hangs that they emphasize. Pure."""
+"""Shared parts of both pictures: colours, titles, emphasized hangs. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_ft.core.wording import counted
 
 BACKGROUND, FAULT = "#ffffff", "#c1121f"
 _SPECIAL = (BACKGROUND, FAULT, "#bfbfbf", "#ececec")  # in the order of the states of raster.py
-# Tableau's colours without the red and the grey, which mean something here; the first sections get the calmest.
+# Tableau's colours without the red and the grey, which have a meaning here; the first sections get the calmest
 _SECTIONS = (
     *("#4e79a7", "#f2b134", "#59a14f", "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#a0cbe8", "#8cd17d", "#d4a6c8"),
     *("#6b4c9a", "#2f6f6f", "#c49c94", "#86bcb6"),
@@ -21,13 +21,13 @@ _OTHERS = "#444444"
 
 
 def colors(sections: int) -> list[str]:
-    """One for each state of the raster."""
+    """Return a colour for each state of the raster."""
     own = [_SECTIONS[index % len(_SECTIONS)] for index in range(min(sections, MOST_SECTIONS))]
     return [*_SPECIAL, *own, *([_OTHERS] if sections > MOST_SECTIONS else [])]
 
 
 def title(timeline: Timeline) -> str:
-    """When the run began, on how many ranks, how often it restarted and how it ended."""
+    """Return when the run began, on how many ranks, its restarts, and its end."""
     run = timeline.summary
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timeline.begin_ns / 1e9))
     size = len(timeline.ranks) if run.world_size is None else run.world_size
@@ -37,9 +37,9 @@ def title(timeline: Timeline) -> str:
 
 
 def hung_lines(timeline: Timeline, found: Sequence[Failure]) -> list[tuple[int, float, float]]:
-    """Rank, beginning and end (seconds since the beginning) of the hangs that ended a cycle.
+    """Return rank, beginning and end (seconds since the beginning) of the hangs that ended a cycle.
 
-    Among hundreds of ranks, one row is thinner than a line must be to be seen.
+    Among hundreds of ranks, a row alone is too thin to be seen.
     """
     named = {(each.rank, each.cycle) for each in found}
     return [

@@ -1,7 +1,7 @@
 """The timeline as trace events, for ui.perfetto.dev or chrome://tracing: JSON Object Format, times in microseconds.
 
-One process per rank, with its sections on one thread and its iterations on another; the cycles are a process of their
-own, before the ranks. See "Trace Event Format" of the Chrome project.
+One process per rank, with its sections on one thread and its marks on another; the cycles are a process of their own,
+before the ranks. See "Trace Event Format" of the Chrome project.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from megatron_ft.cli.render.theme import title
 MOST_SPANS = 500_000
 _CYCLES_PID = 1_000_000_000
 _SECTIONS, _MARKS = 0, 1
-_NEAR_THE_END = 50  # spans before the end of a rank that are kept in any case
+_NEAR_THE_END = 50  # spans before the end of a rank that are always kept
 
 
 def write_trace(timeline: Timeline, path: str, *, most_spans: int = MOST_SPANS) -> str:
     """Write the file.
 
     Returns:
-        "", or what was left out, in words.
+        What was left out, in words; "" if nothing.
 
     Raises:
         OSError: the file can't be written.
@@ -48,7 +48,7 @@ def write_trace(timeline: Timeline, path: str, *, most_spans: int = MOST_SPANS) 
 
 
 def _events(timeline: Timeline, thinning: tuple[int, int]) -> Iterator[str]:
-    """All events, each as JSON; of the sections one of so many, and so many at the end of each rank and cycle."""
+    """Yield all events as JSON; sections are thinned out, except at the end of each rank and cycle."""
     yield from map(json.dumps, _names(timeline))
     yield from map(json.dumps, _cycles(timeline))
     yield from map(json.dumps, _marks(timeline))
@@ -84,7 +84,7 @@ def _cycles(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _marks(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Faults, verdicts, exits and findings: on the rank's process, or on that of the cycles."""
+    """Yield faults, verdicts, exits and findings, on the rank's process or on that of the cycles."""
     known = set(timeline.ranks)
     for mark in timeline.marks:
         own = mark.rank in known
@@ -101,7 +101,7 @@ def _marks(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _sections(timeline: Timeline, track: Track, thinning: tuple[int, int]) -> Iterator[str]:
-    """Sections as complete events; those that never ended last as long as their rank, and say so."""
+    """Yield sections as complete events; those that never ended last as long as their rank, marked as such."""
     names = [json.dumps(name) for name in timeline.names]
     tail = f'"pid":{track.rank},"tid":{_SECTIONS},"args":{{"cycle":{track.cycle}'
     if track.spans is not None:
@@ -119,7 +119,7 @@ def _sections(timeline: Timeline, track: Track, thinning: tuple[int, int]) -> It
 
 
 def _endless(timeline: Timeline, track: Track) -> Iterable[tuple[str, int]]:
-    """Names and beginnings of the sections that never ended; the verdict knows one that the events may not tell."""
+    """Return names and beginnings of the sections that never ended; the verdict may know one that the events lack."""
     found = [(timeline.names[section], begin_ns) for section, begin_ns in track.still_open()]
     if track.hang is not None:
         section = track.hang.section
@@ -131,9 +131,9 @@ def _endless(timeline: Timeline, track: Track) -> Iterable[tuple[str, int]]:
 
 
 def _thinning(timeline: Timeline, most: int) -> tuple[int, int]:
-    """Of each name, one of so many is written, the same ones on all ranks, so that they can be compared; and the last.
+    """Return how to thin spans: one of so many per name, the same ones on all ranks, and the number of last ones kept.
 
-    The last few before a rank ended are what one looks for; they get at most half of the room.
+    The last few before a rank ended matter most; they get at most half of the room.
     """
     counts = [len(track.spans.closed.sections) for track in timeline.tracks if track.spans is not None]
     if sum(counts) <= most:

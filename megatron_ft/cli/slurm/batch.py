@@ -1,4 +1,4 @@
-"""The loop of `megatron-ft slurm`: srun, wait, read result.json, and do what the policy says."""
+"""The loop of `megatron-ft slurm`: srun, wait, read result.json, and follow the policy."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _COMMAND_S = 60.0
 _MOST_NODES = 100_000
 _LOOK_S = 5.0
 _STAYS_S = 60.0
-"""So long srun may stay when the life has ended: it waits for ever for a node whose slurmstepd was killed."""
+"""Seconds srun may stay after the end of the life: it waits for ever for a node whose slurmstepd was killed."""
 _ENDS_S = 30.0
 _REQUEUED_S = 60.0
-"""So long after it was requeued, this process is still there at most."""
+"""Most seconds that this process survives its requeueing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the user wants, and what the allocation is."""
+    """The user's settings, and the allocation."""
 
     job: str
     array: str
-    """The array's number if each of its tasks is a life; else empty."""
+    """Number of the array if each of its tasks is a life; else empty."""
     nodes: int
-    """In the allocation."""
+    """Number of nodes in the allocation."""
     limits: Limits
     log_dir: str
     launcher: tuple[str, ...]
@@ -67,7 +67,7 @@ class Batch:
         self._reported_bad: dict[str, str] = {}
 
     def run(self) -> int:
-        """Until the job ends or is requeued; the exit code."""
+        """Run until the job ends or is requeued, and return the exit code."""
         flag = self._environ.get("FAULT_TOL_FINISHED_FLAG_FILE", "")
         if flag and os.path.exists(flag):
             say(f"nothing to do: {flag} is there, the training is finished")
@@ -100,7 +100,7 @@ class Batch:
                 return follows.code
 
     def print_commands(self) -> None:
-        """Print what would be run."""
+        """Print the commands without running them."""
         plan = self._plan
         words = commands.srun(
             nodes=plan.nodes, exclude=self._excluded(plan.nodes), more=plan.srun_options, launcher=plan.launcher
@@ -130,7 +130,7 @@ class Batch:
         )
         say(shlex.join(words))
         try:
-            # a session of its own: what is sent to this script's group isn't for srun
+            # a session of its own: signals to this script's group aren't for srun
             step = subprocess.Popen(words, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             say(f"srun can't be started: {error.strerror}")
@@ -175,7 +175,7 @@ class Batch:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._asked.append(signal.Signals(number))
-        # the time at which it came: the command that passes on the first may take longer than the second is away
+        # note the arrival time: the command that passes on the first signal may take longer than the gap to the second
         if self._requests.note(time.monotonic()) is not Asked.SAME:
             self._is_to_pass_on = True
 
@@ -194,7 +194,7 @@ class Batch:
         say(f"{follows.why}; requeueing job {self._plan.job}")
         if self._command(batch_script.requeue(self._plan.job)) is None:
             return TRY_AGAIN_CODE
-        time.sleep(_REQUEUED_S)  # Slurm ends this process now; whichever code it ends with counts for nothing
+        time.sleep(_REQUEUED_S)  # Slurm ends this process now, whatever its exit code
         return 0
 
     def _end_array(self) -> None:
@@ -202,7 +202,7 @@ class Batch:
             self._command(commands.end_array(self._plan.array))
 
     def _excluded(self, nodes: int) -> list[str]:
-        """Bad nodes of this allocation that can be done without."""
+        """Return the bad nodes of this allocation that aren't needed."""
         if not self._plan.excludes_bad_nodes:
             return []
         job = self._allocation()
@@ -211,7 +211,7 @@ class Batch:
         return here[: max(0, nodes - self._plan.limits.nodes)]
 
     def _report_bad_nodes(self, lives: Lives) -> None:
-        """Report each bad node once, and again if the reason is another."""
+        """Report each bad node once, and again with another reason."""
         for node, reason in lives.bad_nodes().items():
             if self._reported_bad.get(node) != reason:
                 self._reported_bad[node] = reason
@@ -233,7 +233,7 @@ class Batch:
         return None if answer is None else commands.allocation(answer)
 
     def _command(self, words: Sequence[str], *, quietly: bool = False) -> str | None:
-        """What it prints; None if it fails, which is reported."""
+        """Run a command and return its output; None if it fails, which is reported."""
         if not quietly:
             say(shlex.join(words))
         try:
@@ -274,7 +274,7 @@ class _Over:
 
 
 def _end(step: subprocess.Popen[bytes], life: Life) -> int:
-    """Terminate srun: SIGTERM, then SIGKILL. Returns the launchers' exit code."""
+    """Terminate srun: SIGTERM, then SIGKILL. Return the launchers' exit code."""
     step.terminate()
     try:
         step.wait(_ENDS_S)
@@ -285,5 +285,5 @@ def _end(step: subprocess.Popen[bytes], life: Life) -> int:
 
 
 def say(text: str) -> None:
-    """A line with the time, for the job's output file."""
+    """Print a line with the time, for the job's output file."""
     print(f"[megatron-ft slurm] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The commands of Slurm that are run, as words, and what they print; two more are in core/job/batch_script. Pure."""
+"""Commands of Slurm, as words, and their output; two more are in core/job/batch_script. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from megatron_ft.core.job.batch_script import REQUEUES
 
 _TELLS = "FT_BAD_NODES_TOLD_BY"
 FOR_LAUNCHERS = (_TELLS, REQUEUES)
-"""Variables that ``srun_environment`` sets."""
+"""Variables set by ``srun_environment``."""
 _DEFEATS = ("SLURM_KILL_BAD_EXIT", "SLURM_WAIT")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """As ``scontrol show job`` has it."""
+    """State of a job, as printed by ``scontrol show job``."""
 
     state: str
     nodes: int
@@ -24,16 +24,16 @@ class Job:
 
 
 def srun(*, nodes: int, exclude: Sequence[str], more: Sequence[str], launcher: Sequence[str]) -> list[str]:
-    """One launcher on each node; neither one that ends nor a node that is lost ends the others."""
+    """Return the srun command with one launcher per node; neither an ended launcher nor a lost node ends the others."""
     shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     others = [f"--exclude={','.join(exclude)}"] if exclude else []
     stays = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--cpu-bind=none"]
-    # by default srun does what sbatch was told: after --export=NONE launchers would lack FT_SECRET, and all else
+    # by default srun inherits sbatch's --export: after --export=NONE launchers would lack FT_SECRET, and all else
     return ["srun", *shape, *others, *stays, *([] if export_of(more) else ["--export=ALL"]), *more, *launcher]
 
 
 def export_of(options: Sequence[str]) -> str:
-    """Value of srun's --export among these options; empty if it isn't given."""
+    """Return the value of srun's --export among these options; empty if it isn't given."""
     given = ""
     for index, option in enumerate(options):
         name, equals, value = option.partition("=")
@@ -43,26 +43,28 @@ def export_of(options: Sequence[str]) -> str:
 
 
 def not_exported(export: str, names: Iterable[str]) -> list[str]:
-    """Variables that don't reach the launchers with this value of srun's --export."""
+    """Return the variables that don't reach the launchers with this value of srun's --export."""
     words = [word.partition("=")[0] for word in export.split(",")]
     return [] if not export or "ALL" in words else [name for name in names if name not in words]
 
 
 def srun_environment(environ: Mapping[str, str], *, requeues: str) -> dict[str, str]:
-    """Without what would have launchers warn of settings that the options above have overruled; and bad nodes are
-    reported here, not by them. ``requeues``: the job that is requeued if there is more to train; empty: none is.
+    """Return the environment of srun.
+
+    Drops variables about which launchers would warn although the options above have overruled them, and has bad nodes
+    reported here. ``requeues``: job that is requeued if there is more to train; empty for none.
     """
     kept = {name: value for name, value in environ.items() if name not in (*_DEFEATS, REQUEUES)}
     return {**kept, _TELLS: "megatron-ft slurm", **({REQUEUES: requeues} if requeues else {})}
 
 
 def stop_steps(job: str) -> list[str]:
-    """SIGTERM for the job's steps: each launcher gets it once. srun itself would end the step without a save."""
+    """Return the command that sends each launcher SIGTERM once. srun itself would end the step without a save."""
     return ["scancel", "--signal=TERM", job]
 
 
 def on_each_node(job: int, *, nodes: int, status: Sequence[str]) -> list[str]:
-    """Beside what runs on the nodes of a job, without taking anything from it; one that is lost ends no other.
+    """Return the command that runs beside a job on its nodes, without taking resources; a lost node ends no other.
 
     The number of nodes has to be given: outside of the job's own scripts srun would take one of them.
     """
@@ -72,17 +74,17 @@ def on_each_node(job: int, *, nodes: int, status: Sequence[str]) -> list[str]:
 
 
 def end_array(array: str) -> list[str]:
-    """Cancel the tasks of an array that haven't begun."""
+    """Return the command that cancels the tasks of an array that haven't begun."""
     return ["scancel", "--state=PENDING", array]
 
 
 def avoid(job: str, nodes: Sequence[str]) -> list[str]:
-    """Keep the job off these nodes from its next start on."""
+    """Return the command that keeps the job off these nodes from its next start on."""
     return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
 
 
 def allocation(text: str) -> Job | None:
-    """What ``batch_script.show`` has printed; None if it isn't that."""
+    """Parse the output of ``batch_script.show``; None if it is something else."""
     found = dict(re.findall(r"(?:^|\s)(JobState|NumNodes|NodeList)=(\S*)", text))
     nodes = re.match(r"\d+", found.get("NumNodes", ""))
     if "JobState" not in found or nodes is None:

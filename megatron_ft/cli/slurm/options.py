@@ -1,4 +1,4 @@
-"""`megatron-ft slurm`: its options, and what it finds in its environment."""
+"""`megatron-ft slurm`: its options, and its environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ Everything after -- is for ft_launcher, which finds nodes, endpoint and id itsel
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     parser = commands.add_parser(
         "slurm", help="the body of a batch script of Slurm", description=_DESCRIPTION, epilog=_EPILOG
     )
@@ -43,12 +42,12 @@ def add_command(commands: Any) -> None:
 
 
 def check_separator(words: Sequence[str]) -> None:
-    """Check that ``--`` stands before the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
+    """Check that ``--`` precedes the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
 
     Without it argparse would report the launcher's options as unknown, and take some of the script's for its own.
 
     Raises:
-        ConfigError: it is missing, or comes too late.
+        ConfigError: ``--`` is missing, or comes too late.
     """
     parser = argparse.ArgumentParser()
     _add_options(parser)
@@ -64,7 +63,7 @@ def check_separator(words: Sequence[str]) -> None:
                 f"{shlex.join(['megatron-ft', 'slurm', *ours, '--', word])} ..."
             )
         if len(actions) != 1:
-            return  # argparse names an option that is meant
+            return  # argparse names the option that was meant
         (action,) = actions.values()
         if action.nargs is None and not equals:
             del rest[:1]
@@ -109,10 +108,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
-    """What to run.
+    """Return the plan for these options and environment.
 
     Raises:
-        ConfigError: this is no job of Slurm, or the options can't be right.
+        ConfigError: this is no job of Slurm, or an option is invalid.
     """
     job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
     if not job or not nodes.isdecimal():
@@ -165,13 +164,13 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
 
 
 def _export_of_environment(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the option that does what SRUN_EXPORT_ENV does: no other default may overrule it."""
+    """Return the option equivalent to SRUN_EXPORT_ENV: no other default may overrule it."""
     export = environ.get("SRUN_EXPORT_ENV", "")
     return [f"--export={export}"] if export and not export_of(options) else []
 
 
 def _value(arguments: Sequence[str], names: Sequence[str]) -> str | None:
-    """The launcher's option of one of these names, if it is given before the script's own."""
+    """Return the value of the launcher's option of one of these names, if given before the script's own."""
     for index, word in enumerate(arguments):
         option, equals, value = word.partition("=")
         if option in names:

@@ -1,4 +1,4 @@
-"""What follows when a step of srun has ended: srun again, another start of the job, or the end. Pure."""
+"""Policy for the end of a step of srun: srun again, another start of the job, or the end. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job.lives import Ending, Life
 
 _AT_ONCE = 3
-"""So many steps of one allocation may be lost in a row before the job is to have other nodes."""
+"""Number of steps that may be lost in a row before the job should get other nodes."""
 
 
 class BatchAction(enum.Enum):
-    """What to do."""
+    """Next action."""
 
     SRUN = "srun"
-    """Another step in the same allocation."""
+    """Run another step in the same allocation."""
     REQUEUE = "requeue"
-    """The job is to be started again, later or on other nodes."""
+    """Start the job again, later or on other nodes."""
     END = "end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The user's limits: lives in all, failed lives in a row; ``nodes``: needed for a step."""
+    """The user's limits: lives in all, failed lives in a row; ``nodes``: number needed for a step."""
 
     lives: int
     failures: int
@@ -35,14 +35,14 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class After:
-    """A step has ended.
+    """Facts after a step.
 
     Args:
-        lives: all of the job; ``before`` of them were there when the step began.
+        lives: all lives of the job; ``before``: their number when the step began.
         code: srun's exit code.
-        asked: this process was asked to stop, by this signal; empty if it wasn't.
-        nodes: so many are left in the allocation.
-        steps: so many were started in this allocation.
+        asked: signal that asked this process to stop; empty without one.
+        nodes: number of nodes left in the allocation.
+        steps: number of steps started in this allocation.
     """
 
     lives: Sequence[Life]
@@ -55,7 +55,7 @@ class After:
 
 @dataclass(frozen=True, kw_only=True)
 class Next:
-    """What follows, and why; ``code`` is this process' exit code if it ends."""
+    """Next action, and why; ``code`` is this process's exit code if it ends."""
 
     action: BatchAction
     why: str
@@ -63,7 +63,7 @@ class Next:
 
 
 def decide(after: After, limits: Limits) -> Next:
-    """A life that has ended for good ends the job; else it goes on while there are lives left."""
+    """Decide what follows: a life that has ended for good ends the job; else it goes on while lives are left."""
     life = after.lives[-1] if len(after.lives) > after.before else None
     ending = _ending(life, after.code)
     cause = f": {life.cause}" if life is not None and life.cause else ""
@@ -104,14 +104,14 @@ _WORDS = {
 
 
 def _number(life: Life | None, lives: Sequence[Life]) -> int:
-    """Number of the life in ``result.json``, or the number it would have if its launchers had begun it."""
+    """Return the life's number in ``result.json``, or the one it would have if its launchers had begun it."""
     if life is not None:
         return life.life or len(lives)  # 0: not numbered
     return max(lives[-1].life, len(lives)) + 1 if lives else 1
 
 
 def _ending(life: Life | None, code: int) -> Ending:
-    """Where the launchers couldn't say it, the exit code may."""
+    """Return how the life ended, by the exit code if the launchers couldn't record it."""
     if life is not None and life.outcome is not Ending.RUNNING:
         return life.outcome
     return Ending.MISTAKE if life is None and code == MISTAKE_CODE else Ending.LOST

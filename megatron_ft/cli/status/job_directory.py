@@ -1,4 +1,4 @@
-"""`megatron-ft status JOB_DIR`: how a whole job stands, from the event logs in the directory that its nodes share."""
+"""`megatron-ft status JOB_DIR`: state of a whole job, from the event logs in its shared directory."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import columns
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Life
-from megatron_ft.core.status.job_view import JobView, LauncherRecords, NodeRow, view
-from megatron_ft.core.wording import counted, printable
+from megatron_ft.core.wording import columns, counted, printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs
+    from megatron_ft.cli.status.job_view import JobView, NodeRow
 
 _LONG_S = 120.0
 _WITHIN = "megatron_ft"
-"""Where logs are in what was given as --log-dir, which is torchrun's."""
+"""Subdirectory of the logs in --log-dir, which is torchrun's."""
 _NO_ID = "none"
-"""torchrun's --rdzv-id where none was given."""
+"""torchrun's default --rdzv-id."""
 
 
 def print_job(directory: str, *, as_json: bool) -> bool:
-    """Print how the newest run in there stands; False if there is none.
+    """Print the state of the newest run in the directory. Return False if there is none.
 
     Raises:
         ConfigError: the directory can't be read.
     """
     from megatron_ft.cli.logs.read import read_newest
     from megatron_ft.cli.logs.runs import split_runs
+    from megatron_ft.cli.status.job_view import view
 
     if not directory:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
@@ -46,10 +46,9 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     except OSError as error:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)
-    launchers = _launchers(runs[-1]) if runs else []
-    if not launchers:
+    if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return False
-    job = view(launchers, _life(directory, runs[-1]), time.time_ns())
+    job = view(runs[-1], _life(directory, runs[-1]), time.time_ns())
     if as_json:
         document: dict[str, Any] = {"run_id": runs[-1].run_id, "log_dir": directory, **fields(job, full=True)}
         print(json.dumps(document, indent=2), flush=True)
@@ -58,30 +57,8 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     return True
 
 
-def _launchers(run: RunLogs) -> list[LauncherRecords]:
-    """With what monitors and ranks have recorded on the same host."""
-    newest: dict[str, int] = {}
-    iterations: dict[str, int] = {}
-    for log, clock in zip(run.files, run.clocks, strict=True):
-        newest[log.host] = max(newest.get(log.host, 0), log.newest + clock.offset_ns)
-        for track in log.progress:
-            if track.iterations.size:
-                iterations[log.host] = max(iterations.get(log.host, 0), int(track.iterations[-1]))
-    return [
-        LauncherRecords(
-            host=log.host,
-            opened_ns=log.header.wall_ns,
-            records=[(entry.t + clock.offset_ns, entry.record) for entry in log.entries],
-            newest_ns=newest[log.host],
-            iteration=iterations.get(log.host),
-        )
-        for log, clock in zip(run.files, run.clocks, strict=True)
-        if log.header.role == "launcher"
-    ]
-
-
 def _life(directory: str, run: RunLogs) -> Life | None:
-    """The last one of ``result.json``, unless it had ended before this run began."""
+    """Return the last life in ``result.json``, unless it had ended before this run began."""
     try:
         lives = read_lives_file(lives_path(directory)).lives
     except (OSError, ValueError):
@@ -93,7 +70,7 @@ def _life(directory: str, run: RunLogs) -> Life | None:
 
 
 def lines(run_id: str, job: JobView) -> Iterator[str]:
-    """How the job stands, for a person."""
+    """Yield the job's state for a person."""
     yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_where_it_is(job)}"
     if job.waits_for:
         yield f"waiting for {job.waits_for}"

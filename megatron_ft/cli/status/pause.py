@@ -1,4 +1,4 @@
-"""`megatron-ft pause` and `resume`: hold the judgement of hangs, for a session with a debugger."""
+"""`megatron-ft pause` and `resume`: suspend hang detection, for a session with a debugger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _HELP = {
 
 
 def add_commands(commands: Any) -> None:
-    """Add both to the subparsers of `megatron-ft`."""
     for name, text in _HELP.items():
         parser = commands.add_parser(
             name,
@@ -33,10 +32,10 @@ def add_commands(commands: Any) -> None:
 
 
 def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> list[RunningJob]:
-    """The launchers that are meant: of one job, usually one on each node.
+    """Return the launchers that are meant: of one job, usually one on each node.
 
     Raises:
-        ConfigError: that isn't clear, or there is none of that name; it lists those that there are.
+        ConfigError: the choice is ambiguous, or there is no such job; lists the running ones.
     """
     if run_id is not None or pid is not None:
         chosen = [job for job in jobs if pid in (None, job.launcher_pid) and run_id in (None, job.run_id)]

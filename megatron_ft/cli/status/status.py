@@ -1,4 +1,4 @@
-"""`megatron-ft status`: where the ranks of this node's jobs are now, live, once, or for a script."""
+"""`megatron-ft status`: state of the ranks of this node's jobs, live, once, or for a script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ _TEXT = "show where the ranks of this node's jobs are now, and how much of their
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
     parser = commands.add_parser(
         "status",
         help=_TEXT,
@@ -88,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # `| head` has seen enough; nothing more is written, not even at the interpreter's end
+        # `| head` has read enough; write nothing more, not even at the interpreter's end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOTHING_SEEN
     finally:
@@ -98,15 +97,15 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def status_command(*, as_json: bool) -> list[str]:
-    """What runs on each node; the nodes are to have this Python where it is here."""
+    """Return the command for each node; the nodes need this Python at the same path."""
     return [sys.executable, "-m", "megatron_ft", "status", "--json" if as_json else "--once"]
 
 
 def _nodes_of(job: int) -> int:
-    """Return how many nodes a running job of Slurm's has now.
+    """Return the number of nodes of a running Slurm job.
 
     Raises:
-        ConfigError: it doesn't run, or Slurm doesn't answer.
+        ConfigError: the job doesn't run, or Slurm doesn't answer.
     """
     words = batch_script.show(str(job))
     try:
@@ -129,7 +128,7 @@ def _by_srun(words: list[str]) -> int:
 
 
 def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
-    """Add those that answer to ``watches``, and say which don't; the exit code."""
+    """Add the answering jobs to ``watches``, and print which don't answer. Return the exit code."""
     code = 0 if jobs else _NOTHING_SEEN
     for job in jobs:
         watch = None
@@ -160,7 +159,7 @@ def _show(watches: list[JobWatch], *, once: bool) -> None:
 
 
 def _live(watches: list[JobWatch], console: Console) -> None:
-    """Redraw until Ctrl-C, or until none of the jobs is there any more."""
+    """Redraw until Ctrl-C, or until all jobs are gone."""
     from rich.live import Live
 
     running = list(watches)
@@ -172,11 +171,11 @@ def _live(watches: list[JobWatch], console: Console) -> None:
                     running.remove(watch)
                     live.console.print(f"job {plain(watch.job.run_id)}: {reason}", markup=False)
         except KeyboardInterrupt:
-            return  # that is how one leaves it
+            return  # the normal way to leave
 
 
 def _serve(watches: list[JobWatch], until_s: float) -> list[tuple[JobWatch, str]]:
-    """Let them hear and ask until then (time.monotonic); those that have gone, and why."""
+    """Let the watches receive and ask until then (time.monotonic). Return those that are gone, and why."""
     gone: dict[JobWatch, str] = {}
     while True:
         for watch in watches:
@@ -212,7 +211,7 @@ def _doubt(watch: JobWatch) -> str | None:
 
 
 def job_object(facts: JobFacts) -> dict[str, Any]:
-    """One job, for scripts. The keys stand in docs/report.md; times are seconds; null is "none" or "not known"."""
+    """Return one job, for scripts. The keys are in docs/report.md; times are seconds; null is none or unknown."""
     cause, now_ns = facts.last_cause, facts.now_ns
     return {
         "run_id": facts.run_id,

@@ -1,7 +1,6 @@
 """The ranks of a running job as a table for the terminal; needs the package's extra `report` (rich).
 
-Everything that comes from outside (names of sections, texts of errors) goes through ``plain``: it may hold what a
-terminal would obey.
+Texts from outside (names of sections, errors) go through ``plain``: they may hold terminal control sequences.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 31, "state": 17}
-"""With the width that each has where there is room, so that nothing jumps from one drawing to the next."""
+"""Columns with their usual widths, so that nothing jumps from one drawing to the next."""
 _ROOM_FOR_ALL = 120
 _ROOM_FOR_BAR = 90
 _BETWEEN = 3
 _LEAST_SECTION = 8
 _LONGEST_NAME = 20
 _TABLE_LINES = 6
-"""Of a table without its rows, the line below it, and where the cursor stays."""
+"""Lines of a table without its rows, with the line below it, and the cursor's line."""
 _LEAST_ROWS = 3
 _BAR = 10
 _MANY = 0.8
@@ -55,10 +54,10 @@ _PHASES = {
 
 
 def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | None, ascii_only: bool) -> Group:
-    """Draw one job, so many columns wide and in about so many lines (None: as many as it takes).
+    """Draw one job in this width and about ``lines`` lines (None: as many as needed).
 
-    If there is no room for all ranks, those in trouble come before others. ``note`` warns that what is shown may be
-    out of date. ``ascii_only`` is for terminals that have no other characters.
+    If there is no room for all ranks, those in trouble come first. ``note`` warns that the values may be out of date.
+    ``ascii_only`` is for terminals without other characters.
     """
     from rich.console import Group
 
@@ -74,7 +73,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
 
 
 def duration(seconds: float) -> str:
-    """For a person: "0.4 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h"."""
+    """Format seconds for a person: "0.4 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h"."""
     if seconds < 10:
         return f"{int(seconds * 10) / 10:.1f} s"
     whole = int(seconds)
@@ -125,7 +124,7 @@ def _table(rows: list[RankRow], *, width: int, ascii_only: bool) -> Table:
 
     lines = [_cells(row, width=width, ascii_only=ascii_only) for row in rows]
     natural = {name: max(len(name), *(line[at].cell_len for line in lines)) for at, name in enumerate(COLUMNS)}
-    # the section's name may be cut, the rest is short and says what matters
+    # the section's name may be cut; the rest is short and important
     room = width - _BETWEEN * len(COLUMNS) - sum(natural.values()) + natural["section"]
     table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name, least in COLUMNS.items():
@@ -142,7 +141,7 @@ def _table(rows: list[RankRow], *, width: int, ascii_only: bool) -> Table:
 
 
 def _cells(row: RankRow, *, width: int, ascii_only: bool) -> tuple[Text, ...]:
-    """In the order of ``COLUMNS``. As ``Text``, because rich would read a plain str as markup."""
+    """Return the cells in the order of ``COLUMNS``, as ``Text``, because rich would read a plain str as markup."""
     from rich.text import Text
 
     bar = _BAR if width >= _ROOM_FOR_BAR else 0
@@ -181,7 +180,7 @@ def _time(row: RankRow) -> str:
 
 
 def _used(row: RankRow, *, bar: int, ascii_only: bool) -> Text:
-    """The most advanced timeout, with its name where that isn't the section in which the rank is now."""
+    """Return the timeout with the highest share, with its name if that isn't the rank's current section."""
     from rich.text import Text
 
     use = row.timeout

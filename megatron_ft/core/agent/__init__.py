@@ -1,1 +1,1 @@
-"""The launcher's machine: the life of a cycle on one node. No I/O: time, and what the ranks show, are arguments."""
+"""The launcher's state machine: the life of a cycle on one node. No I/O: time and the ranks' readings are arguments."""

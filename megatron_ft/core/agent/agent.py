@@ -1,7 +1,7 @@
 """The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
 
-``handle`` takes an event, the time and how the ranks look, and returns what is to be done, in order. `docs/agent.md`
-has the phases, and what moves it from one to the next.
+``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. `docs/agent.md`
+lists the phases and their transitions.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.facts.launcher import Abandoned, Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth, Stuck
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
@@ -44,41 +45,41 @@ from megatron_ft.core.times import earliest
 
 
 class Agent:
-    """The machine of one launcher. ``pauses`` are times in which hang detection is suspended."""
+    """State machine of one launcher. ``pauses``: times in which hang detection is suspended."""
 
-    def __init__(self, options: Options, pauses: Pauses) -> None:
+    def __init__(self, options: Options, pauses: Pauses, assignment: Assignment | None = None) -> None:
         self.phase = AgentPhase.JOINING
         self.started: NodeCycle | None = None
-        """The last cycle whose ranks were started."""
+        """Last cycle whose ranks were started."""
         self.ended: CycleEnded | None = None
-        """How the last cycle ended; None while ranks run."""
+        """End of the last cycle; None while ranks run."""
         self.failed: CycleEnded | None = None
-        """How the last cycle ended that didn't end well."""
+        """Last end of a cycle that didn't end well."""
         self.restarts_left = options.max_restarts
         self._options = options
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
-        self._orders = CoordinatorOrders()
+        self._orders = CoordinatorOrders(assignment or Assignment())
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self._learning = NodeLearning(options)
         self._would_hang: set[tuple[str, int | None]] = set()
-        """Intervals that were reported to the user: hangs that end nothing."""
+        """Intervals reported to the user as hangs that end nothing."""
         self.cycle = NodeCycle(options, -1, None, self._learning, now_ns=0)
-        """The cycle that is about to start, or runs, or has ended last."""
+        """Cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
         self._leaving = Leaving(options)
         self._outcome = Outcome.STOPPED
         self._ending: RankShutdown | None = None
         self._ended_well = False
-        """All ranks of the last cycle ended with 0."""
+        """True if all ranks of the last cycle ended with 0."""
         self._stuck = ""
-        """Processes of its ranks that can't be killed, in words."""
+        """Processes of the node's ranks that can't be killed, in words."""
         self._known: EndOfCycle | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
-        """Returns what is to be done. At most one of the effects is `edge.Work`; no other comes before that is done."""
+        """Return what is to be done. At most one effect is an `edge.Work`; the next one follows after its result."""
         self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
@@ -91,7 +92,7 @@ class Agent:
 
     @property
     def alarm_ns(self) -> int | None:
-        """When a `Tick` is due at the latest."""
+        """Latest time of the next `Tick`."""
         times = [self.cycle.alarm_ns(self._turn.now_ns), self._learning.alarm_ns]
         if self.phase is AgentPhase.ASIDE:
             times.append(self._health.retry_ns)
@@ -101,12 +102,12 @@ class Agent:
 
     @property
     def wants_ranks(self) -> bool:
-        """Whether ranks that are about to be started are still to be."""
+        """True while ranks that are about to be started are still wanted."""
         return self.phase is AgentPhase.STARTING and not (self._orders.is_over or self._leaving.is_due)
 
     def _move(self, event: PhaseEvent) -> None:
-        """Enter the phase that the table names."""
-        self.phase = TRANSITIONS[self.phase, event]
+        """Enter the phase that the table names; an event that it doesn't expect in this one changes nothing."""
+        self.phase = TRANSITIONS.get((self.phase, event), self.phase)
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -121,10 +122,10 @@ class Agent:
                 self._do(Say(lines.abandoned(text)), Write(event))
             case NodeHealth():
                 is_fit = self._health.take_result(event, self._turn)
-                if is_fit:
-                    self._get_ready()
-                else:
+                if not is_fit:
                     self._move(PhaseEvent.UNFIT)
+                elif self.phase is AgentPhase.CHECKING:  # else this node leaves the job, and has said so
+                    self._get_ready()
             case WorkloadControl():
                 self._requested(event)
             case job.Begin() | job.StandBy() | End() | Verdict() | job.LeftOut() | job.Leave():
@@ -149,7 +150,7 @@ class Agent:
         return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)
 
     def _would_be_hang(self, review: Reviewed) -> None:
-        """Say once in the job what an interval waits for that exceeds a timeout which is only reported."""
+        """Report, once per job, what an interval waits for that exceeds a report-only timeout."""
         interval = review.timed, review.iteration
         if interval not in self._would_hang:
             self._would_hang.add(interval)
@@ -188,7 +189,7 @@ class Agent:
 
     def _requested(self, request: WorkloadControl) -> None:
         self._do(Write(request))
-        if request.action is WorkloadAction.Continue or self._orders.taken is None:
+        if request.action is WorkloadAction.Continue or self._orders.assignment.taken is None:
             self._do(Say(request.text))
             return
         self.cycle.record.requested(request)
@@ -241,23 +242,23 @@ class Agent:
         elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
             self._move(PhaseEvent.CHECK_DUE)
             self._do(edge.CheckHealth())
-        elif self.phase is AgentPhase.READY and self._orders.has_begun:
+        elif self.phase is AgentPhase.READY and self._orders.assignment.has_begun:
             self._start()
 
     def _get_ready(self) -> None:
         self._move(PhaseEvent.FIT)
         self._health = HealthGate()
-        if not self._orders.has_begun:
+        if not self._orders.assignment.has_begun:
             self._do(Ready())
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        decision = self._orders.take().decision
+        decision = self._orders.assignment.take().decision
         self._move(PhaseEvent.BEGIN)
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = self._new_cycle(decision.cycle, None)
-        self._do(edge.StartRanks(self.restarts_left))
+        self._do(edge.StartRanks(self.restarts_left, shift=decision.shift))
 
     def _ranks_started(self) -> None:
         self._move(PhaseEvent.STARTED)
@@ -300,7 +301,7 @@ class Agent:
                 self._do(now, *([] if self._orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:
-        """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
+        """Report why the cycle has failed, maybe because others have lost a rank of this node that is slow to end."""
         cause = None if self._options.min_healthy else self.cycle.record.own_failure(self._turn.seen)
         if cause is not None:
             self._report(NodeState.UNHEALTHY, cause)
@@ -308,7 +309,7 @@ class Agent:
     # -- its end ----------------------------------------------------------------------------------------------
 
     def _end_ranks(self, outcome: Outcome, signals: Sequence[Signals] = ()) -> None:
-        """``signals`` have asked for that."""
+        """End the ranks of this node; ``signals`` are those that asked for it."""
         record = self.cycle.record
         self._move(PhaseEvent.CYCLE_ENDS)
         self._outcome = outcome
@@ -321,7 +322,13 @@ class Agent:
         if signals:
             self._do(edge.TellStop(len(record.running)))
         self._ending = RankShutdown(
-            self._options, record, outcome, restarts=self._orders.restarts, by_signals=bool(signals), turn=self._turn
+            self._options,
+            record,
+            outcome,
+            by_signals=bool(signals),
+            restarts=self._orders.restarts,
+            by_themselves=self._orders.ranks_end_by_themselves,
+            turn=self._turn,
         )
         self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
 
@@ -345,7 +352,7 @@ class Agent:
             self._do(Write(Stuck(cycle=record.cycle, processes=tuple(event.processes))))
 
     def _wait_for_verdict(self) -> None:
-        """Wait for why the cycle has ended; no answer comes if this node leaves, or the others have lost it."""
+        """Wait for the verdict on the cycle; none comes if this node leaves, or the others have lost it."""
         orders = self._orders
         leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and self._leaving.is_due)
         if leaves:
@@ -368,9 +375,11 @@ class Agent:
             self._do(edge.TellStop(0))
         decision, cause = conclude(known, self._outcome)
         if self._stuck and decision.action is Action.RESTART:
-            self._exclude(cause, self._stuck)  # what they hold (devices, memory, ports) new ranks would need
+            # new ranks would need what the stuck processes hold: devices, memory, ports
+            self._exclude(cause, self._stuck)
             return
-        if verdict is not None and verdict.node == orders.place and record.found is None:  # else it is logged already
+        # otherwise it is logged already
+        if verdict is not None and verdict.node == orders.assignment.place and record.found is None:
             self._do(*write_finding(record.cycle, cause))
         self._tell_end(decision, cause)
         if self._leaving.is_due:
@@ -411,7 +420,7 @@ class Agent:
         assert self._known is not None
         if self._orders.left is not None:
             self._finish(self._known, self._orders.left)
-        elif self._orders.has_begun:
+        elif self._orders.assignment.has_begun:
             self._join()
         elif (again := self._known.judged_again) is not None:
             self._outcome = again.outcome
@@ -426,13 +435,13 @@ class Agent:
         self._over(Over(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
 
     def _stop(self, *, well: bool = False) -> None:
-        """``well``: no rank of this node has a part in what the others run."""
+        """Stop. ``well``: no rank of this node takes part in what the others run."""
         if self._leaving.signals:
             self._do(edge.TellStop(0))
         self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _exclude(self, cause: Cause, stuck: str) -> None:
-        """A rank asked for this node to be left out, or can't be killed: the others go on, if they are enough."""
+        """Leave the job because a rank asked for it, or can't be killed: the others go on, if they are enough."""
         self._say_goodbye(self._leaving.leave_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
@@ -441,7 +450,7 @@ class Agent:
             self._do(goodbye)
 
     def _leave_excluded(self, left: job.Leave | None) -> None:
-        """The others go on without this node, if they are enough; its launcher stays, if there are others."""
+        """Continue the others without this node, if they are enough; its launcher stays, if there are others."""
         leaving = self._leaving
         if left is not None or self._orders.is_left_out:
             decision = leaving.decision(left or job.Leave(0), restarts_left=self.restarts_left)

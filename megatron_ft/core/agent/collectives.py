@@ -1,10 +1,10 @@
-"""No collective has completed on any rank of this node for long: when to ask for evidence, and what follows.
+"""Watch of collectives on one node: when to ask for evidence because none has completed, and what follows.
 
-Each rank writes to its board what torch knows of its collectives (`docs/watch-collectives.md`). When none of this
-node's ranks has begun or completed one for ``collectives_timeout_s``, the coordinator is asked to collect evidence on
-the ranks of all nodes, which go on; its answer is reported, and, if the user wants that, the cycle is ended. Ranks to
-which an enforced timeout applies now are left to that. The counts of ranks that have ended their monitoring are out of
-date and don't count as silence. Pure.
+Each rank writes torch's counts of its collectives to its board (`docs/watch-collectives.md`). When none of this node's
+ranks has begun or completed one for ``collectives_timeout_s``, the coordinator is asked to collect evidence on the
+ranks of all nodes, which go on; its answer is reported, and, if the user wants that, the cycle is ended. Ranks with an
+enforced timeout in force are left to that. Counts of ranks that have ended their monitoring are out of date and don't
+count as silence. Pure.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
 
 _SHARE_OF_GROUP = 0.5
-"""A group's own timeout ends the job: the report comes before that."""
+"""Share of a group's own timeout, which ends the job: the report comes before that."""
 _UNKNOWN_NS = 300_000_000_000
-"""Default where the timeout of the process group isn't known: half of the 600 s that NCCL groups have."""
+"""Default if the timeout of the process group isn't known: half of NCCL's 600 s."""
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
 _ANSWER_NS = 15_000_000_000
-"""A coordinator that hasn't answered by then may be another one by now, or has found that other nodes' ranks go on."""
+"""Time for the coordinator's answer; later it may have been replaced, or have found that other nodes' ranks go on."""
 
 
 @dataclass
 class _Collecting:
-    """Evidence is being collected on the ranks of this node, until ``until_ns`` at the latest."""
+    """Collection of evidence on the ranks of this node, until ``until_ns`` at the latest."""
 
     until_ns: int
     asked: set[int]
@@ -58,23 +58,23 @@ class NodeCollectiveWatch:
         self._looked_ns = now_ns
         self._due_ns = now_ns + self._every_ns
         self._moved_ns = now_ns
-        """When the last collective was seen to begin or complete, as far as that counts."""
+        """Time at which the last collective was seen to begin or complete, as far as that counts."""
         self._excused_ns = 0
-        """Of the time since then, nanoseconds in which the node was stopped: they don't count."""
+        """Nanoseconds since then in which the node was stopped, which don't count."""
         self._grouped: set[int] = set()
         """Local ranks that had a process group."""
         self._is_asked = False
-        """The coordinator was asked to look into it, and hasn't answered."""
+        """True while the coordinator's review is awaited."""
         self._ask_again_ns = 0
         self._is_told = False
-        """This silence was reported to the user."""
+        """True once this silence was reported to the user."""
         self._collecting: _Collecting | None = None
         self._is_over = False
-        """The launcher was asked to stop: nothing is due any more."""
+        """True once the launcher was asked to stop: nothing is due any more."""
 
     @property
     def alarm_ns(self) -> int | None:
-        """When ``go_on`` is to be called at the latest."""
+        """Latest time of the next ``go_on``."""
         times = [self._due_ns] if self._is_on else []
         if self._collecting is not None:
             times.append(self._collecting.until_ns - LAST_NOTES_NS)
@@ -87,11 +87,11 @@ class NodeCollectiveWatch:
     # -- events -------------------------------------------------------------------------------------------------
 
     def excuse_stop(self, now_ns: int) -> None:
-        """The whole node was stopped and continued: nothing before counts."""
+        """Start anew after a stop of the whole node: no time before it counts."""
         self._begin_anew(now_ns)
 
     def collect(self, turn: Turn) -> None:
-        """Have evidence collected on the ranks of this node, as on those of all nodes; they go on running."""
+        """Have evidence collected on the ranks of this node, which go on running."""
         if self._collecting is None:
             alive = self._record.observed
             self._collecting = _Collecting(turn.now_ns + round(EVIDENCE_S * 1e9), alive)
@@ -100,14 +100,14 @@ class NodeCollectiveWatch:
                 turn.do(OrderMonitor(local_rank, order))
 
     def noted(self, note: RankSnapshot) -> None:
-        """What a monitor has seen of its rank."""
+        """Record a monitor's snapshot of its rank."""
         if self._collecting is not None and note.local_rank in self._collecting.asked:
             self._collecting.notes[note.local_rank] = note
 
     def reviewed(self, review: Reviewed, place: int, turn: Turn) -> RankHung | None:
-        """Say what the evidence on all ranks shows; the node that had asked logs it. This one is at ``place``.
+        """Report the review of all ranks; the node that had asked logs it. ``place`` is this node's.
 
-        Returns the verdict that this node is to end the cycle for; None if it isn't to.
+        Return the verdict for which this node is to end the cycle, None without one.
         """
         options, is_asker = self._options, review.asker == place
         ends = options.ends_for_collectives and review.is_waited and not options.observe_only
@@ -134,7 +134,7 @@ class NodeCollectiveWatch:
     # -- what is due --------------------------------------------------------------------------------------------
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
-        """Send the notes once they are complete, and check how long no collective has completed, when that is due."""
+        """Send the snapshots once they are complete, and check for silence when that is due."""
         self._tell_notes(turn)
         self._is_over = self._is_over or is_stopping
         if not self._is_on or turn.now_ns < self._due_ns:
@@ -165,7 +165,7 @@ class NodeCollectiveWatch:
         self._grouped |= known.keys()
         # a rank that has ended its monitoring may go on, but its board keeps the counts of that moment
         judged = {lr: found for lr, found in known.items() if not _has_ended_monitoring(turn.seen.boards[lr])}
-        if not judged or is_leaving:  # no rank has a process group and is monitored, or one has destroyed its group
+        if not judged or is_leaving:  # no monitored rank has a process group, or one has destroyed its group
             self._begin_anew(turn.now_ns)
             return
         if self._options.collectives_timeout_s is None:

@@ -1,4 +1,4 @@
-"""Why a cycle has ended, what this launcher does next, and how its part in the job ends. Pure.
+"""The end of a cycle: its cause, this launcher's next act, and the end of its part in the job. Pure.
 
 The coordinator's verdict is the same on all nodes. A node leaves the others by itself if its launcher was asked to
 stop, if one of its ranks has asked for that, or if its ranks can't be killed.
@@ -22,43 +22,43 @@ from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Rest
 
 
 class Leaving:
-    """Why this launcher leaves the job before its end, what it tells the others then, and how it ends."""
+    """Reason why this launcher leaves the job before its end, its message to the others, and its own end."""
 
     def __init__(self, options: Options) -> None:
         self.signals: list[signal.Signals] = []
-        """They have asked it to stop."""
+        """Signals that have asked the launcher to stop."""
         self.hurry: signal.Signals | None = None
-        """The one that asked a second time."""
+        """Signal of the second request."""
         self.abandoned = ""
-        """Why it can't go on where it is, in words; empty if it can."""
+        """Why the launcher can't go on where it is, in words; empty if it can."""
         self.goodbye: Goodbye | None = None
         self.cause: Cause | None = None
-        """Why its node is left out."""
+        """Why this node is left out."""
         self._stuck = ""
         self._options = options
 
     def asked(self, event: StopAsked) -> None:
-        """A signal asks the launcher to stop."""
+        """Note a signal that asks the launcher to stop."""
         self.signals.append(event.number)
         if event.again:
             self.hurry = self.hurry or event.number
 
     def abandon(self, text: str) -> None:
-        """It can't go on where it is, for that reason."""
+        """Note that the launcher can't go on where it is."""
         self.abandoned = text
 
     @property
     def is_due(self) -> bool:
-        """Whether it leaves of its own accord."""
+        """True if the launcher leaves of its own accord."""
         return bool(self.signals or self.abandoned)
 
     @property
     def is_excluded(self) -> bool:
-        """Whether it has told the others that its node is left out."""
+        """True if the others were told that this node is left out."""
         return self.goodbye is not None and self.goodbye.excluded
 
     def take_leave(self, *, well: bool) -> Goodbye:
-        """Leave; returns what to tell the others. ``well``: no rank of this node has ended otherwise than with 0."""
+        """Leave, and return the goodbye. ``well``: every rank of this node that has ended did so with 0."""
         if self.signals:
             self.goodbye = Goodbye(f"its launcher received {self.signals[0].name}", well=well)
         else:
@@ -66,27 +66,28 @@ class Leaving:
         return self.goodbye
 
     def leave_out(self, cause: Cause, stuck: str) -> Goodbye:
-        """The same where a rank asked for this node to be left out, or processes (in words) can't be killed."""
+        """Leave because a rank asked for it, or because processes (``stuck``, in words) can't be killed. Return the
+        goodbye."""
         self.cause, self._stuck = cause, stuck
         self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
         return self.goodbye
 
     def over(self) -> Over:
-        """How it ends for a launcher that leaves of its own accord."""
+        """Return the end of a launcher that leaves of its own accord."""
         assert self.goodbye is not None
         if self.signals:
             return stopped(self.signals[0], self.goodbye.well)
         return Over(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
 
     def over_excluded(self, left: Leave, verdict: Verdict | None) -> tuple[Over, str]:
-        """The same where its node is left out and the launcher doesn't stay, with the line for the user."""
+        """Return the end of a launcher whose node is left out, and the line for the user."""
         if self._stuck and self._options.max_nodes == 1:
             return Over(Exit.FAILED, 1, verdict=verdict), ""
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
         return Over(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text), left.text if self._stuck else ""
 
     def decision(self, left: Leave, *, restarts_left: int) -> RestartDecision:
-        """What is done where its node is left out; ``left`` says whether the others can go on."""
+        """Return the decision for a node that is left out; ``left`` tells if the others can go on."""
         stuck = self._stuck
         reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
         if stuck and self._options.max_nodes == 1:
@@ -97,18 +98,18 @@ class Leaving:
 
 
 def stopped(number: int, well: bool) -> Over:
-    """How it ends for a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
+    """Return the end of a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
     text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks exited with 0"])
     return Over(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
 
 
 @dataclass(frozen=True)
 class EndOfCycle:
-    """What is known at the end of a cycle.
+    """Facts at the end of a cycle.
 
     Args:
-        verdict: the coordinator's; None where this node has left, or the others have lost it.
-        leaving: whether the launcher was asked to stop, or has to.
+        verdict: the coordinator's; None if this node has left, or the others have lost it.
+        leaving: requests to stop, or the launcher's reason to leave.
     """
 
     record: CycleRecord
@@ -119,12 +120,12 @@ class EndOfCycle:
 
     @property
     def is_own_end(self) -> bool:
-        """Whether the cycle has ended for this node alone, as far as it knows: no other one says why."""
+        """True if the cycle has ended for this node alone, as far as it knows: no other node explains it."""
         return self.verdict is None or self.leaving.is_due or self.leaving.goodbye is not None
 
     @property
     def judged_again(self) -> Verdict | None:
-        """The verdict that another coordinator, which didn't know of this one, has reached since: the job goes on."""
+        """Verdict that another coordinator, unaware of this one, has reached since; None without one."""
         verdict = self.orders.verdict
         is_new = verdict is not None and verdict != self.verdict and verdict.decision.action is Action.RESTART
         return verdict if is_new else None
@@ -136,12 +137,16 @@ def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Rea
         return Report(record.cycle, state)
     why = cause or record.own_failure(seen) or record.cause()
     return Report(
-        record.cycle, state, replace(why, text=why.line, iteration=None, detail=""), record.reached(seen, why)
+        record.cycle,
+        state,
+        replace(why, text=why.line, iteration=None, detail=""),
+        record.reached(seen, why),
+        ranks=0 if why.rerun is None else len(record.ranks),
     )
 
 
 def conclude(known: EndOfCycle, outcome: Outcome) -> tuple[RestartDecision, Cause]:
-    """What follows from a cycle that hasn't ended well, and why it ended."""
+    """Return the decision after a cycle that hasn't ended well, and its cause."""
     record, verdict = known.record, known.verdict
     stops = RestartDecision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
     if verdict is None and known.leaving.signals:
@@ -169,7 +174,7 @@ def conclude(known: EndOfCycle, outcome: Outcome) -> tuple[RestartDecision, Caus
 
 
 def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
-    """The outcome, with requests of ranks that came in the last moment."""
+    """Return the outcome, with requests of ranks that arrived last."""
     if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
         if record.shutdown_request is not None:
             return Outcome.STOPPED
@@ -179,17 +184,17 @@ def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
 
 
 def _has_ended_the_job(known: EndOfCycle, *, is_min_healthy: bool) -> bool:
-    """Whether a job that gives up does so because of ranks of this node; with min-healthy that takes several nodes."""
+    """Return True if ranks of this node are why the job gives up; with min-healthy that takes several nodes."""
     verdict, told = known.verdict, known.orders.told
     if verdict is None or verdict.outcome is Outcome.STOPPED:
         return False
     if is_min_healthy:
         return told is not None and told.state is NodeState.UNHEALTHY
-    return verdict.cause.rank in known.record.ranks or verdict.node == known.orders.place
+    return verdict.cause.rank in known.record.ranks or verdict.node == known.orders.assignment.place
 
 
 def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
-    """How a job ends here whose last cycle has failed."""
+    """Return the end of a job whose last cycle has failed."""
     verdict = known.verdict
     if verdict is None:
         return Over(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
@@ -198,11 +203,11 @@ def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool
 
 
 def _cause(known: EndOfCycle, verdict: Verdict) -> Cause:
-    """The verdict's cause; in this node's own words, which say more, if it was this node that reported it."""
+    """Return the verdict's cause, in this node's own, more detailed words if it reported it."""
     record, told = known.record, known.orders.told
-    if verdict.node == known.orders.place and told is not None and verdict.cause.text == told.cause.text:
+    if verdict.node == known.orders.assignment.place and told is not None and verdict.cause.text == told.cause.text:
         if record.failed or record.found is not None:
             return replace(record.cause(), host=verdict.cause.host)
         if record.exclude_request is not None:
             return replace(record.request_cause(), host=verdict.cause.host)
-    return verdict.cause_for(known.orders.place)
+    return verdict.cause_for(known.orders.assignment.place)

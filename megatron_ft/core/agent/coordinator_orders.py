@@ -1,39 +1,37 @@
-"""What the coordinator and this node have told each other of the cycle that has begun last. Pure."""
+"""Orders of the coordinator and reports of this node for the last cycle that has begun. Pure."""
 
 from __future__ import annotations
 
-from megatron_ft.core.job.decisions import Held
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.edge import Begin, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
 
 class CoordinatorOrders:
-    """What counts of that for this launcher now."""
+    """Orders of the coordinator that apply to this launcher now."""
 
-    def __init__(self) -> None:
-        self.begun: Held | None = None
-        """The last cycle that this node has a place in."""
-        self.taken: Held | None = None
-        """The last one whose ranks it was to run."""
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
         self.stands_by = False
-        """Other nodes have begun a cycle without this one."""
+        """True if other nodes have begun a cycle without this one."""
         self.is_left_out = False
-        """The job goes on without this node, for good."""
+        """True if the job goes on without this node, for good."""
         self.left: Leave | None = None
-        """This launcher's job is over."""
+        """Set once this launcher's job is over."""
         self.told: Report | None = None
-        """What this node has reported of the cycle."""
+        """Last report of this node on the cycle."""
         self.is_cut_off = False
-        """The cycle ended here only, because no coordinator could be reached."""
+        """True if the cycle ended here only, because no coordinator could be reached."""
         self._end: End | None = None
         self._verdict: Verdict | None = None
 
     def hear(self, event: Begin | StandBy | End | Verdict | LeftOut | Leave) -> None:
-        """The coordinator has decided something."""
+        """Note a decision of the coordinator."""
         match event:
             case Begin(held):
-                self.begun, self._end, self._verdict, self.told = held, None, None, None
+                self.assignment.begin(held)
+                self._end = self._verdict = self.told = None
                 self.is_cut_off = self.stands_by = False
             case StandBy():
                 self.stands_by = True
@@ -42,28 +40,23 @@ class CoordinatorOrders:
             case End():
                 self._end, self.is_cut_off = event, event.is_cut_off
             case Verdict():
-                if self.begun is not None and event.cycle == self.begun.decision.cycle:
+                begun = self.assignment.begun
+                if begun is not None and event.cycle == begun.decision.cycle:
                     self._verdict = event
             case Leave():
                 self.left = self.left or event
 
-    def take(self) -> Held:
-        """Run the ranks of the cycle that has begun."""
-        assert self.begun is not None
-        self.taken = self.begun
-        return self.begun
-
     def may_be_news(self, state: NodeState) -> bool:
-        """Whether to send a report of this state: once, and again if it no longer follows from another node's.
+        """Return True if a report of this state is news: once, and again if it no longer follows from another node's.
 
         A cycle whose successor has begun needs no report any more.
         """
-        if self.has_begun:
+        if self.assignment.has_begun:
             return False
         return self.told is None or self.told.state is not state or self.told.cause.follows
 
     def report(self, report: Report) -> bool:
-        """Take note of a report that is about to be sent; returns False if it is no news."""
+        """Note a report that is about to be sent. Return False if it is no news."""
         told = self.told
         if told is not None and (told.state, told.cause.follows) == (report.state, report.cause.follows):
             return False
@@ -71,43 +64,38 @@ class CoordinatorOrders:
         return True
 
     @property
-    def place(self) -> int | None:
-        """Of this node in the cycle that was taken."""
-        return None if self.taken is None else self.taken.place
-
-    @property
-    def has_begun(self) -> bool:
-        """Another cycle than the one taken has begun. If the one taken still runs, its end was never received."""
-        return self.begun is not self.taken
-
-    @property
     def is_over(self) -> bool:
-        """The cycle that was taken has ended."""
-        return self._end is not None or self.left is not None or self.has_begun
+        """True if the cycle that was taken has ended."""
+        return self._end is not None or self.left is not None or self.assignment.has_begun
 
     @property
     def is_lost(self) -> bool:
-        """Whether no verdict on the cycle can come any more."""
-        return self._end is None or self._end.lost or self.has_begun
+        """True if no verdict on the cycle can come any more."""
+        return self._end is None or self._end.lost or self.assignment.has_begun
 
     @property
     def lost(self) -> str:
-        """Why the others have given this node up, in words; empty if that isn't known, or if they haven't."""
+        """Why the others have given this node up, in words; empty if unknown, or if they haven't."""
         return self._end.text if self._end is not None and self._end.lost else ""
 
     @property
     def restarts(self) -> bool:
-        """Another cycle is to follow."""
+        """True if another cycle is to follow."""
         return self._end is not None and self._end.restarts
 
     @property
+    def ranks_end_by_themselves(self) -> bool:
+        """All ranks of the job are ending of their own accord."""
+        return self._end is not None and self._end.by_themselves
+
+    @property
     def outcome(self) -> Outcome:
-        """How it has ended."""
-        if self.has_begun:
+        """Outcome of the cycle."""
+        if self.assignment.has_begun:
             return Outcome.MEMBERSHIP
         return Outcome.STOPPED if self._end is None else self._end.outcome
 
     @property
     def verdict(self) -> Verdict | None:
-        """Why it has ended; None as long as that isn't known."""
-        return None if self.has_begun else self._verdict
+        """Verdict on the cycle; None while it is unknown."""
+        return None if self.assignment.has_begun else self._verdict

@@ -1,9 +1,9 @@
 """Deadlines of ranks that no monitor judges: before their monitoring has begun, and after they have ended it. Pure.
 
 A rank that doesn't start monitoring within ``--ft-startup-timeout`` of its start, or doesn't exit within
-``--ft-exit-timeout`` of its shutdown, is terminated as hung, and the restart policy decides. One exception: after
-its shutdown a rank may have nothing left to do. If other ranks of the node have exited with 0, none has failed
-and none is still at work, a rank that merely doesn't exit is terminated and treated as finished, too.
+``--ft-exit-timeout`` of its shutdown, is terminated as hung, and the restart policy decides. One exception: after its
+shutdown a rank may have nothing left to do. If other ranks of the node have exited with 0, none has failed and none is
+still at work, a rank that merely doesn't exit is terminated and treated as finished, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAUSED_NS = 200_000_000
 
 @dataclass(kw_only=True)
 class _Wait:
-    """The launcher waits for the "startup" or the "exit" (``kind``) of one rank."""
+    """Deadline for the "startup" or the "exit" (``kind``) of one rank."""
 
     kind: str
     local_rank: int
@@ -41,12 +41,12 @@ class _Wait:
     excused_ns: int = 0
 
     def check_in(self, now_ns: int, delay_ns: int) -> None:
-        """Check again so much later."""
+        """Set the next check, ``delay_ns`` from now."""
         self.asked_ns, self.due_ns = now_ns, now_ns + delay_ns
 
 
 class Deadlines:
-    """The deadlines of one cycle's ranks, from their start. In ``pauses`` hang detection is suspended."""
+    """Deadlines of one cycle's ranks, from their start. ``pauses``: times in which hang detection is suspended."""
 
     def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Turn) -> None:
         self._options = options
@@ -56,12 +56,12 @@ class Deadlines:
         self._asked: set[int] = set()
         """Ranks whose monitors were asked for evidence."""
         self._to_end: set[int] = set()
-        """Ranks to terminate when evidence has come on all that are ``_asked``."""
+        """Ranks to terminate once evidence on all ``_asked`` ranks has come."""
         self._collect_until_ns: int | None = None
         self._escalations: dict[int, Escalation] = {}
-        """Of ranks that are being ended."""
+        """Escalations of ranks that are being ended."""
         self._stopped_ns = 0
-        """When the last stop of the whole node was over."""
+        """End of the last stop of the whole node."""
         if options.startup_timeout_s is not None:
             for local_rank in record.started.keys() - record.hooked:
                 began_ns = record.started[local_rank].at_ns
@@ -70,27 +70,27 @@ class Deadlines:
     # -- events ---------------------------------------------------------------------------------------------------
 
     def attached(self, local_rank: int) -> None:
-        """A rank has begun its monitoring, maybe for the second time: it has no deadline any more."""
+        """Drop the deadline of a rank that has begun its monitoring, maybe for the second time."""
         self._waits.pop(local_rank, None)
 
     def detached(self, local_rank: int, at_ns: int, turn: Turn) -> None:
-        """A rank has ended its monitoring; a monitor that replaces another says it again."""
+        """Start the exit deadline of a rank that has ended its monitoring; a replacement monitor repeats the event."""
         timeout_s = self._options.exit_timeout_s
         if timeout_s is not None and local_rank in self._record.started and local_rank not in self._waits:
             self._wait("exit", local_rank, at_ns, timeout_s, turn)
 
     def noted(self, note: RankSnapshot) -> None:
-        """A monitor has collected evidence on its rank."""
+        """Record the evidence that a monitor has collected on its rank."""
         if note.local_rank in self._asked:
             self._asked.discard(note.local_rank)
             if note.frame:
                 self._record.locate(note.rank, f"in {note.frame}")
 
     def excuse_stop(self, now_ns: int) -> None:
-        """The whole node was stopped and continued.
+        """Exclude a stop of the whole node.
 
-        It may have been at any moment since each was last checked: none of that time counts. A timer that fires
-        late tells the same, but a stop that is over before the timer is due delays nothing.
+        The node may have been stopped at any moment since each deadline was last checked: none of that time counts. A
+        late timer shows a stop, too, but not one that ends before the timer is due; such a stop delays nothing.
         """
         self._stopped_ns = now_ns
         for wait in self._waits.values():
@@ -98,7 +98,7 @@ class Deadlines:
 
     @property
     def alarm_ns(self) -> int | None:
-        """When ``go_on`` is to be called at the latest."""
+        """Latest time of the next ``go_on``."""
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
         return earliest(*times, self._collect_until_ns)
@@ -125,7 +125,7 @@ class Deadlines:
         wait = self._waits[local_rank] = _Wait(
             kind=kind, local_rank=local_rank, since_ns=since_ns, timeout_s=timeout_s, asked_ns=since_ns, due_ns=due_ns
         )
-        if self._stopped_ns > since_ns:  # it began before a stop of the node, and its event comes only after that
+        if self._stopped_ns > since_ns:  # the wait began before a stop of the node, and its event came after that
             self._excuse(wait, self._stopped_ns)
 
     def _check(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
@@ -146,7 +146,7 @@ class Deadlines:
             self._report_late(wait, elapsed_ns / 1e9, turn)
 
     def _excuse(self, wait: _Wait, now_ns: int) -> None:
-        """Don't count the time since the last check, in which the node may have been stopped. Pauses never count."""
+        """Exclude the time since the last check, in which the node may have been stopped. Pauses never count."""
         wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
         wait.asked_ns = now_ns
 
@@ -184,9 +184,10 @@ class Deadlines:
             self._collect_until_ns = turn.now_ns + round(EVIDENCE_S * 1e9)
 
     def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
-        """Have evidence collected on a rank, once; False if it has no monitor. ``ends``: it is about to be terminated.
+        """Have evidence collected on a rank, once. Return False without a monitor. ``ends``: it is about to be
+        terminated.
 
-        One that may go on living is sent no signal for it.
+        A rank that may go on living gets no signal for it.
         """
         if local_rank not in self._asked and local_rank in self._record.watched:
             passive = self._options.min_healthy and not ends
@@ -196,7 +197,8 @@ class Deadlines:
         return local_rank in self._asked
 
     def _blame(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
-        """Suspect all ranks that are late: they may wait for each other. If one of them is stopped, only that one."""
+        """Suspect all ranks that are late: they may wait for each other. If exactly one is stopped, suspect only that
+        one."""
         others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
         if not others or self._record.suspects is not None:
             return
@@ -207,7 +209,7 @@ class Deadlines:
             self._ask(local_rank, turn, ends=False)
 
     def end(self, local_ranks: set[int], turn: Turn) -> None:
-        """As their monitors would: the ranks alone, SIGKILL after a grace."""
+        """Terminate the ranks as their monitors would: only the processes themselves, with SIGKILL after a grace."""
         for local_rank in sorted(local_ranks):
             self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=turn.now_s)
             self._advance(local_rank, turn)
@@ -215,5 +217,5 @@ class Deadlines:
     def _advance(self, local_rank: int, turn: Turn) -> None:
         number = self._escalations[local_rank].advance(turn.now_s, lambda: turn.seen.run_delays_ns[local_rank])
         if number is not None:
-            # the main thread finds it when SIGCONT lets it go on
+            # pending for the main thread when SIGCONT lets it go on
             turn.do(SignalRanks((local_rank,), number))

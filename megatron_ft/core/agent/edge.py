@@ -1,6 +1,6 @@
-"""The events that the launcher's machine takes, and the effects that it asks for.
+"""Events and effects of the launcher's machine.
 
-What the launcher's member of the control plane decides (`Begin` and `Leave` of `core.job.edge`), and messages of the
+Effects of the launcher's member of the control plane (`Begin` and `Leave` of `core.job.edge`), and messages of the
 coordinator that it passes on (`End`, `Verdict`, `DiagnoseHang`), are events here; so is a rank's `WorkloadControl`.
 Times are nanoseconds of CLOCK_MONOTONIC unless a name says otherwise.
 """
@@ -39,13 +39,13 @@ from megatron_ft.core.timeouts.learned import LearnedState
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the launcher reads of this node's ranks at an event, by local rank.
+    """Readings of this node's ranks at an event, by local rank.
 
     Args:
-        boards: of this cycle; None where there is none.
-        words: what each wrote of its end.
-        stopped: whether the process is stopped by a signal.
-        run_delays_ns: by thread, how long it has waited for a CPU in its life.
+        boards: boards of this cycle; None for a rank without one.
+        words: what each rank wrote about its end.
+        stopped: True if the process is stopped by a signal.
+        run_delays_ns: total CPU wait of each thread.
     """
 
     boards: Mapping[int, BoardSnapshot | None]
@@ -53,9 +53,9 @@ class Readings:
     stopped: Mapping[int, bool]
     run_delays_ns: Mapping[int, Mapping[int, int]]
     checkpointed: Callable[[], int | None] = lambda: None
-    """The iteration of the last checkpoint, where a file holds it."""
+    """Returns the iteration of the last checkpoint, None if no file holds it."""
     collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
-    """Counts by rank; None for one without a process group."""
+    """Counts by rank; None for a rank without a process group."""
 
 
 # -- events: the launcher -------------------------------------------------------------------------------------
@@ -63,12 +63,12 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """``Agent.alarm_ns`` is over. The first event, too: the launcher is up."""
+    """``Agent.alarm_ns`` is over. Also the first event, once the launcher is up."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A signal asks the launcher to stop. ``again``: for the second time; no process is to be waited for any more."""
+    """A signal asks the launcher to stop. ``again``: the second request; no process is waited for any more."""
 
     number: signal.Signals
     again: bool = False
@@ -81,9 +81,9 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """Answer to ``ReadState``. ``state``: None if there is no file, or none that can be used.
+    """Answer to ``ReadState``. ``state``: None if there is no usable file.
 
-    ``problem``: what is wrong with the file, a line; ``may_write``: this run may write it.
+    ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
     """
 
     path: str
@@ -94,7 +94,7 @@ class StateRead:
 
 @dataclass(frozen=True, slots=True)
 class StateWritten:
-    """Answer to ``WriteState``. ``problem``: why the file could not be written, a line."""
+    """Answer to ``WriteState``. ``problem``: why the file could not be written, in a line."""
 
     ok: bool
     problem: str = ""
@@ -116,19 +116,19 @@ class RanksMet:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """All of them were."""
+    """All ranks were created."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """They weren't: because of this, or (None) because the cycle is over, or the launcher was asked to stop."""
+    """Ranks were not started. ``cause`` is None if the cycle is over, or the launcher was asked to stop."""
 
     cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """What ``TerminateRanks`` asked for is done. ``stuck``: processes that outlive SIGKILL, as text and record."""
+    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts."""
 
     stuck: str = ""
     processes: Sequence[ProcessFacts] = ()
@@ -152,36 +152,37 @@ Event = FromLauncher | FromRanks | MonitorReport | FromCoordinator | Speak | job
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Run the user's command that says whether the node is fit; answered by ``NodeHealth``. Given up when
-    the phase is another one.
-    """
+    """Run the user's health command; answered by ``NodeHealth``. Given up when the phase changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
     """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
     ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more.
+
+    ``shift``: by so many places the ranks of this node are rotated, as in `Decision`.
     """
 
     restarts_left: int
+    shift: int = 0
 
 
 class Way(enum.Enum):
-    """How ranks are ended."""
+    """Way of ending ranks."""
 
     TERMINATED = "terminated"
-    """SIGTERM, and SIGKILL for what is left after the grace."""
+    """SIGTERM, then SIGKILL for what is left after the grace."""
     FINISHED = "finished"
-    """They have; what they left behind has a moment to end, and is reported."""
+    """Ranks have finished; leftover processes have a moment to end, and are reported."""
     KILLED = "killed"
-    """They were asked to stop, and their time is over."""
+    """Ranks were asked to stop, and their time is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminateRanks:
-    """End all that is left of the ranks; answered by ``RanksEnded``.
+    """End everything left of the ranks; answered by ``RanksEnded``.
 
-    ``leftover_grace_s``: what a rank that was asked to stop has left may take so long; None: it isn't waited for.
+    ``leftover_grace_s``: time for leftover processes of ranks that were asked to stop; None: no wait.
     """
 
     way: Way
@@ -191,36 +192,36 @@ class TerminateRanks:
 
 @dataclass(frozen=True, slots=True)
 class MetAgain:
-    """Another cycle is to follow: see to what the ended ranks have held."""
+    """Another cycle follows: wait for what the ended ranks have held."""
 
 
 class Exit(enum.Enum):
-    """How this launcher's part of the job ends."""
+    """Kind of end of this launcher's part in the job."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """The job has, for good, or a rank has asked for its end."""
+    """The job has failed for good, or a rank has asked for its end."""
     STOPPED = "stopped"
-    """By a signal to the launcher."""
+    """A signal to the launcher."""
     ABANDONED = "abandoned"
-    """The process that started it has ended, or its output has no reader."""
+    """The process that started the launcher has ended, or its output has no reader."""
     EXCLUDED = "excluded"
     """This node has left the others: a rank asked for that, or can't be killed."""
     STAYED = "stayed"
-    """The same, and the launcher has stayed until the job's end."""
+    """Like EXCLUDED, and the launcher has stayed until the job's end."""
     LEFT = "left"
     """The job has ended, or goes on, without this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """This launcher's part in the job is over.
+    """End of this launcher's part in the job.
 
     Args:
         code: its exit code.
-        text: why, in words, as far as is known.
-        verdict: on the last cycle; None if none has come.
-        cause: why the job has failed because of ranks of this node, which torch's table of failures names.
+        text: reason in words, as far as known.
+        verdict: verdict on the last cycle; None if none has come.
+        cause: set if ranks of this node made the job fail; named in torch's table of failures.
     """
 
     how: Exit
@@ -235,7 +236,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
-    """Signal those of them that live; one that is stopped is continued."""
+    """Signal the live ranks among these; a stopped one is continued."""
 
     local_ranks: Sequence[int]
     number: int
@@ -252,7 +253,7 @@ class OrderMonitor:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: if it is broken."""
+    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: rename a broken file."""
 
     path: str
     sets_aside: bool = False
@@ -276,21 +277,21 @@ class TellStateWritten:
 
 @dataclass(frozen=True, slots=True)
 class KeepEvidence:
-    """Write what is known of a rank that has ended by itself, badly."""
+    """Write the evidence on a rank that has failed by itself."""
 
     ended: RankExited
 
 
 @dataclass(frozen=True, slots=True)
 class TellStop:
-    """Say once that the launcher was asked to stop, and to how many ranks the signal goes."""
+    """Print, once, that the launcher was asked to stop, and how many ranks get the signal."""
 
     ranks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A record of the event log; ``at_ns``: when it happened, if that isn't now."""
+    """Write a record to the event log; ``at_ns``: its time, if that isn't now."""
 
     record: Record
     at_ns: int | None = None

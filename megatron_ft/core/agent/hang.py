@@ -1,4 +1,4 @@
-"""A rank was found hung: evidence on all ranks of this node is collected, within a bound, and sent on. Pure.
+"""Diagnosis of a hang on one node: evidence on all its ranks is collected, within a bound, and sent on. Pure.
 
 The coordinator asks all nodes for theirs, and finds which rank is the cause. The monitor that found the hang ends its
 rank when the cycle is ended, or when its own bound is over, so that missing evidence delays nothing. Under
@@ -23,15 +23,15 @@ from megatron_ft.core.job.messages import Hang, Notes
 from megatron_ft.core.messages.monitor import Collect, Release
 
 LAST_NOTES_NS = 150_000_000
-"""So long before the bound is over the notes that have come are sent: they need time to arrive."""
+"""Send snapshots this long before the deadline, to leave time for delivery."""
 _PART_CHARS = 80_000
-"""Of notes in one message, which has room for 1 MiB, and may write a character in 12 bytes."""
+"""Characters of snapshots in one message, which has room for 1 MiB; one character may take 12 bytes."""
 
 
 class NodeHangDiagnosis:
     """The diagnosis of a hang in one cycle, on this node.
 
-    ``learned_kill`` is told the name of each learned timeout that ends a rank.
+    ``learned_kill`` is called with the name of each learned timeout that ends a rank.
     """
 
     def __init__(self, options: Options, record: CycleRecord, learned_kill: Callable[[str, Turn], None]) -> None:
@@ -40,16 +40,16 @@ class NodeHangDiagnosis:
         self._record = record
         self._decides = options.min_healthy
         self._notes: dict[int, RankSnapshot] = {}
-        """By local rank."""
+        """Snapshots by local rank."""
         self._verdict: RankHung | None = None
-        """The first of this node."""
+        """First verdict of this node."""
         self._bound_ns: int | None = None
         self._asked: set[int] = set()
         self._is_told = False
         self._is_over = False
 
     def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
-        """A rank was found hung. ``is_seen``: by its monitor, which is collecting evidence already."""
+        """Start the diagnosis of a hung rank. ``is_seen``: its monitor found it, and is collecting evidence already."""
         if self._is_over:
             turn.do(Release(self._record.cycle))
             return
@@ -60,11 +60,11 @@ class NodeHangDiagnosis:
         self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
 
     def diagnose(self, turn: Turn) -> None:
-        """A rank of another node hangs: collect evidence on those of this one."""
+        """Collect evidence on the ranks of this node, because a rank of another node hangs."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
 
     def lost_peer(self, end: RankExited, turn: Turn) -> None:
-        """A rank has failed because another one kept it waiting, or is gone: find that one, before all are ended."""
+        """Find the rank that another one waited for or lost, before all are ended."""
         if self._is_over or self._bound_ns is not None or self._options.min_healthy or self._options.observe_only:
             return
         self._verdict = RankHung(
@@ -82,17 +82,17 @@ class NodeHangDiagnosis:
         self._begin(turn, from_ns=turn.now_ns, known=set())
 
     def explain(self) -> None:
-        """Stop deciding: a rank of this node has failed by itself, which explains the peers that were lost."""
+        """Stop deciding: a rank of this node has failed by itself, which explains the lost peers."""
         if self._decides and self._verdict is not None and self._verdict.kind == LOST_PEER:
             self._is_over = True
 
     def noted(self, note: RankSnapshot, turn: Turn) -> None:
-        """What a monitor has seen of its rank."""
+        """Record a monitor's snapshot of its rank."""
         if self._is_over:
             turn.do(Release(self._record.cycle))
             return
         if self._bound_ns is None:
-            return  # collected for another reason; evidence from before the verdict says little of the hang
+            return  # collected for another reason; evidence from before the verdict says little about the hang
         before = self._notes.get(note.local_rank)
         if before is not None:
             # the first evidence counts: since then a rank may have been stopped by its monitor
@@ -100,24 +100,24 @@ class NodeHangDiagnosis:
         self._notes[note.local_rank] = note
 
     def close(self, turn: Turn) -> None:
-        """The cycle is being ended: collect no more evidence, and let the monitors end the hung ranks."""
+        """End the diagnosis with the cycle: collect no more evidence, and let the monitors end the hung ranks."""
         self._is_over = True
         turn.do(Release(self._record.cycle))
 
     @property
     def is_deciding(self) -> bool:
-        """This node decides, and the cause may still become known: its state isn't told before."""
+        """True while this node decides and the cause may still become known: its state isn't reported before."""
         return self._decides and self._bound_ns is not None and not self._is_over
 
     @property
     def alarm_ns(self) -> int | None:
-        """When ``go_on`` is to be called at the latest."""
+        """Latest time of the next ``go_on``."""
         if self._bound_ns is None or self._is_told or self._is_over:
             return None
         return self._bound_ns - LAST_NOTES_NS
 
     def go_on(self, turn: Turn) -> None:
-        """Send the notes, or decide, once evidence has come on all ranks, or the bound is near."""
+        """Send the snapshots, or decide, once evidence on all ranks has come, or the bound is near."""
         alarm_ns = self.alarm_ns
         has_all = self._asked & self._record.observed <= self._notes.keys()
         if alarm_ns is None or (turn.now_ns < alarm_ns and not has_all):
@@ -134,7 +134,7 @@ class NodeHangDiagnosis:
             self.close(turn)
 
     def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
-        """Have evidence collected on all ranks but those on which it is or was; on ``known`` it is being collected."""
+        """Have evidence collected on all ranks but ``known`` ones, on which it is being collected."""
         if self._bound_ns is not None or self._is_over:
             return
         self._bound_ns = from_ns + round(EVIDENCE_S * 1e9)
@@ -156,12 +156,12 @@ def write_finding(cycle: int, cause: Cause) -> list[Write]:
 
 
 def complete_notes(record: CycleRecord, notes: Mapping[int, RankSnapshot], turn: Turn) -> list[RankSnapshot]:
-    """The notes (by local rank) of all ranks that were started."""
+    """Return the snapshots (by local rank) of all ranks that were started."""
     return [notes.get(local_rank) or _note_unseen(record, local_rank, turn) for local_rank in sorted(record.started)]
 
 
 def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapshot:
-    """What is known of a rank whose monitor could collect no evidence, or whose evidence hasn't come."""
+    """Return the known facts of a rank without evidence from its monitor."""
     board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
     end = ended or record.end_of_its_exception(local_rank, turn.seen)
     verdict = record.overdue.get(local_rank)
@@ -184,7 +184,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapsh
 
 
 def _as_found(note: RankSnapshot, verdict: RankHung) -> RankSnapshot:
-    """As its monitor found it: that it has ended since is the monitor's doing, and explains nothing."""
+    """Return the snapshot as the monitor found the rank: that it has ended since is the monitor's doing."""
     return dataclasses.replace(
         note,
         iteration=verdict.iteration if note.iteration is None else note.iteration,
@@ -199,7 +199,7 @@ def _as_found(note: RankSnapshot, verdict: RankHung) -> RankSnapshot:
 
 
 def tell_notes(turn: Turn, cycle: int, notes: Iterable[RankSnapshot], *, passive: bool = False) -> None:
-    """Tell the coordinator, in as many messages as they need. One note always fits: it has come in one."""
+    """Send the snapshots to the coordinator, in as many messages as needed. One snapshot always fits."""
     parts: list[tuple[RankSnapshot, ...]] = [()]
     room = _PART_CHARS
     for note in notes:

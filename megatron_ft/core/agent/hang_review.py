@@ -1,4 +1,4 @@
-"""Under ``min-healthy`` a rank whose timeout is over is terminated only if the others wait for that rank. Pure.
+"""Review of suspects with ``min-healthy``: a rank is terminated only if others wait for it. Pure.
 
 The nodes go on without a rank that hangs, so those that only wait for it must live. A monitor asks here before it
 reports its rank as hung; the coordinator has evidence collected on the ranks of all nodes, which go on, and tells all
@@ -25,10 +25,10 @@ class HangReview:
     def __init__(self, record: CycleRecord) -> None:
         self._record = record
         self._suspects: dict[int, RankHung] = {}
-        """By local rank."""
+        """Suspects by local rank."""
 
     def suspected(self, verdict: RankHung, turn: Turn) -> None:
-        """A timeout of a rank of this node is over: have all ranks of the job examined."""
+        """Have all ranks of the job examined, because a timeout of a rank of this node is over."""
         verdict = dataclasses.replace(verdict, rank=self._record.ranks[verdict.local_rank])
         self._suspects[verdict.local_rank] = verdict
         turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
@@ -36,7 +36,7 @@ class HangReview:
     def reviewed(self, review: Reviewed, turn: Turn) -> RankHung | None:
         """Confirm the suspects that hang, and let the others wait on.
 
-        Returns the verdict on the rank of this node that keeps the others waiting, if its own timeout isn't over.
+        Return the verdict on the rank of this node that keeps the others waiting, if its own timeout isn't over.
         """
         suspects, self._suspects = self._suspects, {}
         for local_rank, verdict in sorted(suspects.items()):

@@ -1,4 +1,4 @@
-"""A node's health check by the user's command: the node takes part in no cycle until it passes. Pure."""
+"""Health check of a node by the user's command: the node takes part in no cycle until it passes. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _LONGEST_S = 60.0
 
 
 class HealthGate:
-    """The checks of this node between two cycles."""
+    """Checks of this node between two cycles."""
 
     def __init__(self) -> None:
         self.retry_ns = 0
-        """When the node is to be checked again."""
+        """Time of the next check."""
         self._failures = 0
         self._last = ""
 
     @property
     def is_aside(self) -> bool:
-        """Whether the coordinator was told to do without this node."""
+        """True if the coordinator was told to do without this node."""
         return self._failures > 0
 
     def is_due(self, turn: Turn) -> bool:
-        """Whether the node is to be checked again."""
+        """Return True if the node is to be checked again."""
         return turn.now_ns >= self.retry_ns
 
     def take_result(self, event: NodeHealth, turn: Turn) -> bool:
-        """Log the result of a check and report it; returns whether the node is fit."""
+        """Log and report the result of a check. Return True if the node is fit."""
         turn.do(Write(event))
         if event.good:
             if self._failures:
@@ -49,10 +49,10 @@ class HealthGate:
 
 
 def retry_delay_s(failures: int) -> float:
-    """From the last of so many failed checks in a row to the next one."""
+    """Return the seconds until the next check, after this many failures in a row."""
     return float(min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10)))
 
 
 def is_told(failures: int, *, is_new: bool) -> bool:
-    """Whether the last of so many failures is worth a line: ever more seldom, if it is as the one before it was."""
+    """Return True if the last of this many failures is worth a line: ever less often, if it is like the one before."""
     return is_new or failures & (failures - 1) == 0

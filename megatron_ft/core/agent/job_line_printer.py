@@ -1,10 +1,10 @@
-"""Which launcher prints lines about the whole job: one, so that they aren't printed once for each node. Pure.
+"""Selection of the launcher that prints lines about the whole job: one, so that they aren't repeated per node. Pure.
 
 A launcher that ends with a code other than 0 prints why in any case, because a node may have an output of its own.
-Where all outputs go to one place, a reason that is common to all is printed by one launcher, too.
+Where all outputs go to one place, a reason common to all is printed by one launcher, too.
 
-That one is at the lowest place of the cycle; when it is lost, the coordinator has the next one `Speak`. A launcher that
-has had no place yet prints these lines, too: nothing is known of the others then.
+The printing launcher is at the lowest place of the cycle; when it is lost, the coordinator has the next one `Speak`. A
+launcher that has had no place yet prints these lines, too: nothing is known of the others then.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from megatron_ft.core.job.restart_policy import NodeState
 
 
 class JobLinePrinter:
-    """One per launcher. ``says_all``: it prints all lines (``--ft-say all``).
+    """One per launcher. ``says_all``: it prints all lines.
 
-    ``shares_output``: what the launchers of the job print goes to one place.
+    ``shares_output``: the output of all launchers of the job goes to one place.
     """
 
     def __init__(self, *, says_all: bool = False, shares_output: bool = False) -> None:
@@ -27,28 +27,28 @@ class JobLinePrinter:
         self._shares_output = shares_output
         self._speaks = True
         self._is_the_one = False
-        """It prints them because it was asked to, not because nothing is known of the others."""
+        """True if this launcher prints at the coordinator's order, not because nothing is known of the others."""
         self._unsaid = ""
 
     @property
     def speaks(self) -> bool:
-        """Whether this launcher prints lines about the whole job."""
+        """True if this launcher prints lines about the whole job."""
         return self._says_all or self._speaks
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
-        """The line, if this launcher prints such lines. Why a cycle ended is kept, in case it is asked to later."""
+        """Return the line if this launcher prints such lines. One that ends a cycle is kept for a later `Speak`."""
         if self.speaks:
             return [Say(text)]
         self._unsaid = text if ends_cycle else self._unsaid
         return []
 
     def failed(self, report: Report) -> list[Say]:
-        """Ranks of this node have failed: printed here if another launcher prints why the cycle ended."""
+        """Return the line on failed ranks of this node, if another launcher prints why the cycle ended."""
         is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
         return [Say(lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
     def over(self, over: Over, left: Leave | None, said: str) -> list[Say]:
-        """How this launcher's part in the job has ended: ``said``, or the reason of the others, as in ``left``."""
+        """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
             said = over.text if over.code else lines.job_went_on(over.text)
@@ -63,7 +63,7 @@ class JobLinePrinter:
         return self.for_all(said) if is_for_all else [Say(said)]
 
     def hear(self, event: Event) -> list[Say]:
-        """Take a decision of the coordinator; returns the lines to print."""
+        """Follow a decision of the coordinator. Return the lines to print."""
         match event:
             case Begin(held):
                 self._speaks = self._is_the_one = held.place == 0
@@ -72,7 +72,7 @@ class JobLinePrinter:
                 self._speaks = self._is_the_one = False
                 self._unsaid = ""
             case LeftOut() | End(lost=True):
-                self._is_the_one = False  # another one is asked to
+                self._is_the_one = False  # another launcher is asked to print
             case Speak():
                 self._speaks = self._is_the_one = True
                 unsaid, self._unsaid = self._unsaid, ""
@@ -81,6 +81,6 @@ class JobLinePrinter:
 
 
 def _is_same_for_all(over: Over, left: Leave | None) -> bool:
-    """Whether the job has ended badly, for all its launchers, and this one has no reason of its own."""
+    """Return True if the job has failed for all its launchers, and this one has no reason of its own."""
     is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
     return is_end and left is not None and left.is_of_all and over.text in ("", left.text)

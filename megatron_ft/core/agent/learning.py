@@ -1,6 +1,6 @@
 """Learned timeouts on this node: read once, armed, surveyed, written, and doubled after a kill. Pure.
 
-Monitors report milestones and intervals of their ranks, and apply what this launcher arms them with. All launchers keep
+Monitors report milestones and intervals of their ranks, and apply the timeouts this launcher arms. All launchers keep
 what was learned, so that any of them can be at place 0 in the next cycle: that one sends it with its answer to each
 survey, and writes the file.
 """
@@ -42,9 +42,9 @@ from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, merge
 from megatron_ft.core.times import earliest
 
 READ_NS = 30_000_000_000
-"""A file server that takes longer is not waited for."""
+"""Longest wait for the file server."""
 ANSWER_NS = 1_000_000_000
-"""Monitors that take longer are left out of the answer to a survey."""
+"""Longest wait for monitors in a survey; slower ones are left out of the answer."""
 _MOST_FACTOR = 1e6
 _WORTH_A_LINE = 0.01
 
@@ -55,7 +55,7 @@ class _StateFile:
 
     path: str
     until_ns: int
-    """Until when it is waited for."""
+    """Deadline for reading it."""
     is_read: bool = False
     existed: bool = False
     may_write: bool = False
@@ -78,16 +78,16 @@ class _OfCycle:
     told: dict[Moment, int] = field(default_factory=dict)
     survey: _NodeSurvey | None = None
     answers: dict[int, Intervals] = field(default_factory=dict)
-    """Newest answer of each rank, by local rank; it contains all older ones."""
+    """Newest answer of each rank, by local rank; it includes all older ones."""
     raised: set[str] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     """Local ranks whose run is over."""
     is_over: bool = False
-    """The run has ended: what was learned then is kept for the next one, as ranks may have something else to do now."""
+    """True once the run has ended: what is learned then is for the next run, as ranks may do something else now."""
 
 
 class NodeLearning:
-    """The learning of one launcher, for the whole job."""
+    """Learning of one launcher, for the whole job."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -101,7 +101,7 @@ class NodeLearning:
         """Learned timeouts that are only reported."""
         self._known: dict[str, Known] = {}
         self._factors: dict[str, float] = {}
-        """By name, how kills have raised timeouts that the ranks' clients have calculated."""
+        """Factors by name with which kills have raised timeouts calculated by the ranks' clients."""
         self._script_learns = False
         self._lines_of_next_cycle: list[str] = []
         self._said: set[str] = set()
@@ -118,7 +118,7 @@ class NodeLearning:
 
     @property
     def alarm_ns(self) -> int | None:
-        """When ``go_on`` is to be called at the latest."""
+        """Latest time of the next ``go_on``."""
         survey = None if self._cycle is None else self._cycle.survey
         file = self._file
         return earliest(
@@ -127,13 +127,13 @@ class NodeLearning:
         )
 
     def go_on(self, turn: Turn) -> None:
-        """Answer a survey, and give up a file, when that is due."""
+        """Answer a survey, or give up on a file, when that is due."""
         file, cycle = self._file, self._cycle
         if file is not None and not file.is_read and turn.now_ns >= file.until_ns:
             text = f"{file.path}: the file system has not answered for {READ_NS / 1e9:.0f} s"
             self._was_read(edge.StateRead(file.path, None, text, may_write=False), turn)
         if cycle is not None and cycle.survey is not None:
-            # a rank that has exited doesn't answer any more; what it has answered before still counts
+            # an exited rank doesn't answer any more; its earlier answers still count
             cycle.survey.awaited -= cycle.record.exits.keys()
             if not cycle.survey.awaited or turn.now_ns >= cycle.survey.until_ns:
                 self._answer(cycle, cycle.survey.survey, turn)
@@ -144,7 +144,7 @@ class NodeLearning:
     # -- events -------------------------------------------------------------------------------------------------
 
     def hear(self, event: edge.Event, turn: Turn) -> None:
-        """Take an event; those of earlier cycles, and all that don't concern learning, are passed over."""
+        """Take an event; events of earlier cycles, or unrelated to learning, are ignored."""
         match event:
             case edge.StateRead():
                 self._was_read(event, turn)
@@ -180,7 +180,7 @@ class NodeLearning:
             self._raise(name, cycle, turn)
 
     def reported(self, name: str, turn: Turn) -> None:
-        """Double a learned timeout that is only reported, and was exceeded: a slower job is reported once."""
+        """Double a report-only timeout that was exceeded: a slower job is reported once."""
         cycle, before = self._cycle, self._reported.get(name)
         if cycle is None or before is None:
             return
@@ -375,7 +375,7 @@ class NodeLearning:
             turn.do(Write(loaded))
 
     def _write(self, turn: Turn, moment: Moment | None) -> bool:
-        """Write the file, if there is one that may be written; returns False if not."""
+        """Write the file if permitted. Return False if it isn't."""
         file = self._file
         if file is None or not file.is_read or not file.may_write:
             return False
@@ -397,7 +397,7 @@ class NodeLearning:
             event,
             configured=self._options.configured,
             world_size=cycle.world_size,
-            written_at_unix_s=0.0,  # the thread that writes the file sets the time
+            written_at_unix_s=0.0,  # set by the thread that writes the file
         )
         self._choose()
 
@@ -440,7 +440,7 @@ class NodeLearning:
     def _say_what_is_off_without_file(self, local_rank: int, turn: Turn) -> None:
         board = turn.seen.boards[local_rank]
         if self._file is None and board is not None and board.sections:
-            self._say_what_is_off(turn)  # else when the file was read
+            self._say_what_is_off(turn)  # otherwise once the file was read
 
     def _say_what_is_off(self, turn: Turn) -> None:
         configured = self._options.configured
@@ -471,7 +471,7 @@ class NodeLearning:
 
 
 def _as_ended(intervals: Intervals) -> Intervals:
-    """Return the last answer of a rank that has exited: nothing of it is open any more."""
+    """Return the last answer of a rank that has exited: nothing is open any more."""
     sketches = {name: dataclasses.replace(each, open_s=NO_INTERVAL) for name, each in intervals.sketches.items()}
     return replace(intervals, sketches=sketches, facts=replace(intervals.facts, setup_open=False))
 

@@ -1,4 +1,4 @@
-"""The launcher's lines about cycles and ranks. Those about the whole job: core/job/lines.py. Pure."""
+"""The launcher's lines about cycles and ranks. Lines about the whole job: core/job/lines.py. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _SHOWN = 200
 
 
 def cycle_started(cycle: int, world_size: int, local_ranks: Sequence[int], nodes: int) -> str:
-    """``local_ranks`` are this node's global ranks."""
+    """Format the start of a cycle; ``local_ranks`` are this node's global ranks."""
     head = f"cycle {cycle} started: {counted(world_size, 'rank')} on {counted(nodes, 'node')}"
     if nodes == 1:
         return head
-    first, last = local_ranks[0], local_ranks[-1]
+    first, last = min(local_ranks), max(local_ranks)
     here = f"rank {first}" if first == last else f"ranks {first} to {last}"
     return f"{head}, {here} here"
 
 
 def cycle_ended(cycle: int, cause: Cause, decision: RestartDecision, outcome: Outcome, max_restarts: int) -> str:
-    """The end of a cycle that did not succeed, and what follows."""
+    """Format the end of a cycle that did not succeed, and what follows."""
     head = f"cycle {cycle} ended: {cause.line}"
     if decision.reason or decision.action is Action.GIVE_UP:
         return f"{head}; {decision.reason}" if decision.reason else head
+    head = f"{head}: {decision.change}" if decision.change else head
     follows = f"{head}; restarting as cycle {cycle + 1}"
     if outcome is Outcome.MEMBERSHIP:
         return f"{follows}, no restart used"
@@ -38,40 +39,39 @@ def cycle_ended(cycle: int, cause: Cause, decision: RestartDecision, outcome: Ou
 
 
 def failed_here(cycle: int, text: str) -> str:
-    """Ranks of this node have failed, and another node's launcher says why the cycle ended."""
+    """Format the failure of ranks of this node, if another node's launcher prints why the cycle ended."""
     return f"cycle {cycle}: {text}"
 
 
 def training_again(cycle: int, seconds: Mapping[str, float]) -> str:
-    """The ranks of a new cycle are through their first step. ``seconds``: since the failure was noticed, by phase."""
+    """Format the first steps of a new cycle. ``seconds``: since the failure was noticed, by phase."""
     parts = ", ".join(f"{name} {duration:.2f}" for name, duration in seconds.items())
     return f"cycle {cycle} is training again {sum(seconds.values()):.2f} s after the failure was detected ({parts})"
 
 
 def run_finished(cycles: int) -> str:
-    """All ranks of the job have ended with 0."""
     return f"all ranks finished after {counted(cycles, 'cycle')}"
 
 
 def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
-    """Why this node doesn't join. ``ended`` as in "exited with code 3", ``last_line`` is what the check said."""
+    """Format why this node doesn't join. ``ended`` as in "exited with code 3"; ``last_line`` of the check's output."""
     shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
     said = f" ({shown})" if shown else ""
     return f"node health check failed: {ended}{said}; retrying in {retry_s:g} s"
 
 
 def fit_again(failures: int) -> str:
-    """A node whose check had failed before is fit, and joins."""
+    """Format that a node is fit after failed checks."""
     return f"node health check passed after {counted(failures, 'failure')}: joining"
 
 
 def shut_down_between(text: str) -> str:
-    """The end of the job was asked for while no rank ran here."""
+    """Format the end of the job on request, while no rank ran here."""
     return f"{text}; the job ends"
 
 
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
-    """The first request to stop."""
+    """Format the first request to stop."""
     if not ranks:
         return f"received {name}"
     return (
@@ -81,17 +81,17 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
 
 
 def abandoned(text: str) -> str:
-    """Something that the launcher needs is lost."""
+    """Format why the launcher leaves the job of its own accord."""
     return f"{text}: terminating the ranks of this node and leaving the job"
 
 
 def killing_at_once(name: str) -> str:
-    """The second request to stop."""
+    """Format the second request to stop."""
     return f"received {name} again: killing the ranks"
 
 
 def stopped(name: str, failed: Sequence[str]) -> str:
-    """Why a cycle ended that was asked to; ``failed`` says how ranks ended that didn't end with 0."""
+    """Format why a cycle ended on request; ``failed``: exits of ranks other than with 0, in words."""
     if not failed:
         return f"stopped by {name}, all ranks exited with 0"
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
@@ -99,12 +99,12 @@ def stopped(name: str, failed: Sequence[str]) -> str:
 
 
 def observed(verdict: RankHung) -> str:
-    """A rank that hangs under ``--ft-observe-only``."""
+    """Format a hang with ``--ft-observe-only``."""
     return f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}: not killed (observe-only)"
 
 
 def more_time(verdicts: Sequence[RankHung], progress: str, most_s: float) -> str:
-    """Ranks are suspected, and ``progress`` was seen: they aren't terminated until ``most_s`` at the latest."""
+    """Format that suspected ranks get more time because of ``progress``, until ``most_s`` at the latest."""
     first = verdicts[0]
     more = f" (and {counted(len(verdicts) - 1, 'other rank')} of this node)" if len(verdicts) > 1 else ""
     where = f"in '{first.section}'" if first.section is not None else first.kind.replace("_", " ")
@@ -115,14 +115,14 @@ def more_time(verdicts: Sequence[RankHung], progress: str, most_s: float) -> str
 
 
 def only_waits(verdict: RankHung, why: str) -> str:
-    """Say that a rank goes on though its timeout is over, because another one keeps it waiting."""
+    """Format that a rank goes on after its timeout, because another one keeps it waiting."""
     where = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
     timed = f"for {verdict.elapsed_s:.1f} s{_at(verdict)} (timeout {verdict.timeout_s:.1f} s)"
     return f"rank {verdict.rank}: {where} {timed}, only waits for others and goes on: {why}"
 
 
 def most_time_is_over(verdict: RankHung, most_s: float) -> str:
-    """Say that a rank is ended though ranks seem to make progress: its timeout can't be extended beyond ``most_s``."""
+    """Format that a rank is ended despite progress: its timeout can't be extended beyond ``most_s``."""
     what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
     return f"{what}: its timeout is extended to at most {most_s:.1f} s, terminating it although ranks make progress"
 
@@ -132,13 +132,13 @@ def _at(verdict: RankHung) -> str:
 
 
 def no_collective(review: Reviewed, *, ends: bool) -> str:
-    """Ranks whose scripts call no hooks complete no collective. ``ends``: the cycle is ended for it."""
+    """Format that ranks without hooks complete no collective. ``ends``: the cycle is ended for it."""
     follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
     return f"no collective has completed on any rank for {review.elapsed_s:.0f} s: {review.text} ({follows})"
 
 
 def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
-    """An interval exceeds a learned timeout that is only reported. ``observes_only``: no rank is ever terminated."""
+    """Format that an interval exceeds a report-only timeout. ``observes_only``: no rank is ever terminated."""
     follows = ": not killed (observe-only)" if observes_only else "; set timeouts or --calc-ft-timeouts to restart"
     return f"would be a hang: {review.text}{follows}"
 
@@ -150,13 +150,12 @@ NOTHING_IS_DETECTED = "no timeouts configured, learning is off: hangs are not de
 
 
 def timeouts_loaded(path: str, timeouts: Mapping[str, float]) -> str:
-    """Learned timeouts were read from a file."""
     told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
     return f"timeouts loaded from {path}: {told or 'heartbeats'}"
 
 
 def timeouts_updated(timeouts: Mapping[str, LearnedTimeout]) -> str:
-    """Learned timeouts that have changed, and why."""
+    """Format changed learned timeouts, with the reasons."""
     return f"timeouts updated: {'; '.join(_change(name, each) for name, each in timeouts.items())}"
 
 
@@ -169,21 +168,22 @@ def _change(name: str, found: LearnedTimeout) -> str:
 
 
 def raised_to(name: str, now_s: float, before_s: float) -> str:
-    """A learned timeout has terminated a rank, and was doubled as far as the user's configuration lets it."""
+    """Format a learned timeout that terminated a rank and was doubled, up to the user's configuration."""
     capped = "" if now_s > 1.99 * before_s else ", limited by its configured timeout"
     how = f"{before_s:.4g} s x 2{capped}" if now_s > 1.01 * before_s else "its configured timeout is the limit"
     return f"the timeout of '{name}' terminated a rank in the last cycle: it is {now_s:.4g} s now ({how})"
 
 
 def raised(name: str, factor: float) -> str:
-    """A timeout that the rank's own client has calculated has terminated a rank."""
+    """Format a client-calculated timeout that terminated a rank and was multiplied."""
     return f"the timeout of '{name}' terminated a rank in the last cycle: it is multiplied by {factor:g} now"
 
 
 def never_opened(name: str, meant: str, *, steps: int | None, untimed: str) -> str:
-    """A configured section that no rank has opened.
+    """Format a configured section that no rank has opened.
 
-    ``steps``: so far; None: in the whole run. ``untimed``: what happens to hangs in ``meant``, if it has no timeout.
+    ``steps``: number so far; None: the whole run. ``untimed``: what happens to hangs in ``meant``, if it has no
+    timeout.
     """
     until = "in this run" if steps is None else f"in the first {counted(steps, 'iteration')}"
     head = f"section '{name}' has a timeout, but no rank has opened it {until}"
@@ -194,17 +194,17 @@ def never_opened(name: str, meant: str, *, steps: int | None, untimed: str) -> s
 
 
 def other_state_file(rank: int, path: str, used: str) -> str:
-    """Ranks of one node name different files of learned timeouts."""
+    """Format that ranks of one node name different files of learned timeouts."""
     return f"rank {rank} names {path} for learned timeouts, another rank of this node {used}: using {used}"
 
 
 def collectives_go_on(seconds: float) -> str:
-    """Follows ``no_collective``, if ranks go on."""
+    """Format the end of a silence reported by ``no_collective``."""
     return f"collectives complete again on this node, after {seconds:.0f} s"
 
 
 def finished_late(verdict: RankHung) -> str:
-    """A rank that doesn't exit when all the others of the node have finished."""
+    """Format that a rank doesn't exit although all others of the node have finished."""
     return (
         f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it and treating it as finished, "
         "because the other ranks of this node have finished"
@@ -212,11 +212,11 @@ def finished_late(verdict: RankHung) -> str:
 
 
 def taken_for_lost(why: str) -> tuple[str, str]:
-    """The others gave this node up: for the place of the cause, and what follows."""
+    """Return cause and consequence if the others gave this node up."""
     told = f" ({why})" if why else ""
     return f"the other nodes declared this one lost{told} and continue without it", "on standby"
 
 
 def job_went_on(text: str) -> str:
-    """The job has ended, and this launcher's ranks had no part in its end."""
+    """Format the end of a job in which this launcher's ranks had no part."""
     return f"the job ended without this node: {text or 'the other nodes finished it'}"

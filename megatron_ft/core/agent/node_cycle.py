@@ -1,4 +1,4 @@
-"""One cycle on this node: what its ranks and their monitors say, and what is done and told at once. Pure."""
+"""One cycle on this node: reports of its ranks and their monitors, and the immediate reactions. Pure."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ class NodeCycle:
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
         self._reported: set[tuple[str, int | None]] = set()
-        """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, and nothing else."""
+        """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, without consequence.
+        """
 
     def started(self, pauses: Pauses, turn: Turn) -> None:
-        """All ranks were created: watch their deadlines and collectives from now on."""
+        """Watch deadlines and collectives from now on: all ranks were created."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
         self._collectives = NodeCollectiveWatch(self._options, self.record, pauses, turn.now_ns)
 
     def excuse_stop(self, now_ns: int) -> None:
-        """The whole node was stopped and continued."""
+        """Exclude a stop of the whole node."""
         if self._deadlines is not None:
             self._deadlines.excuse_stop(now_ns)
         if self._collectives is not None:
             self._collectives.excuse_stop(now_ns)
 
     def state(self, turn: Turn) -> NodeState:
-        """The state of this node, as far as the coordinator is to know it now."""
+        """Return the state of this node to report to the coordinator now."""
         record = self.record
         if not record.ranks or self.diagnosis.is_deciding:
             return NodeState.HEALTHY
@@ -68,7 +69,7 @@ class NodeCycle:
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
     def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Turn) -> None:
-        """The coordinator asks for evidence on the ranks of all nodes, or reports what came of it."""
+        """Collect evidence for the coordinator, or act on its review of all ranks."""
         if isinstance(event, DiagnoseHang) and not event.passive:
             self.diagnosis.diagnose(turn)
         elif self._collectives is None or self.met is None:
@@ -99,7 +100,7 @@ class NodeCycle:
             self._deadlines.end({verdict.local_rank}, turn)
 
     def would_hang(self, verdict: RankHung, turn: Turn) -> None:
-        """Ask all nodes what keeps a rank for longer than a learned timeout that is only reported."""
+        """Ask all nodes what keeps a rank beyond a report-only timeout."""
         is_here = verdict.cycle == self.record.cycle and verdict.local_rank in self.record.started
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
             self._reported.add((verdict.timed, verdict.iteration))
@@ -160,7 +161,8 @@ class NodeCycle:
     def _exited(self, event: RankExited, turn: Turn) -> None:
         ended = self.record.exited(event, turn.seen)
         turn.do(Write(ended, at_ns=ended.at_ns))
-        ended_by_itself = not ended.by_us or was_ending(ended)  # then it may be the cause, though we signalled it
+        # otherwise it may be the cause, though it was signalled
+        ended_by_itself = not ended.by_us or was_ending(ended)
         if ended.exitcode and ended_by_itself and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(ended))
             if self.record.own_failure(turn.seen) is not None:
@@ -179,7 +181,7 @@ class NodeCycle:
                 self.suspicion.moving(progress, turn)
 
     def alarm_ns(self, now_ns: int) -> int | None:
-        """When ``go_on`` and ``state`` are to be called at the latest."""
+        """Latest time of the next ``go_on`` and ``state``."""
         grace_due_s = self.record.grace_due_s(now_ns / 1e9)
         return earliest(
             self.diagnosis.alarm_ns,
@@ -211,7 +213,7 @@ def would_have_ended(verdict: RankHung) -> WouldHaveEnded:
 
 
 class Downtime:
-    """From a cycle's failure to the next one's first steps; at ``now_ns`` the ranks of the first are gone."""
+    """Time from a cycle's failure to the next one's first steps; at ``now_ns`` the failed ranks are gone."""
 
     def __init__(self, failed: CycleRecord, now_ns: int) -> None:
         noticed_ns = failed.noticed_ns()
@@ -219,10 +221,10 @@ class Downtime:
         self._stopped_ns = now_ns
 
     def report_end(self, record: CycleRecord, turn: Turn) -> bool:
-        """Log the phases of the start once all ranks here have completed their first step; returns True then."""
+        """Log the phases of the start once all ranks here have completed their first step. Return True then."""
         phases = record.phases_ns()
         if phases is None or record.met_ns < self._stopped_ns:
-            return False  # not yet; or it is the cycle that failed, of which events still come
+            return False  # not yet; or late events of the failed cycle
         moments = {"stop": self._stopped_ns, **phases}
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}

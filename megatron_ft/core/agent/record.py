@@ -1,4 +1,4 @@
-"""What happened to the ranks of this node in one cycle, collected event by event, and the cause found in it. Pure."""
+"""Facts on the ranks of this node in one cycle, collected event by event, and the cause found in them. Pure."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankSt
 from megatron_ft.core.facts.monitor import Attached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.restart_policy import Reached
+from megatron_ft.core.rerun import rerun_meaning
 
 _HUNG_AND_ALIVE_S = 20.0
-"""After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
+"""Time from a verdict after which its rank should be gone: the monitor signals, and kills after a grace of 5 s."""
 _COUNTED_LATE_NS = 3_000_000_000
-"""A collective may be noted on the board this long after its completion: the watch looks once a second."""
+"""Longest delay from a collective's completion to its note on the board: the watch looks once a second."""
 
 
 class CycleRecord:
-    """Facts of one cycle. Everything is by local rank; ``ranks`` are global ones, none before the nodes have met."""
+    """Facts of one cycle, by local rank; ``ranks`` are global ones, none before the nodes have met."""
 
     def __init__(self, cycle: int, ranks: Sequence[int], *, met_ns: int) -> None:
         self.cycle = cycle
         self.ranks = ranks
         self.met_ns = met_ns
-        """When the nodes had met, which is when a record begins."""
+        """Time at which the nodes had met, when a record begins."""
         self.started: dict[int, RankStarted] = {}
         self.exits: dict[int, RankExited] = {}
         self.watched: set[int] = set()
-        """Those that have connected to their monitors, which can collect evidence on them."""
+        """Ranks connected to their monitors, which can collect evidence on them."""
         self.hooked: set[int] = set()
-        """Those of them whose scripts call hooks: their monitors detect hangs of these."""
+        """Watched ranks whose scripts call hooks, so that their monitors detect hangs."""
         self.hung: dict[int, Grace] = {}
-        """Those that were found hung (failed, however they end), and when they should be gone."""
+        """Ranks found hung (failed, however they end), and when they should be gone."""
         self.overdue: dict[int, RankHung] = {}
-        """What monitors found of their own ranks, whichever rank is the cause."""
+        """Verdicts of monitors on their own ranks, whichever rank is the cause."""
         self.shutdown_request: WorkloadControl | None = None
         self.exclude_request: WorkloadControl | None = None
         self.found: Cause | None = None
-        """The rank that hangs, by the evidence on all ranks; None as long as, or where, that isn't known."""
+        """Rank that hangs, by the evidence on all ranks; None while unknown."""
         self.suspects: tuple[RankHung, Sequence[int]] | None = None
-        """What the launcher itself found first, and the local ranks of which one hangs, where it isn't just that."""
+        """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
         self.places: dict[int, str] = {}
-        """Where ranks were that the launcher itself found hung, in words, by global rank."""
+        """Places, in words, of ranks that the launcher itself found hung, by global rank."""
         self.hang_notes: dict[int, RankSnapshot] = {}
-        """The evidence on ranks that were found hung, by local rank."""
+        """Evidence on ranks found hung, by local rank."""
         self._signalled: dict[int, set[int]] = {}
-        """Which signals monitors have sent."""
+        """Signals sent by monitors."""
         self._finished_late: set[int] = set()
         self._attached: dict[int, Attached] = {}
         self._first_steps: dict[int, tuple[int, int]] = {}
-        """When the first step of each began and ended."""
+        """Begin and end of the first step of each rank."""
         self._verdicts: list[RankHung] = []
         self._raised: set[int] = set()
-        """Those that were ending of an exception of their own when the first hang was reported: that was no hang."""
+        """Ranks that were ending of an exception of their own when the first hang was reported: no hang."""
 
     # -- events ------------------------------------------------------------------------------------------------
 
     def created(self, event: RankStarted) -> None:
-        """A rank's process was created."""
         self.started[event.local_rank] = event
 
     def exited(self, event: RankExited, seen: Readings) -> RankExited:
-        """A rank has ended."""
+        """Record a rank's exit, and return it."""
         local_rank, board = event.local_rank, seen.boards[event.local_rank]
         if board is not None and board.first_step_at_ns:  # its monitor may not have read the board since
             step_ns = board.first_iteration_at_ns, board.first_step_at_ns
             self._first_steps.setdefault(local_rank, step_ns)
         signals = {*event.signals_sent, *self._signalled.get(local_rank, ())}
         if local_rank in self.hung and event.exitcode < 0:
-            # its monitor signals right after the verdict, and tells of it when the rank may have ended already
+            # the monitor signals right after its verdict; its report may arrive after the rank's exit
             signals |= {-event.exitcode}
         by_us = is_by_us(event.exitcode, signals)
         event = dataclasses.replace(event, signals_sent=tuple(sorted(signals)), by_us=by_us)
@@ -87,13 +87,13 @@ class CycleRecord:
         return self.exits[local_rank]
 
     def signalled(self, local_rank: int, event: Signalled) -> None:
-        """A monitor has signalled its rank."""
+        """Record a monitor's signal to its rank."""
         number = signal.Signals.__members__.get(event.signal, signal.SIGCONT)
         if local_rank in self.started and local_rank not in self.exits and number != signal.SIGCONT:
             self._signalled.setdefault(local_rank, set()).add(number)
 
     def attached(self, local_rank: int, event: Attached) -> None:
-        """A rank has connected to its monitor; a script may do so again after it has shut its monitoring down."""
+        """Record a rank's connection to its monitor; a script may reconnect after it has shut its monitoring down."""
         self.watched.add(local_rank)
         if event.watch_only:
             return
@@ -102,11 +102,11 @@ class CycleRecord:
             self._attached.setdefault(local_rank, event)
 
     def trains(self, local_rank: int, event: FirstStep) -> None:
-        """A rank is through its first step."""
+        """Record a rank's first step."""
         self._first_steps[local_rank] = event.began_ns or 0, event.at_ns
 
     def found_by_monitor(self, verdict: RankHung, now_s: float, seen: Readings) -> None:
-        """A rank's monitor found it hung: it, or one that it waits for, is the cause."""
+        """Record a monitor's verdict: its rank, or one that it waits for, is the cause."""
         if verdict.local_rank not in self.hung:
             self._see_who_raised(seen)
             self._start_grace(verdict.local_rank, now_s, seen)
@@ -115,32 +115,32 @@ class CycleRecord:
             self._verdicts.append(cause_on_this_node(verdict, self._views(seen)))
 
     def found_by_launcher(self, verdict: RankHung, now_s: float, seen: Readings) -> None:
-        """A rank that the launcher itself found hung, in what its monitor can't see."""
+        """Record a hang found by the launcher itself, where the monitor can't see."""
         self._see_who_raised(seen)
         self._start_grace(verdict.local_rank, now_s, seen)
         self._verdicts.append(verdict)
 
     def finished_late(self, local_rank: int) -> None:
-        """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
+        """Record that a finished rank had to be made to exit; however it ends now, it ends well."""
         self._finished_late.add(local_rank)
 
     def requested(self, request: WorkloadControl) -> None:
-        """A rank asks for the end of the job, or for this node to be left out; the first one of each counts."""
+        """Record a rank's request for the end of the job, or for this node to be left out; the first of each counts."""
         if request.action is WorkloadAction.ShutdownWorkload:
             self.shutdown_request = self.shutdown_request or request
         else:
             self.exclude_request = self.exclude_request or request
 
     def blame(self, cause: Cause | None) -> None:
-        """The evidence on all ranks was compared: that is why they hang, None if it doesn't show."""
+        """Record the cause found by comparing the evidence on all ranks; None if undetermined."""
         self.found = cause
 
     def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
-        """The launcher itself found the first rank hung, and one of these is the cause."""
+        """Record a hang found by the launcher itself, of which one of these ranks is the cause."""
         self.suspects = verdict, local_ranks
 
     def locate(self, rank: int, where: str) -> None:
-        """A (global) rank that the launcher itself found hung is there, in words."""
+        """Record the place, in words, of a (global) rank that the launcher itself found hung."""
         self.places[rank] = where
 
     def _see_who_raised(self, seen: Readings) -> None:
@@ -156,25 +156,25 @@ class CycleRecord:
 
     @property
     def running(self) -> set[int]:
-        """Those that haven't ended."""
+        """Started ranks that haven't ended."""
         return self.started.keys() - self.exits.keys()
 
     @property
     def observed(self) -> set[int]:
-        """Those that run, and whose monitors watch them."""
+        """Running ranks that are watched by their monitors."""
         return self.running & self.watched
 
     @property
     def spawned_ns(self) -> int | None:
-        """When the last rank was created."""
+        """Time at which the last rank was created."""
         return max((each.at_ns for each in self.started.values()), default=None)
 
     def is_killed(self, local_rank: int) -> bool:
-        """Whether its monitor has sent it SIGKILL."""
+        """Return True if the rank's monitor has sent it SIGKILL."""
         return signal.SIGKILL in self._signalled.get(local_rank, ())
 
     def has_failed(self, local_rank: int) -> bool:
-        """Whether this rank has ended otherwise than well."""
+        """Return True if the rank has failed."""
         rank_exit = self.exits.get(local_rank)
         if rank_exit is None or local_rank in self._finished_late:
             return False
@@ -182,20 +182,20 @@ class CycleRecord:
 
     @property
     def failed(self) -> list[RankExited]:
-        """The ends of those that didn't end well."""
+        """Exits of failed ranks."""
         return [rank_exit for local_rank, rank_exit in self.exits.items() if self.has_failed(local_rank)]
 
     @property
     def all_have_ended(self) -> bool:
-        """However they did."""
+        """True once all ranks have ended, in whatever way."""
         return len(self.exits) == len(self.ranks)
 
     def all_ended_well(self) -> bool:
-        """Whether every rank has ended with 0."""
+        """Return True if every rank has ended with 0."""
         return self.all_have_ended and not self.failed
 
     def failures(self) -> list[str]:
-        """How the ranks ended that didn't end well, in words: a rank that others waited for first."""
+        """Return the exits of failed ranks in words, first that of a rank that others waited for."""
         notes = [note for note in self.hang_notes.values() if note.local_rank in self.hung]
         elapsed_s = max((note.open_s for note in notes), default=0.0)
         first = find(notes, elapsed_s=elapsed_s, are_all=len(notes) == len(self.ranks)).rank if notes else None
@@ -211,34 +211,34 @@ class CycleRecord:
         return f"{describe_hang(found)}, {where}" if where else describe_hang(found)
 
     def only_exits_are_missing(self, seen: Readings) -> bool:
-        """Whether ranks have exited with 0, none has failed, and all others have shut their monitoring down."""
+        """Return True if ranks have exited with 0, none has failed, and all others have shut their monitoring down."""
         if not self.exits or self.failed or not self.hung.keys() <= self.exits.keys():
             return False
         boards = [seen.boards[local_rank] for local_rank in range(len(self.ranks)) if local_rank not in self.exits]
         return all(board is not None and board.closing for board in boards)
 
     def check_graces(self, now_s: float, seen: Readings) -> bool:
-        """Put off graces that are over by what threads waited for a CPU; returns whether one is over even so."""
+        """Extend graces that are over by threads' CPU waits. Return True if one is over even so."""
         late = {lr for lr, grace in self.hung.items() if now_s >= grace.due_s} - self.exits.keys()
         return any(self.hung[local_rank].check(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
 
     def grace_due_s(self, now_s: float) -> float | None:
-        """When to call ``check_graces`` next; None if no hung rank is left."""
+        """Return the time of the next ``check_graces``; None if no hung rank is left."""
         dues = (grace.due_s for local_rank, grace in self.hung.items() if local_rank not in self.exits)
         return min((due_s for due_s in dues if due_s > now_s), default=None)
 
     # -- how far they got ---------------------------------------------------------------------------------------
 
     def phases_ns(self) -> dict[str, int] | None:
-        """When each phase of the start was over (monotonic ns); None until all ranks here are through a step."""
-        if not self.ranks or len(self._first_steps) < len(self.ranks):  # none: the nodes still meet
+        """Return the end of each phase of the start (monotonic ns); None until all ranks here are through a step."""
+        if not self.ranks or len(self._first_steps) < len(self.ranks):  # none: the nodes are still meeting
             return None
         moments = {"rendezvous": self.met_ns, "ranks created": self.spawned_ns or self.met_ns}
         began = [each.user_code_ns for each in self._attached.values() if each.user_code_ns is not None]
         if began:
             moments["user code"] = max(began)
         if len(self._attached) == len(self.ranks):
-            # the first that is known of a script; what it did before isn't told apart
+            # the first known moment of a script; earlier phases can't be separated
             has_group = any(each.has_group for each in self._attached.values())
             name = "imports and process group" if has_group else "imports"
             moments[name] = max(each.at_ns or 0 for each in self._attached.values())
@@ -248,24 +248,24 @@ class CycleRecord:
         return {**moments, "first step": max(ended_ns)}
 
     def noticed_ns(self) -> int | None:
-        """When it was known that this cycle has failed; None if no rank of this node has."""
+        """Return when the failure of this cycle was first known; None if no rank of this node has failed."""
         exits = [rank_exit.at_ns for rank_exit in self.failed]
         return min([*exits, *(verdict.at_ns for verdict in self._verdicts)], default=None)
 
     def last_iteration(self, seen: Readings) -> int | None:
-        """The furthest iteration that a rank of this node reported."""
+        """Return the furthest iteration that a rank of this node reported."""
         return max((b.iteration for b in self._boards(seen) if b.iteration is not None), default=None)
 
     def reached(self, seen: Readings, cause: Cause | None = None) -> Reached | None:
-        """Return how far all ranks of this node got that told an iteration; None if the iterations don't tell.
+        """Return how far all ranks of this node got that reported an iteration; None if iterations are no measure.
 
         ``cause``: why the cycle failed, if a rank did.
         """
-        # the one that is behind: the others may have gone on for a moment after a rank had failed
+        # the one that is behind: others may have gone on for a moment after a rank had failed
         boards = [*self._boards(seen)]
         saved = any(board.saves for board in boards)
         if not saved and any(board.iterations_back for board in boards):
-            return None  # the number is that of the batch in an epoch, say: no measure of the job's progress
+            return None  # the number of a batch in an epoch, for example, is no measure of the job's progress
         known = [(b.first_iteration, b.iteration) for b in boards if b.first_iteration is not None]
         checkpointed = None if known else seen.checkpointed()
         if checkpointed is not None:
@@ -292,7 +292,7 @@ class CycleRecord:
     # -- why it failed ------------------------------------------------------------------------------------------
 
     def cause(self) -> Cause:
-        """Why it failed."""
+        """Return why the cycle failed."""
         if self.found is not None:
             return self.found
         raised = {self.ranks[local_rank] for local_rank in self._raised}
@@ -306,34 +306,49 @@ class CycleRecord:
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
 
     def own_failure(self, seen: Readings) -> Cause | None:
-        """Of a rank of this node that failed by itself, if one did, and not only because it had lost another.
+        """Return the failure of a rank of this node that failed by itself, not only because it had lost another.
 
-        One that ends of an exception counts, even if that takes it so long that it hasn't ended yet.
+        A rank that ends of an exception counts, even before it has ended.
         """
         if self.hung:
             return None
-        ending = (self.end_of_its_exception(local_rank, seen) for local_rank in sorted(self.running))
+        running = sorted(self.running)
+        ending = [self.end_of_its_exception(each, seen) or self._end_by_rerun(each, seen) for each in running]
         own = find_cause([*self.exits.values(), *filter(None, ending)], [])
         return own if own is not None and not (own.follows or own.by_us) else None
 
     def request_cause(self) -> Cause:
-        """The request of a rank of this node that ended it, as a cause."""
+        """Return the request of a rank of this node that ended the cycle, as a cause."""
         request = self.shutdown_request or self.exclude_request
         assert request is not None
         return Cause(kind=CauseKind.REQUEST, text=request.text, rank=request.rank)
 
     def end_of_its_exception(self, local_rank: int, seen: Readings) -> RankExited | None:
-        """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
+        """Return the expected exit of a rank that has raised and not gone on; None for other ranks."""
         words = seen.words[local_rank]
         if not words.error or _has_gone_on(words, seen.boards[local_rank]):
             return None
+        return self._expected_exit(local_rank, seen, exitcode=1, at_ns=words.raised_at_ns)
+
+    def _end_by_rerun(self, local_rank: int, seen: Readings) -> RankExited | None:
+        """Return the expected exit of a rank that Megatron's rerun state machine ends, as it did another one here.
+
+        None for other ranks.
+        """
+        others = [each for each in self.exits.values() if each.rerun is not None]
+        state = seen.words[local_rank].rerun if others else None
+        if state is None or rerun_meaning(others[0].exitcode, state) is not others[0].rerun:
+            return None
+        return self._expected_exit(local_rank, seen, exitcode=others[0].exitcode, at_ns=others[0].at_ns)
+
+    def _expected_exit(self, local_rank: int, seen: Readings, *, exitcode: int, at_ns: int) -> RankExited:
         end = RankExited(
             rank=self.ranks[local_rank],
             cycle=self.cycle,
             local_rank=local_rank,
             pid=self.started[local_rank].pid,
-            exitcode=1,
-            at_ns=words.raised_at_ns,
+            exitcode=exitcode,
+            at_ns=at_ns,
         )
         return self._with_last_words(end, seen)
 
@@ -349,6 +364,7 @@ class CycleRecord:
             error_at_s=words.raised_at_s,
             raised_at_ns=words.raised_at_ns,
             where=words.where,
+            rerun_state=words.rerun,
         )
 
     def _views(self, seen: Readings) -> list[RankView]:
@@ -364,7 +380,7 @@ class CycleRecord:
         return RankView(
             rank=self.ranks[local_rank],
             local_rank=local_rank,
-            # one that hangs may have been stopped by its monitor
+            # a hung rank may have been stopped by its monitor
             stopped=local_rank not in self.hung and seen.stopped[local_rank],
             iteration=board.iteration,
             section=None if section is None else section.name,

@@ -1,9 +1,10 @@
-"""A rank whose learned timeout is over is found hung only if no rank of the job makes progress. Pure.
+"""Suspicion of ranks by learned timeouts: a rank counts as hung only if no rank of the job makes progress. Pure.
 
-A monitor asks here when its rank has passed a learned timeout. All ranks of the job are observed twice, and as long as
-one of them makes progress the suspects are given more time, a quarter more each time, up to the limit of the interval
-(`MOST` timeouts, if it has none): some ranks only seem to move. If none does, the hang is confirmed: the rank is
-terminated, or only reported, if its timeout isn't enforced.
+A monitor asks here when its rank has exceeded a learned timeout. All ranks of the job are observed twice, and while one
+of them makes progress the suspects get more time, a quarter more each time, up to the limit of the interval (`MOST`
+timeouts, if it has none): some ranks only seem to move. If none does, the hang is confirmed: the rank is terminated, or
+only reported, if its timeout isn't enforced.
+
 Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node can be
 asked, and those of other nodes may be what this one waits for. Then no hang is confirmed before the longest interval
 that was ever extended, and a quarter more, is over.
@@ -23,21 +24,21 @@ from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
 
 CHECK_S = 1.9
-"""From a suspicion until the hang is confirmed, at most: a starved rank answers late."""
+"""Most seconds from a suspicion until the hang is confirmed: a starved rank answers late."""
 MOST = 4.0
 """Limit of an interval that has none of its own, as a multiple of its timeout."""
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
 _SHARE, _LEAST_S, _LONGEST_S = 0.2, 0.1, 1.0
-"""Between two observations: this share of the timeout, and at least and at most so many seconds."""
+"""Time between two observations: this share of the timeout, within these bounds in seconds."""
 _FRESH_NS = 2_000_000_000
-"""What moved on another node so long ago still counts: not all nodes suspect in the same moment."""
+"""Age up to which another node's progress counts: not all nodes suspect in the same moment."""
 
 
 class NodeSuspicions:
     """The suspected ranks of one cycle on this node.
 
-    ``review`` decides at last, if it is given: whether a rank hangs in which no other makes progress.
+    ``review``, if given, decides finally whether a suspect hangs when no rank makes progress.
     """
 
     def __init__(
@@ -54,23 +55,23 @@ class NodeSuspicions:
         self._sees_all_ranks = nodes == 1 or not options.min_healthy
         self._asks_others = nodes > 1 and not options.min_healthy
         self._suspects: dict[int, RankHung] = {}
-        """By local rank."""
+        """Suspects by local rank."""
         self._given: set[tuple[int, int, str]] = set()
-        """Intervals that were reported to the user as extended: each is, once."""
+        """Extended intervals that were reported to the user, each once."""
         self._awaited: set[int] = set()
         """Local ranks whose progress is being checked."""
         self._bound_ns: int | None = None
         self._elsewhere: tuple[int, str] | None = None
-        """When another node has last reported progress, and which."""
+        """Time and text of another node's last report of progress."""
         self._is_over = False
 
     @property
     def alarm_ns(self) -> int | None:
-        """When ``go_on`` is to be called at the latest."""
+        """Latest time of the next ``go_on``."""
         return self._bound_ns
 
     def suspected(self, verdict: RankHung, turn: Turn) -> None:
-        """A learned timeout of a rank of this node is over."""
+        """Check for progress, because a learned timeout of a rank of this node is over."""
         if self._is_over:
             return
         if verdict.elapsed_s >= _most_s(verdict):
@@ -88,9 +89,9 @@ class NodeSuspicions:
         self.check_progress(between_s, turn)
 
     def check_progress(self, between_s: float, turn: Turn) -> None:
-        """Have the ranks of this node observed twice: it, or another node, suspects one of its ranks."""
+        """Have the ranks of this node observed twice, for a suspicion here or on another node."""
         if self._bound_ns is not None or self._is_over:
-            return  # that check counts for this, too
+            return  # the current check counts for this, too
         self._awaited = self._record.observed
         again_ns = turn.now_ns + round(between_s * 1e9)
         self._bound_ns = turn.now_ns + round(CHECK_S * 1e9)
@@ -98,12 +99,12 @@ class NodeSuspicions:
         turn.do(*(OrderMonitor(local_rank, order) for local_rank in sorted(self._awaited)))
 
     def moving(self, text: str, turn: Turn) -> None:
-        """A rank of another node makes progress."""
+        """Extend the suspects' timeouts, because a rank of another node makes progress."""
         self._elsewhere = turn.now_ns, text
         self._extend_timeout(text, turn)
 
     def checked(self, local_rank: int, progress: str, turn: Turn) -> None:
-        """A monitor has checked the progress of its rank."""
+        """Record a monitor's check of its rank's progress."""
         if self._bound_ns is None:
             return
         self._awaited.discard(local_rank)
@@ -117,7 +118,7 @@ class NodeSuspicions:
             self.go_on(turn)
 
     def go_on(self, turn: Turn) -> None:
-        """Confirm the hang, once no rank can be found to make progress any more."""
+        """Confirm the hang once no rank is found to make progress."""
         is_open = bool(self._awaited) or self._asks_others
         if self._bound_ns is None or (is_open and turn.now_ns < self._bound_ns):
             return
@@ -127,7 +128,7 @@ class NodeSuspicions:
             self._decide(verdict, turn)
 
     def _decide(self, verdict: RankHung, turn: Turn) -> None:
-        """No rank that can be asked makes progress: confirm the hang, or put it off."""
+        """Confirm the hang, or put it off, because no rank that can be asked makes progress."""
         # the limit is that many times the longest interval that was extended
         least_s = 0.0 if verdict.limit_s is None else _MORE * verdict.limit_s / MOST
         if verdict.elapsed_s < least_s and not self._sees_all_ranks:

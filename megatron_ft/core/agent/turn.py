@@ -1,4 +1,4 @@
-"""What the parts of the launcher's machine share: its options, its phases, and the turn in which it takes an event."""
+"""Shared parts of the launcher's machine: its options, its phases, and the turn in which it takes an event."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.core.timeouts.learned import OUT_FIELD, SECTIONS_FIELD
 
 LATE_NS = 500_000_000
-"""A timer that fires so much later than it was due shows that the whole node was stopped, and the ranks with it."""
+"""Delay of a timer beyond which the whole node must have been stopped, and the ranks with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user asked for. Times are seconds; a timeout of None is none.
+    """The user's options. Times are seconds; a timeout of None is none.
 
     Args:
         hang_signal: what a rank that is found hung gets first.
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         checks_health: there is a command that says whether the node is fit.
         watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
-            timeout applies to them. None: for half of the timeout of their process group.
-        ends_for_collectives: and if some wait in one, the cycle is ended.
+        timeout applies to them. None: half of the timeout of their process group.
+        ends_for_collectives: also end the cycle if ranks wait in a collective.
         learn: "off", "report", "on" or "reference".
-        safety_factor: of the reference's rule.
+        safety_factor: factor of the reference's rule.
         configured: those of `core.timeouts.learned.CONFIGURED_FIELDS` that the user has set.
-        says_all: this launcher says what concerns the whole job, whether another one says it or not.
-        shares_output: what the launchers of the job print goes to one place.
+        says_all: this launcher prints lines about the whole job even if another one does.
+        shares_output: the output of all launchers of the job goes to one place.
     """
 
-    min_nodes: int = 1
     max_nodes: int = 1
     min_healthy: bool = False
     max_restarts: int = 0
@@ -75,11 +74,11 @@ class Options:
 
 
 class AgentPhase(enum.Enum):
-    """What the launcher is about."""
+    """Phase of the launcher."""
 
     JOINING = "joining"
     CHECKING = "checking"
-    """Its health command runs."""
+    """The health command runs."""
     ASIDE = "aside"
     READY = "ready"
     STARTING = "starting"
@@ -90,17 +89,17 @@ class AgentPhase(enum.Enum):
     JUDGING = "judging"
     """Why the cycle has ended isn't known yet."""
     DONE = "done"
-    """None of its ranks is left, and not all nodes know yet how the job has ended."""
+    """No rank is left, and not all nodes know yet how the job has ended."""
     LEAVING = "leaving"
-    """The others have received that this node leaves."""
+    """The node has said goodbye, and waits until the others have received it."""
     EXCLUDED = "excluded"
-    """They go on without it, and the launcher waits for the end of the job."""
+    """The others go on without this node; the launcher waits for the end of the job."""
     OVER = "over"
 
 
 @dataclass(kw_only=True)
 class Turn:
-    """One event: when it is, how the ranks look, and what is to be done."""
+    """One event: its time, the ranks' readings, and the effects."""
 
     now_ns: int
     seen: Readings
@@ -109,13 +108,12 @@ class Turn:
 
     @property
     def now_s(self) -> float:
-        """The same in seconds."""
         return self.now_ns / 1e9
 
     def do(self, *effects: Effect) -> None:
-        """Ask for these, in this order."""
+        """Append effects, in this order."""
         self.effects += effects
 
     def say_for_all(self, text: str) -> None:
-        """Say what concerns the whole job, unless another launcher does."""
+        """Print a line about the whole job, unless another launcher does."""
         self.effects += self.printer.for_all(text)

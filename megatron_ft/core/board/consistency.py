@@ -1,8 +1,8 @@
-"""Whether one reading of a board can come after another; if not, a stray write has damaged the board. Pure.
+"""Check that one reading of a board can follow another; otherwise a stray write has damaged the board. Pure.
 
-``layout.decode`` finds words that are impossible by themselves. These functions find what the writer never does: it
-never counts back, never changes its rank or pid, and changes a timeout only together with the timeouts' version.
-Armed timeouts are the monitor's own words: it compares them with what it has armed, and repairs them.
+``layout.decode`` finds words that are impossible by themselves. These functions find what the writer never does: count
+back, change its rank or pid, or change a timeout without the timeouts' version. Armed timeouts are the monitor's own
+words: it compares them with what it has armed, and repairs them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _TIMEOUTS = (
 )
 _SECTION_TIMEOUTS = ("own_timeout_ns", "is_calculated")
 _MOST_MORE = 2**40
-"""No rank counts that far between two checks, nor in its life: after a renewal, the ring goes on where it was."""
+"""Most that a rank counts between two checks, or in its life: after a renewal, the ring continues."""
 _LATE_NS = 1_000_000_000
-"""From a stamp to its store there are nanoseconds; on a busy machine the process may have to wait in between."""
+"""Longest time from taking a stamp to storing it: nanoseconds, unless the process waits for a CPU in between."""
 
 
 def contradiction(before: BoardSnapshot, after: BoardSnapshot, looked_ns: int) -> str | None:
-    """Why ``after`` can't be a later reading of the board that said ``before`` at ``looked_ns``; None if it can."""
+    """Return why ``after`` can't be read after ``before``, read at ``looked_ns``; None if it can."""
     for names, least, most in ((_FIXED, 0, 0), (_COUNTS, 0, _MOST_MORE), (_STAMPS, 0, None)):
         for name in names:
             old, new = getattr(before, name), getattr(after, name)
@@ -65,7 +65,7 @@ def _section(old: SectionView, new: SectionView, start_ns: int, looked_ns: int, 
     for name in _SECTION_TIMEOUTS if same_timeouts else ():
         if getattr(old, name) != getattr(new, name):
             return f"its {name} is {getattr(new, name)}, though the timeouts were not changed"
-    # since the start: so a rank says what it had open before its board was renewed
+    # the start: a rank stamps so what was open before its board was renewed
     since_known = (0, old.opened_at_ns, start_ns)
     if new.opened_at_ns not in since_known and new.opened_at_ns < looked_ns - _LATE_NS:
         return f"it is open since {new.opened_at_ns}, and wasn't at {looked_ns}"

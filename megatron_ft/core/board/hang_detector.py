@@ -26,11 +26,11 @@ from megatron_ft.core.board.intervals import HangKind, Interval, IntervalKey, ru
 from megatron_ft.core.board.layout import BoardSnapshot
 
 CONFIRM_AFTER_NS = 10_000_000
-"""From the first overdue reading to the second, which makes the verdict."""
+"""Time from the first overdue reading to the second, which makes the verdict."""
 MIN_SLEEP_NS = 5_000_000
 """Least sleep while nothing is overdue, so that absurdly small timeouts don't make a busy loop."""
 _MOST_PUT_OFF = 5
-"""A second reading that comes too late counts as a first one again, at most this many times in a row."""
+"""Most times in a row that a late second reading counts as a first one again."""
 _DOUBT_NS = 10_000_000_000
 _DOUBT_SHARE = 4
 _MAX_TOLERANCE_NS = 100_000_000
@@ -39,33 +39,32 @@ _MAX_GAPS = 64
 
 
 class Overdue(NamedTuple):
-    """A rank has made no progress for longer than it may."""
+    """An interval of a rank that has exceeded its timeout."""
 
     kind: HangKind
     section: str | None
     since_ns: int
-    """When the overdue interval began."""
+    """Start of the overdue interval."""
     elapsed_ns: int
-    """How long it has lasted, without the time in which the node was stopped."""
+    """Duration, without the time in which the node was stopped."""
     timeout_ns: int
     iteration: int | None
     open_sections: tuple[str, ...]
-    """All that are open, outermost first."""
+    """All open sections, outermost first."""
     is_learned: bool = False
-    """The timeout was calculated from observed intervals."""
+    """True if the timeout was calculated from observed intervals."""
     limit_ns: int | None = None
-    """Longest that it may last even while ranks make progress; None: a multiple of the timeout."""
+    """Hard limit even while ranks make progress; None: a multiple of the timeout."""
     enforced: bool = True
-    """False: the rank is only reported, and never ended."""
+    """False: the rank is only reported, never terminated."""
 
     @property
     def key(self) -> IntervalKey:
-        """The interval that is overdue."""
         return IntervalKey(self.kind, self.section, self.since_ns)
 
 
 class CheckAction(enum.Enum):
-    """What the monitor does after it has checked the board."""
+    """Next act of the monitor after a check of the board."""
 
     WATCH = "watch"
     CONFIRM = "confirm"
@@ -74,16 +73,16 @@ class CheckAction(enum.Enum):
 
 
 class Check(NamedTuple):
-    """The outcome of one check of the board."""
+    """Outcome of one check of the board."""
 
     action: CheckAction
     next_look_ns: int | None
-    """When to look again at the latest; None: not before something else wakes the monitor."""
+    """Latest time of the next look; None: when something else wakes the monitor."""
     verdict: Overdue | None
 
 
 class _Suspect(NamedTuple):
-    """An interval seen overdue once; only a second reading, not before this time, makes it a verdict."""
+    """An interval seen overdue once; a second reading, not before ``confirm_at_ns``, makes it a verdict."""
 
     key: IntervalKey
     confirm_at_ns: int
@@ -98,14 +97,14 @@ class Gap(NamedTuple):
     start_ns: int
     end_ns: int
     lost_ns: int
-    """How much of it isn't counted for any rank."""
+    """Part of it that isn't counted for any rank."""
     doubtful_ns: int
-    """How much more of it may have been lost."""
+    """Additional part that may have been lost."""
 
 
 @dataclass
 class MonitorState:
-    """What the monitor remembers between two checks of one board."""
+    """State of the monitor between two checks of one board."""
 
     check_interval_ns: int
     last_look_ns: int
@@ -114,25 +113,25 @@ class MonitorState:
     """In order, without overlap."""
     suspect: _Suspect | None = None
     put_off: int = 0
-    """How often in a row a second reading came so late that it counted as a first one."""
+    """Number of late second readings in a row, each counted as a first one."""
     dismissed: set[IntervalKey] = field(default_factory=set)
-    """Overdue, reported, and left alone: they aren't checked again as long as they last."""
+    """Overdue intervals that were reported and left alone; not checked again while they last."""
     given: dict[IntervalKey, int] = field(default_factory=dict)
-    """Interval -> its total timeout, in nanoseconds, where a learned one was extended."""
+    """Total timeout of intervals that were extended, in nanoseconds."""
 
     def check_each(self, interval_ns: int) -> None:
-        """Check the board once in that time, at least."""
+        """Set the longest time between two checks."""
         self.check_interval_ns = interval_ns
 
     def take_over(self, last_look_ns: int, asked_ns: int | None) -> None:
-        """Another monitor made the last check at that time, and was to make the next one at the other, if at all."""
+        """Continue from another monitor: times of its last check, and of the next one it had planned, if any."""
         self.last_look_ns, self.asked_ns = last_look_ns, asked_ns
 
 
 def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Check:
-    """Check one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last check.
+    """Check one snapshot, taken just before ``now_ns``. Changes ``state``.
 
-    Changes ``state``.
+    ``was_stopped``: a SIGCONT arrived since the last check.
     """
     assert now_ns >= state.last_look_ns, (now_ns, state.last_look_ns)
     smallest = smallest_timeout(board)
@@ -150,7 +149,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     for interval in running:
         if interval.key in state.dismissed:
             continue
-        # a timeout that was armed meanwhile may be longer than what was given
+        # a timeout armed in the meantime may be longer than the extension
         timeout_ns = max(interval.timeout_ns, state.given.get(interval.key, 0))
         deadline = interval.since_ns + timeout_ns + _stood_still(state, interval)
         if now_ns >= deadline:
@@ -159,7 +158,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
             nearest = deadline
 
     if overdue:
-        # what may be ended first: a report takes seconds
+        # enforced ones first: a report takes seconds
         _, _, first = min(overdue, key=lambda each: each[:2])
         return _judge_overdue(state, board, first, now_ns)
     state.suspect = None
@@ -174,7 +173,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
 
 
 def dismiss(state: MonitorState, verdict: Overdue) -> None:
-    """Don't report this hang again: its rank isn't ended. Changes ``state``."""
+    """Don't report this hang again: its rank isn't terminated. Changes ``state``."""
     state.dismissed.add(verdict.key)
     state.suspect = None
 
@@ -186,7 +185,7 @@ def extend_timeout(state: MonitorState, verdict: Overdue, timeout_ns: int) -> No
 
 
 def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
-    """Don't count the time from ``since_ns`` on, in which hang detection was suspended. Changes ``state``."""
+    """Exclude the time from ``since_ns`` on, in which hang detection was suspended. Changes ``state``."""
     start_ns = max(since_ns, state.gaps[-1].end_ns if state.gaps else 0)
     _add_gap(state, Gap(start_ns, now_ns, now_ns - start_ns, 0))
     state.suspect = None
@@ -195,9 +194,9 @@ def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
 
 
 def lost_between(gaps: Sequence[Gap], start_ns: int, end_ns: int) -> int:
-    """How much of this time surely isn't the rank's: a pause, or a time in which the node was stopped."""
+    """Return the part of this time that certainly isn't the rank's: pauses, or stops of the node."""
     lost_ns = 0
-    for gap in reversed(gaps):  # in order: the ones before are older still
+    for gap in reversed(gaps):  # in order: earlier gaps are older still
         if gap.end_ns <= start_ns:
             break
         lost_ns += max(0, min(gap.lost_ns, min(gap.end_ns, end_ns) - max(gap.start_ns, start_ns)))
@@ -228,15 +227,15 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
     if state.suspect is None or state.suspect.key != interval.key:
         state.suspect = _Suspect(interval.key, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
-        state.asked_ns = None  # a check that comes after this isn't late
+        state.asked_ns = None  # a check after this one isn't late
         return Check(CheckAction.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
     return Check(CheckAction.CONFIRM, state.asked_ns, verdict)
 
 
 def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stopped: bool) -> None:
-    """Remember the time since the last check as lost if the node may have been stopped in it."""
-    # a busy node wakes us some milliseconds late: that isn't a stand-still, and must not delay a verdict
+    """Record the time since the last check as lost if the node may have been stopped in it."""
+    # a busy node wakes the monitor some milliseconds late: that isn't a stop, and must not delay a verdict
     tolerance = _MAX_TOLERANCE_NS
     if smallest is not None:
         tolerance = min(max(smallest // 10, _MIN_TOLERANCE_NS), _MAX_TOLERANCE_NS)
@@ -256,7 +255,7 @@ def _add_gap(state: MonitorState, gap: Gap) -> None:
     state.gaps.append(gap)
     if len(state.gaps) <= _MAX_GAPS:
         return
-    # the longer ago, the longer the spans: what isn't known then is when in its span something that began in it did
+    # merge older spans first: a merged span no longer tells when in it an interval began
     pairs = list(itertools.pairwise(state.gaps))
     shares = [(newer.end_ns - older.start_ns) / (gap.end_ns - older.start_ns) for older, newer in pairs]
     at = shares.index(min(shares))
@@ -266,9 +265,9 @@ def _add_gap(state: MonitorState, gap: Gap) -> None:
 
 
 def _stood_still(state: MonitorState, interval: Interval) -> int:
-    """How much of the time since an interval began isn't charged to it."""
+    """Return the part of the time since an interval began that isn't charged to it."""
     lost_ns = doubtful_ns = 0
-    for gap in reversed(state.gaps):  # in order: the ones before are older still
+    for gap in reversed(state.gaps):  # in order: earlier gaps are older still
         if gap.end_ns <= interval.since_ns:
             break
         span_ns = gap.end_ns - max(gap.start_ns, interval.since_ns)
@@ -279,5 +278,5 @@ def _stood_still(state: MonitorState, interval: Interval) -> int:
 
 
 def _most_doubt(timeout_ns: int) -> int:
-    """A quarter of the timeout, but at least 10 s, and never more than the timeout itself."""
+    """Return a quarter of the timeout, but at least 10 s, and never more than the timeout itself."""
     return min(timeout_ns, max(_DOUBT_NS, timeout_ns // _DOUBT_SHARE))

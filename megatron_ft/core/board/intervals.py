@@ -1,20 +1,21 @@
-"""What is being timed on a rank now, and against which timeout, as its board says.
+"""Intervals timed on a rank now, and their timeouts, according to its board.
 
 Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
 
 Rules
 -----
-* Every open section's age is ``now - opened at``; an overdue outer section is a hang even if an inner
-  one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
+
+* Every open section's age is ``now - opened at``; an overdue outer section is a hang even if an inner one is young.
+  Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
 * Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
-  section: they don't apply to one that opens sections and sends no heartbeat.
-* An armed timeout (learned, written by the monitor) applies instead of the rank's own one. An interval that exceeds one
-  that isn't enforced is only reported.
-* From the end of "setup" until the first step is over, the timeout out of section is at least that of "setup": other
-  ranks may still be in theirs.
+  section; not to one that opens sections and sends no heartbeat.
+* An armed timeout (learned, written by the monitor) replaces the rank's own one. An interval that exceeds one that
+  isn't enforced is only reported.
+* From the end of "setup" until the first step is over, the timeout out of section is at least that of "setup":
+  other ranks may still be in theirs.
 * During warm-up (see :func:`_is_warming_up`) the timeouts of "step" and out of section are at least the initial
-  heartbeat timeout. If a section "warmup" is configured they aren't: its timeout is then that of "step" until more than
-  the warm-up's iterations have begun.
+  heartbeat timeout. If a section "warmup" is configured they aren't: its timeout is then that of "step" until more
+  than the warm-up's iterations have begun.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardS
 from megatron_ft.core.times import earliest
 
 FIRST_INTERVALS = 4
-"""This many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
+"""Number of first intervals of a section in a cycle: compilation, allocation, files that aren't cached."""
 SETUP = "setup"
 STEP = "step"
 WARMUP = "warmup"
-"""Never opened: where it is configured, its timeout is that of "step" in the iterations of the warm-up."""
+"""Section that is never opened: if configured, its timeout is that of "step" in the warm-up's iterations."""
 _WARMUP_ITERATIONS = 5
-"""Unless the rank says another number."""
+"""Default of the rank's number of warm-up iterations."""
 
 
 class HangKind(enum.Enum):
-    """Which timeout was passed."""
+    """Kind of timeout that was exceeded."""
 
     SECTION = "section"
     OUT_OF_SECTION = "out_of_section"
@@ -46,7 +47,7 @@ class HangKind(enum.Enum):
 
 
 class IntervalKey(NamedTuple):
-    """Identity of an interval, whatever its timeout is meanwhile."""
+    """Identity of an interval, independent of its timeout."""
 
     kind: HangKind
     section: str | None
@@ -54,27 +55,26 @@ class IntervalKey(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A time that is running against a timeout."""
+    """A time that runs against a timeout."""
 
     kind: HangKind
     section: str | None
     since_ns: int
     timeout_ns: int
     is_learned: bool = False
-    """The timeout was armed, or calculated by the rank's client."""
+    """True if the timeout was armed, or calculated by the rank's client."""
     limit_ns: int | None = None
-    """Longest that it may last even while ranks make progress; None: a multiple of the timeout."""
+    """Hard limit even while ranks make progress; None: a multiple of the timeout."""
     enforced: bool = True
-    """False: it is reported when it is overdue, and never ended."""
+    """False: an overdue interval is only reported, its rank never terminated."""
 
     @property
     def key(self) -> IntervalKey:
-        """Its identity."""
         return IntervalKey(self.kind, self.section, self.since_ns)
 
 
 class _Bound(NamedTuple):
-    """The last fields of an `Interval`; ``timeout_ns`` None: there is no timeout."""
+    """Last fields of an `Interval`; ``timeout_ns`` None: there is no timeout."""
 
     timeout_ns: int | None
     is_learned: bool = False
@@ -83,7 +83,7 @@ class _Bound(NamedTuple):
 
 
 def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
-    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``."""
+    """Yield every interval with a finite timeout; none once the board is ``closing``."""
     if board.closing:
         return
     slow = next((section for section in board.sections if section.name == WARMUP), None)
@@ -110,15 +110,15 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
     else:
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
-    # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
+    # a heartbeat's count is written before its stamp: a missing stamp is not "since the epoch"
     if timeout is not None and since and (board.heartbeats or not may_have_opened):
         yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & FLAG_ARE_LEARNED))
 
 
 def is_blank(board: BoardSnapshot) -> bool:
-    """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet.
+    """Return True if a damaged board was renewed and the rank has written nothing on it yet.
 
-    With the first thing that it writes, it gives back all that only it knows.
+    With its first write, the rank restores everything that only it knows.
     """
     has_written = (
         board.last_transition_ns > board.start_ns
@@ -154,7 +154,7 @@ def _out_of_section_bound(board: BoardSnapshot, *, warming_up: bool) -> _Bound:
 
 
 def _first_step_bound(board: BoardSnapshot, bound: _Bound, timeout_ns: int) -> _Bound:
-    """At least the timeout of "setup" until the first step is over: other ranks may still be in theirs.
+    """Return at least the timeout of "setup" until the first step is over: other ranks may still be in theirs.
 
     "setup" is no collective. A rank whose setup is quick waits for the others in its first step, which is out of
     section.
@@ -169,7 +169,7 @@ def _first_step_bound(board: BoardSnapshot, bound: _Bound, timeout_ns: int) -> _
 
 
 def _longest(bounds: list[_Bound]) -> _Bound:
-    """The longest of all, no timeout if one is infinite: a rank may be in any section, or in none."""
+    """Return the longest of all, no timeout if one is infinite: a rank may be in any section, or in none."""
     finite = [bound.timeout_ns for bound in bounds if bound.timeout_ns is not None]
     return _Bound(
         max(finite) if len(finite) == len(bounds) else None,
@@ -179,7 +179,7 @@ def _longest(bounds: list[_Bound]) -> _Bound:
 
 
 def _step_bound(board: BoardSnapshot, bound: _Bound, slow: SectionView | None, *, warming_up: bool) -> _Bound:
-    """That of a "step"; ``slow``: the section "warmup", if it is configured."""
+    """Return the bound of a "step"; ``slow``: the section "warmup", if it is configured."""
     if warming_up:
         return _warm_up_bound(board, bound)
     if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or _WARMUP_ITERATIONS):
@@ -188,7 +188,7 @@ def _step_bound(board: BoardSnapshot, bound: _Bound, slow: SectionView | None, *
 
 
 def _warm_up_bound(board: BoardSnapshot, bound: _Bound) -> _Bound:
-    """While the rank warms up: at least as long as the start of a rank may take."""
+    """Return the bound during warm-up: at least as long as the start of a rank may take."""
     start_ns = board.initial_heartbeat_timeout_ns
     if bound.timeout_ns is None or start_ns is None:
         return _Bound(None)
@@ -198,10 +198,10 @@ def _warm_up_bound(board: BoardSnapshot, bound: _Bound) -> _Bound:
 
 
 def _is_warming_up(board: BoardSnapshot) -> bool:
-    """Whether the first iterations, which are slower (compilation, allocation), are still going on.
+    """Return True while the first, slower iterations (compilation, allocation) go on.
 
-    They end when the iteration after the given number of them begins (an iteration is reported as it begins), or with
-    the first "step". A job that has neither iterations nor a section "step" has no warm-up.
+    The warm-up ends when the iteration after the given number begins, or with the first "step". A job with neither
+    iterations nor a section "step" has no warm-up.
     """
     if board.warmup_iterations == 0 or board.iterations_seen > board.warmup_iterations:
         return False
@@ -212,7 +212,7 @@ def _is_warming_up(board: BoardSnapshot) -> bool:
 
 
 def smallest_timeout(board: BoardSnapshot) -> int | None:
-    """The smallest finite timeout: nothing that starts after a look can be late before it is over."""
+    """Return the smallest finite timeout: nothing that starts after a look can be late before that time."""
     armed = [board.armed_out_of_section, *(section.armed for section in board.sections)]
     return earliest(
         board.out_of_section_timeout_ns,

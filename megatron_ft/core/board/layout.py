@@ -1,10 +1,10 @@
-"""The progress board: what lies where, and what one reading of it says.
+"""The progress board: meaning of each word, and one reading of all.
 
 A board is an array of unsigned 64-bit words that one rank and its monitor map. Times are nanoseconds of
-CLOCK_MONOTONIC, 0 is "never". Each word has a meaning by itself, so a reader needs no lock: a torn or
-reordered read between two words can delay a verdict, never cause one (a verdict is read twice).
+CLOCK_MONOTONIC, 0 is "never". Each word has a meaning by itself, so a reader needs no lock: a torn or reordered read
+between two words can delay a verdict, never cause one (a verdict is read twice).
 
-Who writes: the rank writes everything but the words marked (monitor). The monitor fills a fresh board before
+Writers: the rank writes everything but the words marked (monitor) or (launcher). The monitor fills a fresh board before
 the rank maps it.
 """
 
@@ -69,26 +69,26 @@ W_GROUP_TIMEOUT = 45  # timeout of the default process group; 0: unknown
 W_STATE_WRITTEN = 46  # (launcher) STATE_ values: what became of the last timeouts that were to be written
 
 MOST_COUNT = 2**48
-"""No rank counts that far."""
+"""Upper bound of every count."""
 CLOSING = int.from_bytes(b"is over!", "little")
-"""No stray write makes that: a board that is renewed keeps it, because it would not be written again."""
+"""Value that no stray write makes; a renewed board keeps it, because it would not be written again."""
 FLAG_ARE_LEARNED = 4
 
 FACT_LEARNS = 1
-"""The script asks for learned timeouts (calc_ft_timeouts)."""
+"""Fact: the script asks for learned timeouts (calc_ft_timeouts)."""
 FACT_HOOKS = 2
-"""The hooks of a train loop are in use."""
+"""Fact: the hooks of a train loop are in use."""
 FACT_LOADED = 4
-"""A persistent checkpoint was loaded."""
+"""Fact: a persistent checkpoint was loaded."""
 FACT_ENOUGH_STEPS = 8
-"""Enough training steps were made for the longest to be typical."""
+"""Fact: enough training steps were made for the longest to be typical."""
 FACT_ASYNC_SAVES = 16
 FACT_RUN_ENDS = 32
-"""The rank is about to end its monitoring, at the end of its run."""
+"""Fact: the rank is about to end its monitoring, at the end of its run."""
 _ALL_FACTS = 2 * FACT_RUN_ENDS - 1
 STATE_WRITTEN, STATE_NOT_WRITTEN = 1, 2
 ARMED_ENFORCED = 1
-"""A rank that exceeds the armed timeout may be terminated; else it is only reported."""
+"""Flag: a rank that exceeds the armed timeout may be terminated; without it, the rank is only reported."""
 
 SECTION_TABLE = 48
 SECTION_WORDS = 16
@@ -124,7 +124,7 @@ _TABLE_FORMAT = struct.Struct(f"={RING}Q")
 
 
 def slot(index: int) -> int:
-    """First word of the section with this index."""
+    """Return the first word of the section with this index."""
     return SECTION_TABLE + SECTION_WORDS * index
 
 
@@ -133,23 +133,23 @@ class ArmedTimeout(NamedTuple):
 
     timeout_ns: int
     first_ns: int | None = None
-    """Timeout of the first intervals of a cycle; None: the same."""
+    """Timeout of the first intervals of a cycle; None: ``timeout_ns``."""
     limit_ns: int | None = None
-    """Longest that an interval may last even while ranks make progress."""
+    """Hard limit of an interval even while ranks make progress."""
     enforced: bool = True
     """False: a rank that exceeds the timeout is only reported."""
 
 
 class SectionView(NamedTuple):
-    """One section as the board shows it."""
+    """One section on the board."""
 
     name: str
     opened_at_ns: int
     open_count: int
     own_timeout_ns: int | None
-    """Timeout that the rank has written."""
+    """Timeout written by the rank."""
     is_calculated: bool = False
-    """The rank's client has calculated its own timeout from observed intervals."""
+    """True if the rank's client has calculated its own timeout from observed intervals."""
     armed: ArmedTimeout | None = None
 
     @property
@@ -159,16 +159,16 @@ class SectionView(NamedTuple):
 
 
 class CollectiveCounts(NamedTuple):
-    """Counts over all process groups of a rank, as its watch has read them from torch. Times as those of a board."""
+    """Counts over all process groups of a rank, as its watch has read them from torch, with times as on the board."""
 
     seen_ns: int
-    """When they were read."""
+    """Time of the reading."""
     moved_ns: int
-    """When one of them was seen to change; of a rank whose group is new, when that was seen."""
+    """Time at which a count was seen to change, or a new group was first seen."""
     entered: int
     completed: int
     group_timeout_ns: int | None = None
-    """Timeout of the default process group, where it is known."""
+    """Timeout of the default process group; None if unknown."""
 
 
 class BoardSnapshot(NamedTuple):
@@ -211,15 +211,15 @@ class BoardSnapshot(NamedTuple):
     saves: int = 0
     iterations_back: int = 0
     group_timeout_ns: int | None = None
-    """Timeout of the default process group, where it is known."""
+    """Timeout of the default process group; None if unknown."""
     watch_only: bool = False
-    """The script calls no hooks."""
+    """True if the script calls no hooks."""
     collectives: CollectiveCounts | None = None
-    """None: they aren't read, or there is no process group."""
+    """Counts of collectives; None if they aren't read, or there is no process group."""
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
-        """The sections open now, outermost (longest open) first."""
+        """Sections open now, outermost (longest open) first."""
         return tuple(sorted((s for s in self.sections if s.opened_at_ns), key=lambda s: s.opened_at_ns))
 
     @property
@@ -240,21 +240,21 @@ class BoardSnapshot(NamedTuple):
 
 
 def is_through_its_start(board: BoardSnapshot) -> bool:
-    """Whether the rank has begun an iteration, sent a heartbeat, or ended a section."""
+    """Return True if the rank has begun an iteration, sent a heartbeat, or ended a section."""
     ended = any(each.open_count > 1 or (each.open_count and not each.opened_at_ns) for each in board.sections)
     return board.iteration is not None or board.heartbeats > 0 or ended
 
 
 class BoardDamagedError(Exception):
-    """A word of the board can't be what its writer would have written; the text says which."""
+    """Raised for a word that its writer can't have written; the text names it."""
 
 
 def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
     """Read the words up to the event ring; ``now_ns`` was taken after the bytes were read.
 
     Raises:
-        BoardDamagedError: a word is outside what its writer can have written: a stamp outside
-            [start of monitoring, now], too many sections, a name that isn't text.
+        BoardDamagedError: a word is outside what its writer can have written: a stamp outside [start of monitoring,
+        now], too many sections, a name that isn't text.
     """
     words = _TABLE_FORMAT.unpack_from(raw)
     if words[W_MAGIC] != MAGIC:
@@ -327,12 +327,12 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
 
 
 def timeout_word(seconds: float | None) -> int:
-    """A timeout in seconds as the board holds it, in whole nanoseconds and at least one."""
+    """Return a timeout as a word: whole nanoseconds, at least one."""
     return NO_TIMEOUT if seconds is None else min(max(1, round(seconds * 1e9)), NO_TIMEOUT - 1)
 
 
 def armed_words(armed: ArmedTimeout | None) -> tuple[int, int, int, int]:
-    """The four words of an armed timeout."""
+    """Return the four words of an armed timeout."""
     if armed is None:
         return 0, 0, 0, 0
     flags = ARMED_ENFORCED if armed.enforced else 0
@@ -340,14 +340,14 @@ def armed_words(armed: ArmedTimeout | None) -> tuple[int, int, int, int]:
 
 
 def encode_name(name: str) -> bytes:
-    """A section's name, padded with zeros; the config has checked that it fits."""
+    """Return a section's name, padded with zeros; the config has checked that it fits."""
     data = name.encode()
     assert len(data) < NAME_BYTES, name
     return data.ljust(NAME_BYTES, b"\0")
 
 
 def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
-    """Any value can be read: the monitor compares these words with what it has armed."""
+    """Read an armed timeout, of any value: the monitor compares these words with what it has armed."""
     timeout_ns, first_ns, limit_ns, flags = words[at : at + 4]
     if not timeout_ns:
         return None

@@ -1,1 +1,1 @@
-"""The options: names, allowed values, and the values in effect."""
+"""Options: names, allowed values, and the values in effect."""

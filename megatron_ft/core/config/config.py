@@ -1,7 +1,7 @@
 """The configuration: typed, strict at construction and at every assignment, and aware of what was set.
 
-`ConfigValues` is everything that needs no file. What users see is its subclass with the file methods,
-``megatron_ft.FaultToleranceConfig``: this floor does no I/O.
+`ConfigValues` is everything that needs no file. Its subclass with the file methods,
+``megatron_ft.FaultToleranceConfig``, is public: this package does no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatron_ft.core.config.kinds import (
     OptionKind,
     one_of,
 )
-from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.config.option import dashed, option, table_of
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
@@ -36,7 +36,7 @@ Stored = TypeVar("Stored")
 if TYPE_CHECKING:
 
     class Converted(Generic[Given, Stored]):
-        """For type checkers: what a field takes, and what it gives back."""
+        """Types of a field for type checkers: accepted and returned."""
 
         def __get__(self, owner: object, kind: type) -> Stored: ...
         def __set__(self, owner: object, value: Given) -> None: ...
@@ -74,7 +74,7 @@ class SectionTimeoutMap(dict[str, "float | None"]):
 
 
 def _section_name(name: object) -> str:
-    # what is printable can also be encoded
+    # printable text can also be encoded
     if name == OUT_OF_SECTION:
         raise ConfigError(
             f"rank_section_timeouts: {show(name)} can't be a section's name; for the time in no section there is "
@@ -101,7 +101,7 @@ def _sections(value: object) -> SectionTimeoutMap:
 
 
 def parse_section_timeouts(text: str) -> dict[str, float | None]:
-    """Sections as the command line writes them: ``setup:600,step:180,checkpointing:null``.
+    """Parse sections as written on the command line: ``setup:600,step:180,checkpointing:null``.
 
     Raises ConfigError for anything else, with the offending part.
     """
@@ -189,13 +189,17 @@ class ConfigValues:
         "SIGKILL. Up to 60 seconds in which it waited for a CPU don't count.",
     )
     log_level: Converted[int | str, int] = option(
-        20, LOG_LEVEL, "How much this package logs: DEBUG, INFO, WARNING, ERROR or CRITICAL."
+        20,
+        LOG_LEVEL,
+        "Which lines are printed: INFO: all; DEBUG: also "
+        "state transitions and messages; WARNING, ERROR, CRITICAL: none about cycles. The loggers of Python "
+        "below megatron_ft (launcher, monitor, coordinator, rank) take them, and handlers added there.",
     )
 
     if not TYPE_CHECKING:
 
         def __init__(self, **values: object) -> None:
-            # Defaults are class attributes; an instance stores its set fields and its own map of sections.
+            # defaults are class attributes; an instance stores its set fields and its own map of sections
             self.__dict__["_assigned"] = set()
             self.__dict__["rank_section_timeouts"] = SectionTimeoutMap()
             foreign = [name for name in values if name not in FIELDS and is_foreign(name)]
@@ -225,44 +229,42 @@ class ConfigValues:
             self.__dict__[name] = SectionTimeoutMap()
 
     def is_set(self, name: str) -> bool:
-        """Whether the user gave this field a value (rather than leaving it at its default)."""
+        """Return True if the user gave this field a value."""
         assert name in FIELDS, name
-        # A map that was filled in place was set too.
+        # a map that was filled in place was set, too
         return name in self.__dict__["_assigned"] or (name == "rank_section_timeouts" and bool(self.__dict__[name]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The set fields as JSON and YAML can hold them; `from_dict` gives an equal configuration back."""
+        """Return the set fields for JSON and YAML; `from_dict` gives an equal configuration back."""
         return {name: FIELDS[name].kind.plain(getattr(self, name)) for name in FIELDS if self.is_set(name)}
 
     @property
     def is_progress_tracking_enabled(self) -> bool:
-        """For callers of nvidia-resiliency-ext: yes; only the launcher knows its --ft-max-no-progress-cycles."""
+        """True, for callers of nvidia-resiliency-ext; only the launcher knows its --ft-max-no-progress-cycles."""
         return True
 
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
-        """The configuration with exactly these fields set. Raises ConfigError for an unknown name."""
+        """Return the configuration with exactly these fields set. Raises ConfigError for an unknown name."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"a configuration must be a mapping, not {show(values)}")
         return cls(**{str(name): value for name, value in values.items()})
 
     @classmethod
     def from_kwargs(cls: type[Self], ignore_not_recognized: bool = True, **kwargs: Any) -> Self:
-        """The configuration with these fields set.
+        """Return the configuration with these fields set.
 
-        Unknown names are ignored, or raise ConfigError with `ignore_not_recognized=False`. Bad values always
-        raise it.
+        Unknown names are ignored, or raise ConfigError with `ignore_not_recognized=False`. Bad values always raise it.
         """
         known = {name: value for name, value in kwargs.items() if name in FIELDS or is_foreign(name)}
         return cls(**(known if ignore_not_recognized else kwargs))
 
     @classmethod
     def resolve(cls: type[Self], *layers: Layer) -> tuple[Self, dict[str, tuple[Any, str]]]:
-        """The configuration that layers of values make together, and where each value comes from.
+        """Return the configuration made of layers of values, and the source of each value.
 
-        A later layer wins, field by field; a map of sections replaces the earlier map whole. The second
-        result maps every field to its (JSON-able) value and its source: "default" where no layer says
-        anything.
+        A later layer wins, field by field; a map of sections replaces the earlier map as a whole. The second result
+        maps every field to its (JSON-able) value and its source, "default" if no layer sets it.
         """
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -274,14 +276,14 @@ class ConfigValues:
         return config, {name: (value, sources.get(name, "default")) for name, value in effective.items()}
 
     def copy(self: Self) -> Self:
-        """An independent copy that has the same fields set."""
+        """Return an independent copy with the same fields set."""
         return type(self).from_dict(self.to_dict())
 
-    def __reduce__(self) -> tuple[Any, ...]:  # serves pickle, copy.copy and copy.deepcopy
+    def __reduce__(self) -> tuple[Any, ...]:  # for pickle, copy.copy and copy.deepcopy
         return type(self).from_dict, (self.to_dict(),)
 
     def __eq__(self, other: object) -> bool:
-        """Equal values; which of them were set doesn't matter."""
+        """Compare values, whether set or defaults."""
         if not isinstance(other, ConfigValues):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in FIELDS)
@@ -289,21 +291,21 @@ class ConfigValues:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
 
-FIELDS = table_of(ConfigValues, lambda field: (f"ft-param-{field}", f"ft-{field}"))
+FIELDS = table_of(ConfigValues, lambda field: (f"ft-{dashed(field)}", f"ft-param-{dashed(field)}"))
 
 Layer = tuple[Mapping[str, Any], Callable[[str], str]]
 """Values by field, and a function from a field's name to the place its value comes from ("ft.yaml:12")."""
 
 
 def is_foreign(name: object) -> bool:
-    """Whether a configuration has no such field, but ft_launcher or nvidia-resiliency-ext knows the name."""
+    """Return True for a name that is no field, but known to ft_launcher or nvidia-resiliency-ext."""
     from megatron_ft.core.config.reference import meaning  # a monitor meets no such name
 
     return meaning(name) is not None
 
 
 def warn_of(names: Iterable[str], where: Callable[[str], str] = str) -> None:
-    """Warn of such names, in one line for all with the same meaning; ``where`` says how each was given."""
+    """Warn of such names, in one line for all with the same meaning; ``where`` formats how each was given."""
     import warnings
 
     from megatron_ft.core.config.reference import describe

@@ -1,4 +1,4 @@
-"""What an option may hold: how it is written as text, what is stored, and what a refusal says. No I/O."""
+"""Kinds of option values: text form, stored form, and the message of a refusal. No I/O."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _NO_LIMIT = ("null", "none", "~", "inf", "+inf", "infinity")
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _NOT_FORWARDED = frozenset(
     {
-        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # they can't be forwarded
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # can't be forwarded
         *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGABRT),  # stops and faults
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
     }
 )
-# The numbers of the logging module; importing it would cost each monitor a megabyte for five integers.
+# numbers of the logging module; importing it would cost each monitor a megabyte for five integers
 _LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _LOG_LEVEL_ALIASES = {"DBG": "DEBUG", "WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionKind:
-    """What an option may hold.
+    """Kind of an option's values.
 
-    `check` turns what a user gave into what is stored, or raises `Refused`. `read` turns a text of the command line
-    into something that `check` accepts or refuses. `plain` turns what is stored into what JSON and YAML can hold and
-    `check` accepts back.
+    `check` converts a user's value to the stored one, or raises `Refused`. `read` converts a text of the command line
+    to something that `check` accepts or refuses. `plain` converts the stored value for JSON and YAML, in a form that
+    `check` accepts.
     """
 
     check: Callable[[Any], Any]
@@ -45,7 +45,7 @@ class OptionKind:
     metavar: str = "VALUE"
 
     def judge(self, label: str, value: object) -> Any:
-        """`value` as it is stored. Raises ConfigError, one line that begins with `label`."""
+        """Return `value` as stored. Raises ConfigError, one line that begins with `label`."""
         try:
             return self.check(value)
         except Refused as refused:
@@ -53,7 +53,7 @@ class OptionKind:
 
 
 def _number(value: object) -> float | None:
-    """The value as a float if it is a number (bool, text and infinite ones aren't), else None."""
+    """Return the value as a float if it is a finite number (no bool, no text), else None."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:
@@ -71,7 +71,7 @@ def _seconds(value: object, zero: bool = False) -> float:
 
 
 def _text_hint(value: object) -> str:
-    """YAML reads `1e3` and `"600"` as text: say how to write the number."""
+    """Return how to write a number that YAML reads as text, such as `1e3` or `"600"`."""
     as_number = _number(_read_number(value)) if isinstance(value, str) else None
     return "" if as_number is None else f"; this is a string, write the number as {as_number!r}"
 
@@ -157,7 +157,7 @@ def _forwarded(value: object) -> tuple[signal.Signals, ...]:
 
 
 def whole(first: int, last: int, unit: str = "") -> OptionKind:
-    """A whole number within these bounds."""
+    """Kind of whole numbers within these bounds."""
 
     def check(value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and first <= value <= last:
@@ -169,10 +169,10 @@ def whole(first: int, last: int, unit: str = "") -> OptionKind:
 
 
 def one_of(*words: str) -> OptionKind:
-    """One of these words."""
+    """Kind of one of these words."""
 
     def check(value: object) -> str:
-        if isinstance(value, bool):  # YAML 1.1 reads the words on and off so
+        if isinstance(value, bool):  # YAML 1.1 reads the words on and off as booleans
             value = "on" if value else "off"
         if isinstance(value, str) and value in words:
             return value
@@ -182,12 +182,12 @@ def one_of(*words: str) -> OptionKind:
 
 
 def text(what: str, metavar: str) -> OptionKind:
-    """Any text that isn't empty, or none."""
+    """Kind of texts that aren't empty, or none."""
     return OptionKind(check=_text, allowed=what, metavar=metavar)
 
 
 def path(of: str, metavar: str) -> OptionKind:
-    """The path of a file or directory; an empty one is none."""
+    """Kind of paths of a file or directory; an empty one is none."""
     return OptionKind(
         check=lambda value: None if value == "" else _text(value), allowed=f"the path {of}", metavar=metavar
     )
@@ -229,4 +229,4 @@ LOG_LEVEL = OptionKind(
 )
 YES_OR_NO = OptionKind(check=_yes_or_no, allowed="true or false", metavar="BOOL")
 FLAG = OptionKind(check=_yes_or_no, allowed="true or false", metavar="")
-"""On the command line it takes no value."""
+"""Kind without a value on the command line."""

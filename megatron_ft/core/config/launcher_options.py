@@ -1,4 +1,4 @@
-"""The options of ``ft_launcher`` beyond torchrun's and those of the configuration that the ranks get, too."""
+"""Options of ``ft_launcher`` beyond torchrun's and those of the configuration, which ranks get, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.core.config.kinds import (
-    DEFAULT_LOG_MAX_BYTES,
     DURATION,
     DURATION_OR_ZERO,
     FLAG,
@@ -19,22 +18,31 @@ from megatron_ft.core.config.kinds import (
     text,
     whole,
 )
-from megatron_ft.core.config.option import option, table_of
-from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
-from megatron_ft.core.node_health import CHECKS, parse_checks
+from megatron_ft.core.config.option import dashed, option, table_of
+from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.run_ahead import parse_preload
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
-WATCH_COLLECTIVES = ("report", "end", "off")
-SAY = ("one", "all")
+REPORT, _END, OFF = "report", "end", "off"
+MAX_FAILED_STARTS = 2
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
-READY_CHECKS = OptionKind(
-    check=parse_checks,
-    allowed=f"names of checks ({', '.join(CHECKS)}, disk:/PATH)",
-    plain=",".join,
-    metavar="CHECKS",
+def _watch(value: object) -> str:
+    if isinstance(value, bool) and not value:  # YAML 1.1 reads the word off so
+        return OFF
+    if not isinstance(value, str):
+        raise Refused
+    how, colon, seconds = value.partition(":")
+    if how not in (REPORT, _END, OFF) or (colon and how == OFF):
+        raise Refused(nearest(how, (REPORT, _END, OFF)))
+    if colon:
+        DURATION.check(DURATION.read(seconds))
+    return value
+
+
+_WATCH = OptionKind(
+    check=_watch, allowed="report, end, report:SECONDS, end:SECONDS or off", metavar="report|end[:SECONDS]|off"
 )
 _MODULES = OptionKind(
     check=parse_preload,
@@ -46,13 +54,13 @@ _MODULES = OptionKind(
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherOptions:
-    """The values of these options. Durations are seconds; None means no limit, or that the option isn't set."""
+    """Values of these options. Durations are seconds; None means no limit, or not set."""
 
     cfg_path: str | None = option(
         None,
         path("of a file", "FILE"),
         "YAML file with a fault_tolerance section, at the top or nested in any other section.",
-        names=("fault-tol-cfg-path", "ft-cfg-path"),
+        names=("ft-cfg-path", "fault-tol-cfg-path"),
         in_yaml=False,
         is_printed=False,
     )
@@ -60,7 +68,15 @@ class LauncherOptions:
         False,
         FLAG,
         "Continue with the defaults if that file or its fault_tolerance section is missing.",
-        names=("ignore-missing-fault-tol-cfg", "ft-ignore-missing-cfg"),
+        names=("ft-ignore-missing-cfg", "ignore-missing-fault-tol-cfg"),
+        in_yaml=False,
+        is_printed=False,
+    )
+    dry_run: bool = option(
+        False,
+        FLAG,
+        "Print what each flag means here, the effective configuration and environment, and exit: 0, or 2 with the "
+        "mistakes. Starts no process, opens no port, writes no file.",
         in_yaml=False,
         is_printed=False,
     )
@@ -69,13 +85,7 @@ class LauncherOptions:
         path("of a directory", "DIR"),
         "Directory of the event logs. Default: megatron_ft inside torchrun's --log-dir if that is given, else a "
         "directory under ~/.local/state/megatron_ft ($XDG_STATE_HOME): under Slurm slurm-JOBID.STEP, else a new one.",
-        is_printed=False,  # the launcher prints it on a line of its own
-    )
-    log_max_bytes: int = option(
-        DEFAULT_LOG_MAX_BYTES,
-        whole(0, 2**62 - 1, "bytes"),
-        "Most bytes that the event logs of one process (the launcher, each monitor) may take; the oldest records are "
-        "removed first, evidence never. 0: no limit.",
+        is_printed=False,  # printed on a line of its own
     )
     scheduler: str = option(
         SCHEDULERS[0],
@@ -115,39 +125,19 @@ class LauncherOptions:
         None,
         text("a shell command", "COMMAND"),
         "Shell command to run before this node joins a round. While it exits with a code other than 0, the node "
-        "does not join, and the command is retried.",
-    )
-    node_health: tuple[str, ...] = option(
-        (),
-        READY_CHECKS,
-        "Built-in checks, run before the health command and with the same effect: gpu (a device for each rank, none "
-        "that needs a reset, no Xid since the node booted but 13, 31, 43, 45, 63 and 94), disk (the log directory, "
-        "those of --ft-checkpoint-iteration-file and FAULT_TOL_FINISHED_FLAG_FILE, and /PATH of disk:/PATH respond and "
-        "have 1 GiB free), net (links are up), nvidia-smi (exits with 0).",
-        names=("ft-node-health",),
+        "does not join, and the command is retried. 'megatron-ft node-health gpu,disk,net,storage' is such a command.",
     )
     node_health_timeout: float | None = option(
-        60.0, TIMEOUT, "A health check that takes longer is killed and counts as failed; null: no limit."
-    )
-    node_health_check_endpoint: str | None = option(
-        None,
-        text("the socket of a node health service: a path, or unix://PATH", "SOCKET"),
-        "Before this node joins a round, also ask the node health service (nvhcd's gRPC) at this socket. If the "
-        "service can't be reached, the node joins. Needs the Python package grpcio.",
+        60.0, TIMEOUT, "A health command that takes longer is killed and counts as failed; null: no limit."
     )
     max_no_progress_cycles: int = option(
         3,
         whole(0, 10**6 - 1, "cycles"),
         "End the job after this many failed cycles in a row that made no progress: none began a new iteration or "
-        "resumed from a later one. 0: never. Only for jobs whose ranks report iterations.",
+        "resumed from a later one; of jobs whose ranks report iterations. And after 2 starts in a row that failed in "
+        "the same way (the same exception, or exit code) before the first step of a job that has never trained; "
+        "failures that may come from outside don't count. 0: never.",
         names=("ft-max-no-progress-cycles", "ft-max-no-progress-restarts"),
-    )
-    max_failed_starts: int = option(
-        2,
-        whole(0, 10**6 - 1, "starts"),
-        "End the job after this many cycles in a row that failed in the same way (the same exception, or exit code) "
-        "before the first step of a job that has never trained. 0: never. Failures that may come from outside don't "
-        "count.",
     )
     checkpoint_iteration_file: str | None = option(
         None,
@@ -155,31 +145,12 @@ class LauncherOptions:
         "A file that holds the iteration of the last checkpoint (Megatron-LM's latest_checkpointed_iteration.txt): the "
         "progress of a job whose ranks report no iterations.",
     )
-    no_restart_exit_code: int = option(
-        NO_PROGRESS_CODE,
-        whole(1, 255),
-        "Exit code after too many failed starts, or cycles without progress: the scheduler shouldn't restart the job. "
-        f"({TRY_AGAIN_CODE} asks the scheduler to restart it: too few nodes are left to continue.)",
-    )
-    stopped_exit_code: int | None = option(
-        None,
-        whole(0, 255),
-        "The launcher's exit code after it received SIGTERM or SIGINT, so that a scheduler can tell that from a "
-        "finished training. Default: 0 if all ranks then exited with 0, else 1; 130 for SIGINT; in a pod of Kubernetes "
-        "143 for both.",
-    )
     segment: int = option(
         0,
         whole(0, 10**6 - 1, "nodes"),
         "Nodes train in groups of this size that share an NVLink domain (nvidia-smi's ClusterUUID, or "
         "FT_NVLINK_DOMAIN), with consecutive GROUP_RANKs; a spare replaces a node of its own domain. MIN must be a "
         "multiple of it. 0: no groups.",
-    )
-    use_infra_group_rank: bool = option(
-        True,
-        YES_OR_NO,
-        "Whether nodes are ordered as the scheduler numbers them (GROUP_RANK, SLURM_PROCID or SLURM_NODEID, "
-        "JOB_COMPLETION_INDEX) where no --node-rank is given; else by host name, the coordinator's host first.",
     )
     numa_bind_strict: bool = option(
         True,
@@ -192,17 +163,6 @@ class LauncherOptions:
         path("of a file, beginning with /", "FILE"),
         "All output of the ranks of a cycle goes to one file, FILE with _cycleN before its extension, each line with "
         "its rank before it, and not to the launcher's output. All nodes append to it.",
-    )
-    cycle_info_dir: str | None = option(
-        None,
-        path("of a directory", "DIR"),
-        "Where the node of rank 0 writes cycle_info.JOB.ATTEMPT.CYCLE (JSON) for each cycle, and the link "
-        "cycle_info.JOB.current, which ranks find as NVRX_CURRENT_CYCLE_INFO.",
-    )
-    cycle_info_job_id: str | None = option(
-        None,
-        text("the id of a job", "JOB"),
-        "The JOB in these names. Default: SLURM_ARRAY_JOB_ID, SLURM_JOB_ID or --rdzv-id.",
     )
     startup_timeout: float | None = option(
         None,
@@ -218,28 +178,13 @@ class LauncherOptions:
         "work, it is terminated and treated as finished.",
     )
     watch_collectives: str = option(
-        WATCH_COLLECTIVES[0],
-        one_of(*WATCH_COLLECTIVES),
+        REPORT,
+        _WATCH,
         "Ranks without a timeout (no hooks, or nothing configured and learned) are watched by the collectives that "
-        "torch counts. report: print a line when no collective has begun or completed on any rank for "
-        "--ft-watch-collectives-timeout: which rank keeps the others waiting, and where. end: also terminate the ranks "
-        "and restart, if a rank waits in a collective. off: don't watch.",
-    )
-    watch_collectives_timeout: float | None = option(
-        None,
-        DURATION,
-        "Longest time in which no collective begins or completes on any such rank. Default: half of the timeout of the "
-        "ranks' process group, which would end them (NCCL: 300 s, gloo: 900 s).",
-    )
-    say: str | None = option(
-        None,
-        one_of(*SAY),
-        "Which of several launchers prints a line. one: lines about the whole job (a cycle has started, or ended and "
-        "why) are printed by the launcher at the lowest place, lines about a node by that node's launcher. all: each "
-        "launcher prints all lines. Default: one; in a pod of Kubernetes all, because each has a log of its own. With "
-        "one, a launcher that exits with a code other than 0 also says why; in a step of Slurm, where all print to one "
-        "place, only if it has a reason of its own.",
-        is_printed=False,
+        "torch counts. report: print a line when no collective has begun or completed on any rank for SECONDS: which "
+        "rank keeps the others waiting, and where. end: also terminate the ranks and restart, if a rank waits in a "
+        "collective. off: don't watch. SECONDS: half of the timeout of the ranks' process group, which would end them "
+        "(NCCL: 300 s, gloo: 900 s), unless given, as in end:120.",
     )
     observe_only: bool = option(False, FLAG, "Report which rank would have been terminated as hung; terminate none.")
     forward_signals: tuple[signal.Signals, ...] = option(
@@ -251,23 +196,39 @@ class LauncherOptions:
         "Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for all "
         "ranks of the node, to where they begin to differ. none: the script isn't run ahead, ranks start as fresh "
         "interpreters. Default: the script is run ahead, and no further modules are imported.",
-        in_yaml=False,  # it is needed before a file can be read
-    )
-    preload_timeout: float = option(
-        60.0, DURATION, "If the script reaches no fork point in this time, each rank starts a new interpreter."
+        in_yaml=False,  # needed before a file can be read
     )
     reference_names: str = option(
         "on",
         one_of("on", "off"),
         "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get megatron_ft's modules, "
         "whether nvidia-resiliency-ext is installed or not. off: they get what is installed.",
-        in_yaml=False,  # it is needed before a file can be read
+        in_yaml=False,  # needed before a file can be read
     )
 
     @property
+    def watches_collectives(self) -> bool:
+        return self.watch_collectives != OFF
+
+    @property
+    def ends_for_collectives(self) -> bool:
+        return self.watch_collectives.startswith(_END)
+
+    @property
+    def collectives_timeout_s(self) -> float | None:
+        """None: half of the timeout of the ranks' process group."""
+        seconds = self.watch_collectives.partition(":")[2]
+        return float(seconds) if seconds else None
+
+    @property
+    def max_failed_starts(self) -> int:
+        """Starts in a row that may fail in the same way before a job has ever trained; 0: any number."""
+        return MAX_FAILED_STARTS if self.max_no_progress_cycles else 0
+
+    @property
     def is_min_healthy(self) -> bool:
-        """Whether ranks restart only when too few nodes are healthy, by ``--restart-policy min-healthy``."""
+        """True if ranks restart only when too few nodes are healthy, by ``--restart-policy min-healthy``."""
         return self.restart_policy == MIN_HEALTHY
 
 
-LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{field.replace('_', '-')}",))
+LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{dashed(field)}",))

@@ -1,4 +1,4 @@
-"""What is known of an option, and the tables of options that dataclasses make."""
+"""Description of an option, and the tables of options made from dataclasses."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from megatron_ft.core.errors import ConfigError, nearest, show
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """All that is known of an option: a new one is described in one place, as a field of a dataclass."""
+    """Description of an option: each is defined in one place, as a field of a dataclass."""
 
     field: str
-    """The attribute of its dataclass and, where `in_yaml`, the key of the YAML file."""
+    """Attribute of its dataclass and, if `in_yaml`, key of the YAML file."""
     kind: OptionKind
     default: Any
     help: str
     names: tuple[str, ...]
-    """On the command line, without the dashes before it; the first one is shown, others may be the reference's."""
+    """Names on the command line, without leading dashes; the first is shown, others may be the reference's."""
     in_yaml: bool
     is_printed: bool
-    """Whether the launcher prints its value at the start, if it isn't the default."""
+    """True if the launcher prints its value at the start, unless it is the default."""
 
     @property
     def dest(self) -> str:
-        """Its attribute of parsed arguments."""
+        """Attribute of parsed arguments."""
         return f"ft_{self.field}"
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes no value on the command line."""
+        """True if it takes no value on the command line."""
         return self.kind is FLAG
 
     @property
     def spellings(self) -> list[str]:
-        """On the command line; the first one is shown."""
+        """Spellings on the command line; the first one is shown."""
         return list(dict.fromkeys(each for name in self.names for each in spellings(name)))
 
     @property
     def variables(self) -> list[str]:
-        """Environment variables that give it a value, as torchrun has them for its own options."""
+        """Environment variables of the option, in the form of torchrun's own options."""
         return [f"PET_{name.upper().replace('-', '_')}" for name in self.names]
 
     def check(self, value: object) -> Any:
-        """`value` as it is stored. Raises ConfigError, one line."""
+        """Return `value` as stored. Raises ConfigError, one line."""
         return self.kind.judge(f"{self.field} =", value)
 
     def parse(self, text: str) -> Any:
-        """A text of the command line as it is stored. Raises ConfigError, one line."""
+        """Return a text of the command line as stored. Raises ConfigError, one line."""
         return self.check(self.kind.read(text))
 
 
@@ -64,7 +64,7 @@ def option(
     in_yaml: bool = True,
     is_printed: bool = True,
 ) -> Any:
-    """A field of a dataclass that is an option; a callable `default` makes it. Names: see `table_of`."""
+    """Declare an option as a field of a dataclass; a callable `default` makes the value. Names: see `table_of`."""
     known = {"kind": kind, "help": help, "names": names, "in_yaml": in_yaml, "is_printed": is_printed}
     if callable(default):
         return field(default_factory=default, metadata=known)
@@ -72,9 +72,9 @@ def option(
 
 
 def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str, Option]:
-    """The options that are fields of this dataclass, by field.
+    """Return the options that are fields of this dataclass, by field.
 
-    An option without names of its own has those that ``names`` makes of its field's.
+    ``names`` makes the names of an option that has none of its own.
     """
     table = {}
     for each in fields(options):
@@ -87,8 +87,13 @@ def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str
     return table
 
 
+def dashed(field: str) -> str:
+    """Return a field's name as options are written."""
+    return field.replace("_", "-")
+
+
 def spellings(name: str) -> list[str]:
-    """The option as it is written, and with underscores: after "--ft-" or "--ft-param-" only, or everywhere."""
+    """Return the option as written, and with underscores: after "--ft-" or "--ft-param-" only, or everywhere."""
     prefix = next((start for start in ("ft-param-", "ft-") if name.startswith(start)), "")
     rest = name.removeprefix(prefix)
     rests = (rest, rest.replace("_", "-"), rest.replace("-", "_"))
@@ -101,7 +106,7 @@ def check_all(
     where: Callable[[Any], str],
     convert: Callable[[Option, Any], Any] = Option.check,
 ) -> dict[str, Any]:
-    """The values as the options store them.
+    """Return the values as stored.
 
     `where(name)` is the place of a name, for messages: "ft.yaml:12". Raises ConfigError, one line, for the first
     unknown name or refused value.

@@ -1,6 +1,6 @@
-"""Options of nvidia-resiliency-ext, 0.2 to 0.7, that this package ignores, and what is lost by that.
+"""Options of nvidia-resiliency-ext, 0.2 to 0.7, that this package ignores, and the consequences.
 
-Those that work are among the names of this package's options; all spellings of both are in
+Supported options are among the names of this package's options; all spellings of both are in
 `tests/unit/core/config/test_reference_options.py`.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 
-_LINKS = "network links are not checked; --ft-node-health-command can run a check of yours before each round"
-_STORAGE = "storage is not checked; --ft-node-health-command can, as in 'timeout 10 test -r PATH'"
+_LINKS = "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net'"
+_STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
 _MEMORY = "ranks wait for device memory until the driver has taken it back, within bounds that aren't options"
 _LOG_SERVER = "there is no log server: each node writes the ranks' output itself, see --log-dir and --tee"
 _ATTRIBUTION = "no service reads the logs; ft_launcher itself reports which rank hung or crashed first, and why"
@@ -44,7 +44,14 @@ IGNORED: dict[str, str] = {
         ),
         _ATTRIBUTION,
     ),
+    "node_health_check_endpoint": "no node health service is asked; use --ft-node-health-command with a client of it",
     "node_health_check_interval": "a node's health is checked before each round and not in between",
+    **dict.fromkeys(
+        ("cycle_info_dir", "cycle_info_job_id"),
+        "no JSON file is written for each cycle; the cycles are in --ft-log-dir, see megatron-ft report LOG_DIR --json",
+    ),
+    "no_restart_exit_code": "the exit code of a job that makes no progress is always 93",
+    "use_infra_group_rank": "nodes are ordered by --node-rank, else as the scheduler numbers them",
     "restart_check_interval": "nothing is lost: the launcher detects the end of a rank at once",
     "skip_section_response": "nothing is lost: no hook waits for an answer",
     "check_remaining_processes": "nothing is lost: a rank's whole process group is ended and waited for",
@@ -56,18 +63,49 @@ IGNORED: dict[str, str] = {
     "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
     "segment_health_check_dir": "segments of nodes have no health check of their own",
 }
-"""By the option's name as a key of YAML: what is lost."""
+"""Consequence of ignoring, by the option's name as a key of YAML."""
+
+QUIET: dict[str, tuple[str, ...]] = {
+    "no_restart_exit_code": ("93",),
+    "use_infra_group_rank": ("true", "yes", "1"),
+}
+"""Values of ignored options that ask for what is done anyway: no line is printed for them."""
+
+
+def is_said(name: str, value: object) -> bool:
+    """Return True if a line is printed for this value of an ignored option."""
+    return str(value).strip().lower() not in QUIET.get(name, ())
+
+
+SERVED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("cfg_path", "ignore_missing_cfg", "rank_section_timeouts", "restart_policy", "term_timeout"),
+            *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file"),
+            *("segment", "numa_bind_strict", "per_cycle_applog_prefix"),
+        ),
+        "",
+    ),
+    "initial_rank_heartbeat_timeout": "3600 s unless given; 0.5 and later have no default",
+    "rank_heartbeat_timeout": "2700 s unless given; 0.5 and later have no default",
+    "rank_out_of_section_timeout": "also before the first 'step', unless the script imports nvidia-resiliency-ext",
+    "safety_factor": "the same formula with --ft-learn reference only",
+    "workload_check_interval": "a hang is detected when its timeout expires, not at the next check",
+    "rank_termination_signal": "a rank still running 5 s later gets SIGKILL",
+    "log_level": "user lines are printed at INFO and below",
+}
+"""Options of nvidia-resiliency-ext that work here: what differs, "" for nothing."""
 
 
 def meaning(name: object) -> str | None:
-    """Why a configuration of ranks ignores this name; None if the name is unknown."""
+    """Return why a configuration of ranks ignores this name; None if the name is unknown."""
     if name in LAUNCHER_OPTIONS:
         return "an option of ft_launcher, for its command line and YAML file"
     return IGNORED.get(name) if isinstance(name, str) else None
 
 
 def describe(ignored: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for all that are ignored for the same reason; each is its name and the words it was given with."""
+    """Return one line per reason for ignored options, each given as its name and the words it was given with."""
     by_reason: dict[str | None, list[str]] = {}
     for name, words in ignored:
         by_reason.setdefault(meaning(name), []).append(words)

@@ -1,18 +1,28 @@
-"""Options of earlier versions, and what to use instead."""
+"""Options and commands of earlier versions, and what to use instead."""
 
 from __future__ import annotations
 
 REMOVED: dict[str, str] = {
+    "node_health": "use --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage'",
+    "log_max_bytes": "it is fixed: 200 MB for the event logs of one process",
+    "preload_timeout": "it is fixed: 60 s; to start ranks as fresh interpreters use --ft-preload none",
+    "stopped_exit_code": "result.json says `stopped`; the code is 0 or 1 by the ranks, 130 for SIGINT, 143 in a pod",
+    "say": "it is fixed: lines about the job are printed once, in pods of Kubernetes by each launcher",
+    "max_failed_starts": "it is fixed: 2; --ft-max-no-progress-cycles 0 switches both off",
+    "watch_collectives_timeout": "use --ft-watch-collectives report:SECONDS or end:SECONDS",
     "timeout_rule": "use learn: reference (--ft-learn reference) for the rule of nvidia-resiliency-ext",
     "learn_timeouts": "use learn: report, on or off (--ft-learn)",
     "false_kill_budget": "it is fixed: one interval in a million",
     "calculated_timeout_floor": "it is fixed: no learned timeout is below 5 s",
 }
-"""By the option's name as a key of YAML."""
+"""Replacement by the option's name as a key of YAML."""
+
+REMOVED_COMMANDS: dict[str, str] = {"check-launch": "add --ft-dry-run to the flags of your ft_launcher line"}
+"""Commands of megatron-ft of earlier versions, and what to use instead."""
 
 
 def removed(name: object) -> str:
-    """Return what to say of an option that was removed, by a key of YAML or a word of the command line; else ""."""
+    """Return the message for a removed option, by a key of YAML or a word of the command line; else ""."""
     if not isinstance(name, str):
         return ""
     key = name.removeprefix("--").replace("-", "_").removeprefix("ft_").removeprefix("param_")

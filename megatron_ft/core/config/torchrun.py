@@ -1,4 +1,4 @@
-"""torchrun's own options, for those who read a command line without torch, and what some of them mean here."""
+"""torchrun's own options, for parsers without torch, and the meaning of some of them here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TorchrunOption:
-    """One of them; it may be written with underscores, too."""
+    """One option of torchrun's; underscores may replace its dashes."""
 
     name: str
     here: str = ""
@@ -19,12 +19,12 @@ class TorchrunOption:
 
     @property
     def dest(self) -> str:
-        """Its attribute of parsed arguments."""
+        """Attribute of parsed arguments."""
         return self.name.replace("-", "_")
 
     @property
     def spellings(self) -> list[str]:
-        """The shortest first."""
+        """Spellings, the shortest first."""
         words = [*([self.letter] if self.letter else []), f"--{self.name}"]
         return [*words, f"--{self.dest}"] if "-" in self.name else words
 
@@ -101,4 +101,4 @@ TORCHRUN_OPTIONS = {
         TorchrunOption("virtual-local-rank", is_flag=True),
     )
 }
-"""By the name of the option in the namespace."""
+"""Options by their name in the namespace."""

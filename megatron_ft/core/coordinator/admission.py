@@ -1,4 +1,4 @@
-"""Who is let into a job: launchers of that very job, whose options are those of the first one. Pure.
+"""Admission to a job: launchers of that very job, with the options of the first one. Pure.
 
 Launchers that know of no job are sent where it is coordinated, if that is another place. Those that were started after
 its end are to wait for the next one. A coordinator that no launcher has started forgets a job whose launchers have gone
@@ -10,22 +10,31 @@ from __future__ import annotations
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.member import MOVED_S
-from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
+from megatron_ft.core.job.messages import REFUSED, Arguments, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
 from megatron_ft.core.job.patience import GIVE_UP_S
+from megatron_ft.core.wording import printable
 
 FORGETS_S = GIVE_UP_S + 30.0
 """Launchers that have had a part in the job give up sooner, also those that notice late that they are cut off."""
 
 
+_LONGEST_NAME = 160
+"""Characters of a job's name, with the arguments of its script, in a line for a user."""
+
+
 class Admission:
-    """Of one coordinator. ``rules`` and ``job`` are those of the first launcher.
+    """Admission of launchers to the job of one coordinator.
 
     ``elsewhere``: where the launcher beside this coordinator is led; empty if it isn't.
+    ``defined``: the job of the launcher that has started the coordinator; None: the first hello defines it.
     """
 
-    def __init__(self, elsewhere: str) -> None:
-        self.rules: Rules | None = None
+    def __init__(self, elsewhere: str, defined: JobDefinition | None = None) -> None:
         self.job = ""
+        self.rules: Rules | None = None
+        self._arguments = Arguments()
+        if defined is not None:
+            self._define(defined)
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
         self._elsewhere = elsewhere
@@ -33,29 +42,30 @@ class Admission:
         self._needed_s = 0.0
         """When a launcher was last here that can go on with the job."""
 
-    def owner_is_led(self, address: str) -> None:
-        """The launcher beside this coordinator follows the one at that address."""
-        self._elsewhere, self._until_s = address, float("inf")
+    def _define(self, defined: JobDefinition) -> None:
+        self.job, self.rules, self._arguments = defined.job, defined.rules, defined.arguments
+
+    @property
+    def _defined(self) -> JobDefinition:
+        assert self.rules is not None
+        return JobDefinition(self.job, self.rules, self._arguments)
 
     def elsewhere(self, now_s: float) -> str:
-        """Where the job is coordinated, as far as is known here; empty if it isn't known."""
+        """Return the address of the job's coordinator, as far as known here; empty if unknown."""
         return self._elsewhere if now_s < self._until_s else ""
 
     def job_ended(self, now_s: float) -> None:
-        """The end of the job was decided."""
         self.ended_s = now_s
 
-    def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
-        """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
+    def answer(self, hello: Hello, *, now_s: float) -> Dismiss | Wait | None:
+        """Return the answer to a launcher that isn't let in; None if it is."""
         if self.rules is None:
-            self.rules, self.job = hello.rules, hello.job
+            self._define(hello.definition)
         if hello.owns:
             self._elsewhere = ""  # it is led there no more
         if hello.memory.decided is None and self._is_of_next(hello, now_s):
             return Wait(0, 0, soon=True)
-        if hello.memory.decided is None and not leads and (address := self.elsewhere(now_s)):
-            return refusal(hello, self.job, self.rules) or Elsewhere(address)
-        return refusal(hello, self.job, self.rules)
+        return refusal(hello, self._defined)
 
     def _is_of_next(self, hello: Hello, now_s: float) -> bool:
         """Whether a launcher was started after the end, by a user who starts the job again under the same name.
@@ -65,14 +75,12 @@ class Admission:
         """
         if self.ended_s is None:
             return False
-        return hello.job != self.job or (not hello.names_life and hello.up_s < now_s - self.ended_s)
+        return is_another(hello, self._defined) or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
-    def moved(self, moved: Moved, now_s: float) -> bool:
-        """Take note of where this job, which has no cycle here, is coordinated; returns False if it is another job."""
-        if self.job not in ("", moved.job):
-            return False
-        self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
-        return True
+    def moved(self, moved: Moved, now_s: float) -> None:
+        """Take note of where this job, which has no cycle here, is coordinated."""
+        if self.job in ("", moved.job):
+            self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
 
     def forgets(self, now_s: float, *, is_needed: bool) -> bool:
         """Whether the job has had no launcher that can go on with it for ``FORGETS_S``; ask at least every few seconds.
@@ -85,17 +93,27 @@ class Admission:
         return now_s >= self._needed_s + FORGETS_S
 
 
-def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:
-    """What to answer to a launcher that doesn't belong to that job, or has other options; None if it is let in."""
-    if hello.job != job:
-        return Dismiss(REFUSED, lines.ANOTHER_JOB)
-    if hello.rules != rules:
-        return Dismiss(REFUSED, lines.other_options(differences(hello.rules, rules)))
+def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
+    """Return the answer to a launcher of another job, or with other options; None if it is let in."""
+    if is_another(hello, defined):
+        return Dismiss(REFUSED, lines.another_job(_name(defined), _name(hello.definition)))
+    if hello.rules != defined.rules:
+        return Dismiss(REFUSED, lines.other_options(differences(hello.rules, defined.rules)))
     return None
 
 
+def is_another(hello: Hello, defined: JobDefinition) -> bool:
+    """Return True if a launcher is of another job."""
+    return hello.job != defined.job or not hello.arguments.match(defined.arguments)
+
+
+def _name(job: JobDefinition) -> str:
+    name = printable(" ".join([job.job, *job.arguments.words]))
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+
+
 def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:
-    """What differs: each option, its value in ``own``, and in ``others``."""
+    """Return the differing options, each with its value in ``own``, and in ``others``."""
     theirs = _options(others)
     return [(name, value, theirs[name]) for name, value in _options(own).items() if value != theirs[name]]
 
@@ -109,11 +127,11 @@ def _options(rules: Rules) -> dict[str, str]:
         ours["restart_policy"]: MIN_HEALTHY if rules.min_healthy else ANY_FAILED,
         "--max-restarts": str(rules.max_restarts),
         ours["max_no_progress_cycles"]: str(rules.max_stalled),
-        ours["max_failed_starts"]: str(rules.max_failed_starts),
         ours["scale_up_at_once"]: "set" if rules.at_once else "not set",
         "--rdzv-conf last_call_timeout": last_call,
         "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",
-        ours["no_restart_exit_code"]: str(rules.no_progress_code),
+        "the exit code of a job that makes no progress": str(rules.no_progress_code),
+        "the number of failed starts after which it ends": str(rules.max_failed_starts),
         ours["segment"]: str(rules.segment),
         "the number of launchers that srun has started": str(rules.launchers),
         "the exit code of a job that is to be started again": str(rules.try_again_code),

@@ -19,7 +19,7 @@ class BadNodeTracker:
         """Names of nodes whose return was reported."""
 
     def record_verdict(self, cycle: JobCycle) -> None:
-        """That cycle has ended, and the verdict is known."""
+        """Record the verdict on a cycle that has ended."""
         fault = None if cycle.verdict is None else fault_of(cycle.verdict)
         if fault is not None:
             advanced = cycle.advance.last > cycle.decision.advance.last

@@ -53,7 +53,7 @@ class Consensus:
         self._candidates: tuple[str, ...] = ()
         self._following: set[int] = set()
         self._had: dict[int, Ballot] = {}
-        """What voters that follow had accepted before, by place: the decision's ``value``."""
+        """Values (`Decision.value`) that following voters had accepted before, by place."""
         self._owner: Node | None = None
         self._seen: Term = (-1, "")
         self._attempt, self._has_asked = 0, False
@@ -61,12 +61,11 @@ class Consensus:
         self._untold: list[Node] = []
         self._visitors, self._told = Visitors(), (False, "")
         self._unsure: set[Node] = set()
-        """Those connected that have accepted a first decision of another coordinator, which may have been made."""
+        """Connected nodes that have accepted a first decision of another coordinator, which may have been made."""
 
     # -- who is here ------------------------------------------------------------------------------------------
 
     def arrived(self, node: Node, everybody: Iterable[Node]) -> None:
-        """A launcher has sent `Hello`, with its memory of earlier decisions."""
         node.unfollow()
         self._seen = max(self._seen, node.memory.promised)
         decided = node.memory.decided
@@ -98,7 +97,6 @@ class Consensus:
             self.left.add(node.place)
 
     def went(self, node: Node) -> None:
-        """A connection has ended."""
         node.unfollow()
         self._unsure.discard(node)
         if node.place is not None and self._here.get(node.place) is node:
@@ -132,7 +130,6 @@ class Consensus:
             self._ask_again(self.proposal, [node])
 
     def newer(self, term: Term) -> None:
-        """A launcher follows another coordinator, or did."""
         self._seen = max(self._seen, term)
 
     @property
@@ -146,7 +143,6 @@ class Consensus:
         return None if owner is None or owner.place is None else Beside(owner.place, owner.name)
 
     def voters(self) -> dict[int, Node]:
-        """Voters that are connected, by place."""
         return self._here
 
     def _place(self, node: Node) -> None:
@@ -169,10 +165,6 @@ class Consensus:
                 if node.place is not None and node.votes and node.follows:
                     self._following.add(node.place)
 
-    def stand_down(self) -> None:
-        """The job, which has made no decision here, is coordinated elsewhere."""
-        self.leads = False
-
     # -- leading ----------------------------------------------------------------------------------------------
 
     def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> bool:
@@ -180,7 +172,9 @@ class Consensus:
 
         ``elsewhere``: where another coordinator leads, as far as is known; launchers that wait here are told.
         """
-        if not self._suffices(self._here.keys(), self._owner is not None) or not self._may_begin(everybody):
+        is_elsewhere = self.decision is None and bool(elsewhere)
+        enough = self._suffices(self._here.keys(), self._owner is not None)
+        if is_elsewhere or not enough or not self._may_begin(everybody):
             self.leads, self.proposal = False, None
             if self._has_asked:  # its followers are to know that they have no leader any more
                 self._has_asked = False
@@ -263,10 +257,12 @@ class Consensus:
         code: int = 0,
         text: str = "",
         back: Sequence[str] = (),
+        rotates: bool = False,
     ) -> None:
         """Ask for a decision.
 
         ``members`` have places in it, and are all waited for; ``others`` only vote on it, or only receive it.
+        ``rotates``: the ranks of each node are rotated by one more place than in the last cycle.
         """
         assert self.leads, "only who leads proposes"
         voters = sorted(members) if kind is not DecisionKind.END else sorted(self._here)
@@ -287,6 +283,7 @@ class Consensus:
             began=None if kind is DecisionKind.CYCLE or self.decision is None else self.decision.origin,
             founded=None if self.decision is None else self.decision.founding,
             voters=instances_of(members) if kind is not DecisionKind.END else (),
+            shift=(0 if self.decision is None else self.decision.shift) + rotates,
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))

@@ -31,16 +31,29 @@ _SEARCH_S = 4.0
 """Added to the time for which a new coordinator waits for nodes: some of them stay at one that doesn't lead."""
 
 
+_SHOWN_NAME = 200
+
+
 class Coordinator:
     """See above. No two have the same ``name``; one that ``founds`` may begin a job that has none yet.
 
     ``elsewhere``: address of the coordinator that its launcher follows; launchers that know of no job are sent there.
+    ``defined``: the job of its launcher; the first hello defines the job of a coordinator without one.
     """
 
-    def __init__(self, name: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        founds: bool,
+        owned: bool = True,
+        elsewhere: str = "",
+        defined: m.JobDefinition | None = None,
+        now_s: float = 0.0,
+    ) -> None:
         self._out: list[CoordinatorEffect] = []
         self._consensus = Consensus(name, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
-        self._admission = Admission(elsewhere)
+        self._admission = Admission(elsewhere, defined)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
@@ -58,10 +71,10 @@ class Coordinator:
         self._is_owned = owned
         self._over_s: float | None = None
         self._end: m.End | None = None
-        """Of the cycle: the same for all launchers that are sent it before the next ``settle``."""
+        """End of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
-        self._is_orphan, self._owner_elsewhere = False, -1
+        self._is_orphan = False
         self._began_s = 0.0
         """When this coordinator learned of the job's first cycle."""
         self._rival: Ballot | None = None
@@ -77,13 +90,16 @@ class Coordinator:
 
     @property
     def leads(self) -> bool:
-        """Whether it coordinates."""
         return self._consensus.leads
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, and the coordinator only stays to say so."""
         return self._over_s is not None
+
+    @property
+    def job(self) -> str:
+        """Name of the job, cut to what fits into a handshake; empty as long as there is none."""
+        return self._admission.job[:_SHOWN_NAME]
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 
@@ -105,12 +121,14 @@ class Coordinator:
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
+        if not self._out:
+            return []
         taken, self._out[:] = self._out[:], []
         return taken
 
     def _hello(self, link: int, hello: m.Hello) -> None:
         node = self._nodes.get(hello.instance)
-        turned_away = self._admission.answer(hello, leads=self._consensus.leads, now_s=self._clock.now_s)
+        turned_away = self._admission.answer(hello, now_s=self._clock.now_s)
         if turned_away is not None or (node is not None and hello.session < node.session):
             self._out += [] if turned_away is None else [Send([link], turned_away)]
             self._out += [] if isinstance(turned_away, m.Wait) else [Drop(link)]
@@ -133,11 +151,8 @@ class Coordinator:
         self._out.append(Drop(link))
         if self._consensus.leads and self._consensus.decision is not None:
             self._compare(moved, self._consensus.decision)
-        elif self._admission.moved(moved, self._clock.now_s):
-            self._consensus.stand_down()
-            for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
-                self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
-                self._gone(node, silent=True)
+        else:
+            self._admission.moved(moved, self._clock.now_s)
 
     def _compare(self, moved: m.Moved, decision: Decision) -> None:
         """Another coordinator leads a job of this name. If it isn't the same one, the younger of the two ends."""
@@ -314,17 +329,11 @@ class Coordinator:
         is_alone = self._consensus.decision is None or not self._links
         return is_alone and (self._is_orphan or self._consensus.is_deserted)
 
-    def owner_follows_another(self, session: int, address: str) -> None:
-        """The launcher that has started this coordinator follows the one there, on its connection of that number."""
-        self._owner_elsewhere, self.needs_settling = session, True
-        self._admission.owner_is_led(address)
-
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: the coordinator stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
-            if node.session > self._owner_elsewhere:  # else it may have voted elsewhere since
-                self._consensus.leaves(node)
+            self._consensus.leaves(node)  # before it votes elsewhere a launcher kills its coordinator
             if self._cycle is not None and self._cycle.is_seated(node):
                 self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
             if node.link is not None:
@@ -376,7 +385,7 @@ class Coordinator:
         return limit_s + (LONGEST_SKIP_S if paused_s < limit_s + LONGEST_SKIP_S else 0.0)
 
     def _took_over(self) -> None:
-        """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
+        """Lead from now on: a node that isn't connected is lost after the same time as a silent one."""
         cycle = self._cycle
         self._next_cycle.node_lost(self._clock.now_s)
         if cycle is not None:

@@ -22,6 +22,8 @@ _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
 _CAUSE_S = 0.3
 """How long to wait for the cause after a failure that is only a consequence."""
+_RERUN_S = 3.0
+"""The same where ranks end by Megatron's rerun state machine: the one whose result was rejected ends by itself, too."""
 _PASS_ON_S = 0.5
 """A message is passed on to the other nodes at most once in this time."""
 _GONE = (NodeState.LOST, NodeState.EXCLUDED)
@@ -306,9 +308,10 @@ class JobCycle:
     def end(self, *, nodes_left: int) -> End:
         """For the launchers: it is over, and whether another one is to follow, as far as is known now."""
         assert self.outcome is not None
-        restarts = self._judge(nodes_left).decision.action is Action.RESTART
+        expected = self._judge(nodes_left)
+        restarts, by_themselves = expected.decision.action is Action.RESTART, expected.cause.rerun is not None
         text = finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
-        return End(self.decision.cycle, self.outcome, restarts, text=text)
+        return End(self.decision.cycle, self.outcome, restarts, text=text, by_themselves=by_themselves)
 
     def judge(self, now_s: float, *, nodes_left: int, has_absent: bool = False) -> Verdict | None:
         """Return the verdict, once it is known; None before, and when it was returned already.
@@ -324,15 +327,16 @@ class JobCycle:
         if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.cause.follows:
             place = first_failure(self.seats, self.decided_by)
             is_known = place not in (None, self.decided_by) and self.seats[place].state is not NodeState.EXCLUDED
-            if not is_known and (self._missing or has_absent or now_s < self._ended_s + _CAUSE_S):
-                self._wake(self._ended_s + _CAUSE_S)
+            within_s = _CAUSE_S if self.seats[self.decided_by].report.cause.rerun is None else _RERUN_S
+            if not is_known and (self._missing or has_absent or now_s < self._ended_s + within_s):
+                self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause
         self.verdict = self._judge(nodes_left)
         return self.verdict
 
     @property
     def shutdown_text(self) -> str:
-        """Who asked for the end of the job, and why."""
+        """Reason of a request for the end of the job, with the requesting node if there are several."""
         place, text = self.shutdown or (None, "")
         if place is None or len(self.seats) == 1:
             return text

@@ -1,4 +1,4 @@
-"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
+"""Next proposal, and its time: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, usable
+from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, rotated_slots, usable
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
+from megatron_ft.core.job.rotation import Rotation, rotated_within
 from megatron_ft.core.times import earliest
 
 _MAY_BE_BACK_S = 70.0
@@ -29,7 +30,7 @@ def _shrink_s(nodes: int) -> float:
 
 
 def last_call_s(rules: Rules, *, is_first: bool) -> float:
-    """So long a round is open for more nodes once there are enough; ``is_first``: the job hasn't had a cycle."""
+    """Return the seconds a round stays open for more nodes once there are enough; ``is_first``: the first round."""
     if rules.last_call_s is not None:
         return rules.last_call_s
     return _FIRST_CALL_S if is_first else _LAST_CALL_S
@@ -103,7 +104,7 @@ class NextCycle:
         """Since when it leads a job that another coordinator led before, whose launchers it needn't all have met."""
 
     def took_over(self, now_s: float) -> None:
-        """It leads, and there is a decision."""
+        """Note that this coordinator leads, with a decision already made."""
         if self._slots_are_places and self._took_over_s is None:
             self._took_over_s = now_s
 
@@ -204,6 +205,10 @@ class NextCycle:
             self._next_slots = [Slot.of(node) for node in chosen]
         else:
             chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
+        rotation = Rotation.NONE if cycle is None or cycle.verdict is None else cycle.verdict.rotation
+        if rotation is Rotation.NODES:
+            chosen = rotated_within(chosen, rules.segment)
+            self._next_slots = rotated_slots(self._next_slots, chosen)
         takes_part = set(chosen)
         self._consensus.propose(
             DecisionKind.CYCLE,
@@ -214,6 +219,7 @@ class NextCycle:
             restarts=0 if cycle is None else cycle.restarts_used,
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
+            rotates=rotation is Rotation.RANKS,
         )
 
     def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:

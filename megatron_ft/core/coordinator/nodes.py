@@ -48,7 +48,7 @@ class Node:
     """In the last decision."""
     votes: bool = False
     found_silent: Beside | None = None
-    """As it says in its `Hello`."""
+    """Node beside a coordinator that the launcher has found silent, from its `Hello`."""
 
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:
@@ -66,7 +66,7 @@ class Node:
         )
 
     def connected(self, link: int, hello: Hello, now_s: float) -> None:
-        """It has said hello on that connection, with all that it remembers."""
+        """Take over a hello: connection, session, and everything the launcher remembers."""
         self.link, self.session, self.heard_s, self.owns = link, hello.session, now_s, hello.owns
         self.found_silent = hello.found_silent
         self.memory, self.standing, self.phase = hello.memory, hello.standing, hello.standing.phase
@@ -81,37 +81,30 @@ class Node:
         self.was_reset, self.may_return = reset, reset or not self.follows
 
     def ended(self, now_s: float) -> None:
-        """Its process is known to have ended: it doesn't come back."""
         self.gone_s, self.may_return = now_s - GRACE_S, False
 
     def heard(self, now_s: float) -> None:
-        """A message of it has come."""
         self.heard_s = now_s
 
     def enter(self, phase: NodePhase) -> None:
-        """That is what it is about now."""
         self.phase = phase
 
     def begin(self, cycle: int) -> None:
-        """It is told to start the ranks of that cycle."""
         self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)
 
     def follow(self, term: Term, accepted: AcceptedProposal | None) -> bool:
-        """It follows the coordinator's term, and has accepted that; returns False if it followed before."""
+        """Note that the node follows the term, with its accepted proposal. Return False if it followed before."""
         followed, self.follows = self.follows, True
         self.memory = Memory(term, self.memory.decided, accepted)
         return not followed
 
     def unfollow(self) -> None:
-        """It isn't known to follow any more."""
         self.follows = False
 
     def accept(self, ballot: Ballot, held: Held) -> None:
-        """It has accepted a proposal."""
         self.memory = self.memory.accept(ballot, held)
 
     def learn(self, decided: Held) -> None:
-        """A decision was sent to it."""
         self.memory = self.memory.learn(decided)
 
     def seat(self, decision: Decision | None) -> None:
@@ -137,7 +130,6 @@ class Node:
         return not self.silent and not self.may_return and self.gone_s > slept_s + GRACE_S
 
     def held(self, decision: Decision) -> Held | None:
-        """That decision as this node has accepted or learned it; None if it hasn't."""
         return self.memory.held(decision, self.instance)
 
 
@@ -147,7 +139,7 @@ def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
 
 
 def candidates(nodes: Mapping[int, Node]) -> tuple[str, ...]:
-    """Where the job can be coordinated if it can't be here any more: at the first of those nodes, by place."""
+    """Return addresses of substitute coordinators: the first of those nodes, by place."""
     first = (nodes[place] for place in sorted(nodes)[: 2 * _CANDIDATES])
     return tuple(node.address for node in first if node.address)[:_CANDIDATES]
 

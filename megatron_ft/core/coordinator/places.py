@@ -27,7 +27,6 @@ class Slot:
 
     @staticmethod
     def of(node: Node) -> Slot:
-        """The slot of that node."""
         return Slot(node.instance, node.name, node.rank)
 
 
@@ -66,6 +65,12 @@ def choose(
     more = more[: max(0, room)]
     kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
     return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+
+
+def rotated_slots(slots: Sequence[Slot], chosen: Sequence[Node]) -> list[Slot]:
+    """The slots with the ``chosen`` nodes, which have changed places with each other, in their new order."""
+    mine, order = {node.instance for node in chosen}, iter(chosen)
+    return [Slot.of(next(order)) if slot.instance in mine else slot for slot in slots]
 
 
 def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
@@ -124,7 +129,7 @@ def choose_segments(
     bad: Collection[str] = (),
     named: str = "",
 ) -> list[Node]:
-    """Who takes part, by place. ``slots``: who had which place in the last cycle; none before the first.
+    """Return the nodes that take part, by place. ``slots``: places of the last cycle; none before the first.
 
     A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
     domain take the others', segments that lack the fewest first. The nodes of segments that can't be filled, and

@@ -9,10 +9,12 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome
+from megatron_ft.core.job.rotation import Rotation, rotation_for
+from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
-"""What a node reaches by itself; that its launcher ends afterwards changes nothing."""
+"""States a node reaches by itself; the later end of its launcher changes nothing."""
 _LIKELY = (NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED)
 """Which of several nodes ended a cycle: launchers may end with their ranks, and who is left out costs no restart."""
 
@@ -31,28 +33,22 @@ class Seat:
 
     @property
     def state(self) -> NodeState:
-        """Of the node."""
         return self.report.state
 
     @property
     def has_finished(self) -> bool:
-        """All its ranks have ended with 0, for good."""
         return self.state is NodeState.SUCCEEDED or bool(self.leaving)
 
     def occupy(self, instance: str, name: str) -> None:
-        """A launcher has it, on the host of that name."""
         self.instance, self.name, self.missing_s = instance, name, None
 
     def miss(self, now_s: float) -> None:
-        """Its launcher isn't connected."""
         self.missing_s = now_s
 
     def learn_name(self, name: str) -> None:
-        """Another node knows the host."""
         self.name = self.name or name
 
     def leave(self, text: str) -> None:
-        """Its node says farewell."""
         self.leaving = text
 
     def take_leaving(self) -> str:
@@ -87,30 +83,51 @@ def verdict_on(
     """``decided_by`` is the place of the node whose report was the one that ended the cycle, ``shutdown`` who asked for
     the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
     """
+    rerun = _rerun_report(seats, decided_by) if outcome is Outcome.FAILED else None
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
     decision = rules.policy.decide(
         outcome,
         restarts_before=restarts,
         nodes_left=nodes_left if excluded else None,
         advance=advance,
+        rerun=None if rerun is None else rerun.cause.rerun,
     )
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
+    rotation = _rotation(rerun, decision.action, nodes=len(seats))
+    if rerun is not None and rerun.cause.rerun in WANTS_ANOTHER_GPU:
+        decision = replace(decision, change=lines.rotation(rotation))
     return Verdict(
         cycle=cycle,
         outcome=outcome,
-        cause=replace(cause, host=_host(seats, node, found)),
+        cause=replace(cause, host=_host(seats, node, found), rerun=None if rerun is None else rerun.cause.rerun),
         decision=decision,
         node=node,
         nodes=len(seats),
         names_nodes=names_nodes,
         code=code,
         stopped=any(seat.leaving for seat in seats),
+        rotation=rotation,
     )
 
 
+def _rerun_report(seats: Sequence[Seat], decided_by: int | None) -> Report | None:
+    """The report of the node whose ranks Megatron's rerun state machine has ended, if that ended the cycle.
+
+    All ranks of the job end by it with the same code.
+    """
+    place = first_failure(seats, decided_by)
+    return None if place is None or seats[place].report.cause.rerun is None else seats[place].report
+
+
+def _rotation(rerun: Report | None, action: Action, *, nodes: int) -> Rotation:
+    if rerun is None or rerun.cause.rerun not in WANTS_ANOTHER_GPU or action is not Action.RESTART:
+        return Rotation.NONE
+    return rotation_for(nodes=nodes, ranks=rerun.ranks, again=rerun.cause.rerun is Rerun.AGAIN)
+
+
 def _host(seats: Sequence[Seat], node: int | None, found: Cause | None) -> str:
-    """Of the node whose fault it was. A hang is found by a node that waits as often as by the one to blame."""
+    """Return the host of the node at fault. The node that reports a hang is often only waiting."""
     if found is not None and (found.rank is None or found.host):
         return found.host
     return "" if node is None else seats[node].name
@@ -158,7 +175,7 @@ def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
 
 
 def finished(seats: Sequence[Seat]) -> str:
-    """What there is to say of a job that has succeeded; empty if it has on all its nodes."""
+    """Return a note on a job that has succeeded; empty if it has on all its nodes."""
     count = sum(seat.has_finished for seat in seats)
     if count == len(seats):
         return ""

@@ -55,7 +55,6 @@ class Visitors:
         self._last_s: dict[int, float] = {}
 
     def are_here(self, places: Iterable[int], now_s: float) -> None:
-        """The voters at these places are connected now."""
         self._last_s.update(dict.fromkeys(places, now_s))
 
     def lately(self, now_s: float, left: Container[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The collectives of a rank that are in flight: as its crash reporter sends them, and in short for a snapshot. Pure."""
+"""Collectives in flight of a rank: as its crash reporter sends them, and in short for a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_RANKS = 1 << 20
 
 
 def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
-    """A group for JSON: those of thousands of ranks are nearly always evenly spaced."""
+    """Return a group for JSON: groups of thousands of ranks are nearly always evenly spaced."""
     spaced = _spaced(ranks)
     return list(ranks) if spaced is None else {"range": [spaced.start, spaced.stop, spaced.step]}
 
 
 def unpacked(ranks: Any) -> Sequence[int]:
-    """The reverse of ``packed``: a ``range`` where it can be, which takes no room however large the group is.
+    """Reverse ``packed``, returning a ``range`` if possible, which takes no room however large the group is.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the value is malformed.
     """
     try:
         found = range(*ranks["range"]) if isinstance(ranks, Mapping) else tuple(ranks)
@@ -54,7 +54,7 @@ class Collective:
         group: torch's name of its process group, the same on all its ranks.
         seq: its number in that group, from 1; for a point-to-point operation among those of the pair.
         op: "all_reduce"; for a point-to-point operation "recv 0<-1", with ranks of the group.
-        ranks: the global ranks of the group, as a ``range`` where they are evenly spaced, else a tuple.
+        ranks: global ranks of the group, as a ``range`` if evenly spaced, else a tuple.
     """
 
     group: str
@@ -70,12 +70,12 @@ class Collective:
 
     @property
     def key(self) -> str:
-        """Names the counter that ``seq`` is of: a group may have one for each of two backends."""
+        """Name of the counter of ``seq``: a group may have one for each of two backends."""
         return f"{self.backend}/{self.group}"
 
     @property
     def peer(self) -> int | None:
-        """The global rank on the other side of a point-to-point operation, if the operation names it."""
+        """Global rank on the other side of a point-to-point operation, if the operation names it."""
         found = _PEER.match(self.op)
         if found is None:
             return None
@@ -84,13 +84,13 @@ class Collective:
 
     @property
     def name(self) -> str:
-        """For people: "all_reduce #412 of group tp"."""
+        """Name for people: "all_reduce #412 of group tp"."""
         group = self.description or self.group
         return f"{self.op} #{self.seq}" + ("" if group in ("", "0", "default_pg") else f" of group {group}")
 
 
 def write_in_flight(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """The ranks of a group are written once, however many of its collectives are in flight."""
+    """Write the collectives, with the ranks of each group only once."""
     found, written = [], set()
     for each in collectives:
         found.append(fields(each if each.group not in written else replace(each, ranks=())))
@@ -108,13 +108,13 @@ def read_in_flight(value: Any) -> tuple[Collective, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveInFlight:
-    """A collective that isn't over, in torch's words.
+    """An unfinished collective, in torch's words.
 
     Args:
         group: torch's name of its process group; ``description`` is the user's.
-        seq: its number in that group; of a point-to-point operation among those of the pair.
-        p2p: it is a point-to-point operation.
-        sizes: of its tensors, cut off.
+        seq: its number in that group; for a point-to-point operation among those of the pair.
+        p2p: True for a point-to-point operation.
+        sizes: sizes of its tensors, cut off.
     """
 
     group: str
@@ -131,10 +131,10 @@ class Collectives:
     """The collectives of all process groups of one rank. A group has the same name on all its ranks.
 
     Args:
-        in_flight: not over yet, the earliest first.
+        in_flight: unfinished ones, the earliest first.
         enqueued: "backend/group" -> number of the last collective that this rank has entered.
-        completed: the same of the last that is over (on a GPU, once NCCL's watchdog has seen its kernel end).
-        ranks: group -> its global ranks; of groups in flight.
+        completed: "backend/group" -> number of the last finished one (on a GPU, once NCCL's watchdog has seen its end).
+        ranks: group -> its global ranks, for groups in flight.
     """
 
     in_flight: tuple[CollectiveInFlight, ...]
@@ -145,13 +145,13 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class NoCollectives:
-    """Why nothing is known of them."""
+    """Reason for missing collectives."""
 
     error: str
 
 
 def collectives_of(reported: Collectives | NoCollectives) -> tuple[Collective, ...]:
-    """The collectives in flight, for a note."""
+    """Return the collectives in flight, for a snapshot."""
     if isinstance(reported, NoCollectives):
         return ()
     return tuple(

@@ -1,7 +1,7 @@
-"""Why a cycle ended: which rank hung, or which end began it, in one line. Pure.
+"""Cause of a cycle's end in one line: the rank that hung, or the exit that began it. Pure.
 
 When one rank dies, the others die of it: of errors in their collectives, of the launcher's signals. These functions
-decide which end was the cause, and describe it.
+decide which exit was the cause, and describe it.
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ from megatron_ft.core.diagnosis.exits import (
 )
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.rerun import WANTS_ANOTHER_GPU
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted
 
 COLLECTIVES = "collectives"
-"""The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
+"""Kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
 LOST_PEER = "lost peer"
-"""The kind of a verdict on a rank that has failed because another one kept it waiting, or is gone."""
+"""Kind of a verdict on a rank that failed because another one kept it waiting, or is gone."""
 _TIE_NS = 250_000_000
-"""Ends that were seen within this time of the first one: the order in which they were seen says little."""
+"""Time from the first observed exit within which the order of exits says little."""
 _DYING_NS = 2_000_000_000
-"""A large process that was killed may take this long to end; its connections are closed before that."""
+"""Time a large killed process may take to end; its connections are closed before that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What was known of a rank of this node when some rank was found hung."""
+    """State of a rank of this node when some rank was found hung."""
 
     rank: int
     local_rank: int
     stopped: bool
     iteration: int | None
     section: str | None
-    """The outermost open section, None if it is out of section."""
+    """Outermost open section; None if out of section."""
     since_ns: int
-    """Since when that is so (CLOCK_MONOTONIC)."""
+    """Start of that section, or of the time out of section (CLOCK_MONOTONIC)."""
     timeout_s: float | None
     closing: bool
 
 
 def describe_hang(verdict: RankHung) -> str:
-    """Say what was overdue: "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    """Return "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     return f"rank {verdict.rank} {describe_overdue(verdict)}"
 
 
 def describe_overdue(verdict: RankHung) -> str:
-    """As ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    """Like ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
     note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
     if verdict.kind == LOST_PEER:
@@ -79,7 +80,7 @@ def describe_overdue(verdict: RankHung) -> str:
 
 
 def undetermined_hang(first: RankHung, *, detail: str) -> Cause:
-    """The cause where the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
+    """Return the cause if the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
     if first.kind == LOST_PEER:
         text = f"rank {first.rank} {describe_overdue(first)}, a consequence"
@@ -89,9 +90,9 @@ def undetermined_hang(first: RankHung, *, detail: str) -> Cause:
 
 
 def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
-    """The cause where one of several hangs; it is known if its process is stopped, and then ``places`` holds it alone.
+    """Return the cause if one of several ranks hangs: known only if ``places`` has a single, stopped rank.
 
-    ``places``: rank -> where it is, in words; empty where that isn't known.
+    ``places``: rank -> its place in words; empty if unknown.
     """
     if len(places) == 1:
         ((rank, detail),) = places.items()
@@ -103,11 +104,11 @@ def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
 
 
 def cause_on_this_node(verdict: RankHung, others: Sequence[RankView]) -> RankHung:
-    """The rank of this node that hangs, where the one found first may only wait for it in a collective.
+    """Return the hung rank of this node; the first found may only wait for it in a collective.
 
-    Used until, or where, the snapshots of all ranks aren't there for `root_cause`, which knows who waits for whom.
-    A rank that was stopped by a signal is the one; so is one that is an iteration behind and has been where it
-    is for most of that time. If neither applies, it is the one that was found.
+    Used until, or where, the snapshots of all ranks aren't available for `root_cause`, which knows which rank waits for
+    which. A rank stopped by a signal is the cause; so is one that is an iteration behind and hasn't moved for most of
+    that time. Otherwise it is the rank that was found.
     """
     if verdict.stopped:
         return verdict
@@ -124,28 +125,30 @@ def cause_on_this_node(verdict: RankHung, others: Sequence[RankView]) -> RankHun
 def find_cause(
     exits: Sequence[RankExited], verdicts: Sequence[RankHung], *, raised: Collection[int] = ()
 ) -> Cause | None:
-    """Why a cycle failed; None if no rank failed.
+    """Return why a cycle failed; None if no rank failed.
 
-    A verdict wins over every end, because the launcher ends what was found hung. Else the first end that launcher and
-    monitor didn't cause; among ends seen at the same time a signal from outside is likelier the cause than an error
-    that the loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had
-    raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
-    ranks of which that was seen, whenever they were signalled.
+    A verdict precedes every exit, because the launcher ends what was found hung. Otherwise the cause is the first exit
+    that launcher and monitor didn't cause; among exits seen at the same time a signal from outside is likelier than an
+    error that the loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that
+    had raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
+    ranks that were seen to raise, whenever they were signalled.
     """
     if verdicts:
-        # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
-        # behind more likely so, whichever was reported first
+        # two monitors may find hangs in the same millisecond: a stopped rank is the cause; otherwise a rank that is an
+        # iteration behind is likelier, whichever was reported first
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
     failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
     candidates = [rank_exit for rank_exit in failed if not rank_exit.by_us] or failed
     if not candidates:
         return None
+    if (by_rerun := _rerun_cause(failed)) is not None:
+        return by_rerun
     followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
     if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _DYING_NS for rank_exit in others):
-        candidates = others  # one that ended much later can't be what they followed from
+        candidates = others  # an exit much later can't be what they followed from
     seen_first = min(rank_exit.at_ns for rank_exit in candidates)
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
     cause = min(tied, key=_suspicion)
@@ -166,8 +169,30 @@ def find_cause(
     )
 
 
+def _rerun_cause(failed: Sequence[RankExited]) -> Cause | None:
+    """Return the cause if Megatron's rerun state machine has ended the ranks, which it does on all of them by one code.
+
+    It is the rank whose result was rejected; if that one isn't here, the others followed it.
+    """
+    reruns = sorted(
+        (each for each in failed if each.rerun is not None),
+        key=lambda each: (each.rerun_state is None or not each.rerun_state.own, each.rank),
+    )
+    if not reruns:
+        return None
+    first = reruns[0]
+    return Cause(
+        kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
+        text=describe_exit(first),
+        rank=first.rank,
+        iteration=first.iteration,
+        follows=first.rerun_state is None or not first.rerun_state.own,
+        rerun=first.rerun,
+    )
+
+
 def _as_raised(failed: Sequence[RankExited], raised: Collection[int]) -> list[RankExited]:
-    """The ends; of a rank that was killed while it was ending of its own exception, the end it would have had."""
+    """Return the exits; for a rank killed while ending of its own exception, the exit it would have had."""
     return [
         dataclasses.replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
         if each.by_us and was_ending(each, has_raised=each.rank in raised)
@@ -177,9 +202,9 @@ def _as_raised(failed: Sequence[RankExited], raised: Collection[int]) -> list[Ra
 
 
 def _suspicion(rank_exit: RankExited) -> tuple[int, int, int, int]:
-    """Least is the likeliest cause among ends seen at the same time."""
+    """Return a sort key by which the likeliest cause among simultaneous exits comes first."""
     name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
-    # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
+    # a library that loses its peer aborts (SIGABRT) or raises an error; nothing sends SIGKILL for it
     is_weak = crashed_of_exception(rank_exit) or name == "SIGABRT" or not name.startswith("SIG")
     grade = 1 if is_weak else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
@@ -199,10 +224,10 @@ def _is_behind(other: RankView, verdict: RankHung) -> bool:
 
 
 def as_verdict(other: RankView, found: RankHung) -> RankHung:
-    """A verdict on another rank than the one that was found: the time it has been where it is."""
+    """Return a verdict on another rank than the one found, with the time that rank has been in its place."""
     state = "T" if other.stopped else None
     if found.kind in ("heartbeat", "initial_heartbeat"):
-        # its sections say nothing of its heartbeats; both ranks have been silent for about as long
+        # its sections say nothing about heartbeats; both ranks have been silent for about as long
         return dataclasses.replace(
             found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, state=state
         )

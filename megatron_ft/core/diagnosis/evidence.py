@@ -1,4 +1,4 @@
-"""The evidence on one rank that hangs or has ended, as files have it: JSON, and a page of text. Pure."""
+"""Evidence on one rank that hangs or has ended, as written to files: JSON, and a page of text. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionEvidence:
-    """A section that was open; seconds. ``timeout_s`` None: it has none."""
+    """A section that was open, in seconds. ``timeout_s`` None: no timeout."""
 
     name: str
     open_for_s: float
@@ -38,12 +38,12 @@ class BoardFacts:
     heartbeats: int
     quiet_s: float
     open_sections: tuple[SectionEvidence, ...]
-    """The outermost first."""
+    """Outermost first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """One thread of a rank. ``main``: it is the main one; ``frames``: its calls, the innermost first."""
+    """One thread of a rank. ``main``: the main thread; ``frames``: its calls, innermost first."""
 
     ident: int
     name: str
@@ -53,7 +53,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """The stacks of all known threads. ``source``: what wrote them."""
+    """Stacks of all known threads. ``source``: what wrote them."""
 
     source: str
     threads: tuple[Thread, ...]
@@ -61,12 +61,12 @@ class Stacks:
 
 @dataclass(frozen=True, kw_only=True)
 class HangEvidence:
-    """On a rank that hadn't ended: of a hung rank, or of one whose peers hang.
+    """Evidence on a live rank: a hung one, or one whose peers hang.
 
     Args:
-        verdict: why it was found hung; None if it wasn't.
-        board: None where it couldn't be read.
-        last_events: seconds before the evidence was collected, and what happened; oldest first.
+        verdict: why the rank was found hung; None if it wasn't.
+        board: None if unreadable.
+        last_events: seconds before collection, and the event; oldest first.
         missing: what couldn't be collected, and why.
     """
 
@@ -83,21 +83,19 @@ class HangEvidence:
 
     @property
     def rank(self) -> int:
-        """The global rank."""
         return self.note.rank
 
     @property
     def pid(self) -> int:
-        """The process id of the rank."""
         return self.note.pid
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """The evidence in one line."""
         return f"rank {self.rank}: {place(self.note)}"
 
     def packed(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the evidence for JSON."""
         return {
             "schema": _SCHEMA,
             "summary": self.summary,
@@ -115,12 +113,12 @@ class HangEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitEvidence:
-    """On a rank that has ended by itself.
+    """Evidence on a rank that has ended by itself.
 
     Args:
-        exit: how, in words: "code 1", "signal 11"; ``exitcode`` is negative for a signal.
-        follows_from_another: another rank's end explains it.
-        board: None where it couldn't be read.
+        exit: the exit in words: "code 1", "signal 11"; ``exitcode`` is negative for a signal.
+        follows_from_another: another rank's exit explains it.
+        board: None if unreadable.
         exception: its traceback; fatal_error: the stacks at a fatal signal; stderr: its last lines.
         missing: what couldn't be collected, and why.
     """
@@ -144,7 +142,7 @@ class ExitEvidence:
     took_s: float
 
     def packed(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the evidence for JSON."""
         return {"schema": _SCHEMA, **fields(self), "board": _packed_board(self.board)}
 
 
@@ -169,7 +167,7 @@ def _packed_board(board: BoardFacts | None) -> dict[str, Any]:
 
 
 def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) -> RankSnapshot:
-    """The note, completed from the board; unchanged where that couldn't be read."""
+    """Return the snapshot completed from the board; unchanged if that is unreadable."""
     if snapshot is None:
         return note
     outermost = snapshot.open_sections[0] if snapshot.open_sections else None
@@ -194,7 +192,7 @@ def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) 
 
 
 def board_facts(snapshot: BoardSnapshot | None, at_ns: int) -> BoardFacts | None:
-    """The board in seconds before ``at_ns``; None where it couldn't be read."""
+    """Return the board in seconds before ``at_ns``; None if unreadable."""
     if snapshot is None:
         return None
     return BoardFacts(
@@ -217,7 +215,7 @@ def board_facts(snapshot: BoardSnapshot | None, at_ns: int) -> BoardFacts | None
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """The readable form of the evidence on one rank."""
+    """Return the evidence as a page of text."""
     return "\n".join(printable(line).rstrip() for line in _lines(evidence)) + "\n"
 
 
@@ -254,7 +252,7 @@ def _head(evidence: Evidence) -> dict[str, object]:
         "iteration": None if who.iteration is None else when(who.iteration),
     }
     if isinstance(evidence, HangEvidence):
-        return {**head, "local_rank": evidence.note.local_rank or None}  # 0 is left out, as in the note
+        return {**head, "local_rank": evidence.note.local_rank or None}  # 0 is left out, as in the snapshot
     return {**head, "exit": evidence.exit, "error": evidence.error}
 
 
@@ -302,6 +300,6 @@ def _stacks(stacks: Stacks) -> Iterator[str]:
 
 
 def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """A paragraph; nothing if it would have no lines."""
+    """Return a paragraph; nothing if it would have no lines."""
     found = [f"  {line}" for line in lines]
     yield from ["", f"{title}:", *found] if found else []

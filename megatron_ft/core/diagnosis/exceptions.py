@@ -1,6 +1,6 @@
-"""What a rank wrote about its own end: an uncaught exception, or its stacks at the signal that ended it. Pure.
+"""A rank's own report of its end: an uncaught exception, or its stacks at a fatal signal. Pure.
 
-And whether such an exception only says that another rank is gone.
+Also decides whether an exception only means that another rank is gone.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_frame
+from megatron_ft.core.rerun import RerunState, rerun_state
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
 LEAVING_MARK = "Exception with which the rank left its loop:"
 """Mark before an exception with which a script has ended its monitoring; the process may go on, unwatched."""
 _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
-"""An exception without a message, as ``f"{type}: {message}"`` has it."""
+"""Exception without a message, as ``f"{type}: {message}"`` formats it."""
 _FATAL_MARK = "Fatal Python error: "
-_FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$')
+_FRAME = re.compile(r'^[ |]+File "(.*)", line (\d+), in (.*)$')
+"""A line of a traceback, also of one within an exception group, which draws its tree before it."""
 _LOST_A_PEER = (
     "closed by peer",
     "reset by peer",
@@ -34,44 +36,46 @@ _LOST_A_PEER = (
     "timeout",
     "failed to pass",
 )
-"""What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
+"""Messages, in lower case, of gloo, NCCL and torch's store when the other side of a collective is gone."""
 _OF_A_COLLECTIVE = (
     *("gloo", "nccl", "c10d", "tcpstore", "processgroup", "monitoredbarrier"),
     *("distbackenderror", "distnetworkerror", "diststoreerror"),
 )
-"""Only with one of these is it theirs: a user's own connections break, too."""
+"""Names of which one must occur, too: a user's own connections break as well."""
 
 
 class CrashOutput(NamedTuple):
-    """What could be read; empty where nothing was written."""
+    """Parsed report; fields are empty if nothing was written."""
 
     error: str = ""
     """Type and message, in one line."""
     where: str = ""
-    """The innermost call in the user's code: "loader.py:88 next_batch"; of the exception, where there is one."""
+    """Innermost call in the user's code, "loader.py:88 next_batch"; of the exception, if there is one."""
     exception: str = ""
-    """The traceback."""
+    """Traceback."""
     fatal_error: str = ""
-    """The stacks that `faulthandler` wrote at a fatal signal."""
+    """Stacks that `faulthandler` wrote at a fatal signal."""
     crashed_at: str = ""
-    """The innermost call in the user's code then."""
+    """Innermost call in the user's code at that signal."""
     raised_at_ns: int = 0
-    """CLOCK_MONOTONIC; 0 where that isn't known."""
+    """CLOCK_MONOTONIC; 0 if unknown."""
     raised_at_s: int | None = None
     """Whole seconds of the wall clock; None where that isn't known."""
+    rerun: RerunState | None = None
+    """The state of Megatron's rerun state machine at the exit; None if the rank has written none."""
 
 
 def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     """Read the memory that a rank's crash reporter wrote. ``library`` as for ``user_frame``.
 
     An interpreter that ends of an exception may crash on its way out (a C++ thread that is never joined aborts the
-    process): then there are both, and the place is that of the exception.
+    process): then both are reported, with the place of the exception.
     """
-    return _words(text, EXCEPTION_MARK, tuple(library))
+    return _words(text, EXCEPTION_MARK, tuple(library))._replace(rerun=rerun_state(text))
 
 
 def leaving_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
-    """Read the exception with which the script ended its monitoring from that memory; empty if there was none."""
+    """Read the exception with which the script ended its monitoring; empty if there was none."""
     words = _words(text, LEAVING_MARK, tuple(library))
     return words if words.error else CrashOutput()
 
@@ -101,7 +105,7 @@ def _words(text: str, mark: str, places: tuple[str, ...]) -> CrashOutput:
 
 
 def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
-    """Read what torch's error handler, or this package's in its format, wrote for a rank that raised."""
+    """Read the error file of a rank that raised, written by torch's error handler or in its format."""
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
@@ -115,19 +119,19 @@ def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutpu
 
 
 def without_empty_message(error: str) -> str:
-    """Return "type: message" as it is, and "type:" without the colon."""
+    """Return "type: message" unchanged, and "type:" without the colon."""
     alone = _NO_MESSAGE.fullmatch(error)
     return error if alone is None else alone[1]
 
 
 def is_peer_loss(error: str) -> bool:
-    """Whether an exception, "type: message", is what a collective raises when its other side is gone."""
+    """Return True if an exception, "type: message", is what a collective raises when its other side is gone."""
     text = error.lower()
     return any(name in text for name in _OF_A_COLLECTIVE) and any(sign in text for sign in _LOST_A_PEER)
 
 
 def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
-    # the thread that died is the current one; if that isn't one of Python's, where it was isn't known
+    # the crashed thread is the current one; if it isn't a Python thread, its place is unknown
     at = fatal.find("Current thread 0x")
     stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
     frame = user_frame(stacks[0].frames, library=library) if stacks else None

@@ -1,4 +1,4 @@
-"""How ranks ended, in words. Pure."""
+"""Exits of ranks, in words. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Collection
 
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss, without_empty_message
 from megatron_ft.core.facts.launcher import RankExited
+from megatron_ft.core.rerun import describe_rerun
 from megatron_ft.core.signals import signal_name
 
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
 _SOON_S = 60.0
-"""A rank that was never watched may have trained; one that lived for less than this counts as failed in its start."""
+"""Lifetime below which a rank that was never watched counts as failed in its start; later it may have trained."""
 _TELLING_CODES = (2, 126, 127)
-"""A wrong argument (argparse), a command that can't be run, and one that isn't there."""
+"""Wrong argument (argparse), command that can't be run, command not found."""
 _SHELL_SIGNALS = 128
-"""A shell reports the signal that ended its command as a code beyond this one."""
+"""Offset a shell adds to the signal that ended its command."""
 _LONGEST = 300
 _MISTAKES = ("ModuleNotFoundError: ", "SyntaxError: ", "IndentationError: ", "NameError: ")
-"""These exceptions are mistakes in the script, whatever their text mentions."""
+"""Exceptions that are mistakes in the script, whatever their text mentions."""
 _FROM_OUTSIDE = (
     *("address already in use", "eaddrinuse", "connection", "broken pipe", "eoferror", "timeout", "timed out"),
     *("unreachable", "no route to host", "name resolution", "name or service not known", "network"),
@@ -29,11 +30,11 @@ _FROM_OUTSIDE = (
     *("input/output error", "stale file handle", "remote i/o", "read-only file system", "transport endpoint"),
     *("too many open files", "temporarily unavailable", "resource busy", "unavailable", "try again"),
 )
-"""In an exception's text, in lower case: another start, on other nodes or a moment later, may go well."""
+"""Texts of exceptions, in lower case, after which another start, elsewhere or a moment later, may succeed."""
 
 
 def crashed_of_exception(rank_exit: RankExited) -> bool:
-    """Return True if a rank raised, and crashed while its interpreter ended."""
+    """Return True if the rank raised, and crashed while its interpreter ended."""
     return rank_exit.error is not None and is_crash(rank_exit.exitcode)
 
 
@@ -46,17 +47,19 @@ def is_by_us(exitcode: int, signals_sent: Collection[int]) -> bool:
 
 
 def is_crash(exitcode: int) -> bool:
-    """Whether this is the end by a signal that a process causes itself."""
+    """Return True for the end by a signal that a process causes itself."""
     return exitcode < 0 and signal_name(-exitcode) in _OWN_FAULTS
 
 
 def describe_exit(rank_exit: RankExited) -> str:
-    """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
+    """Return how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
 
-    One that raised may crash while its interpreter ends: it is the exception that one looks for.
+    A rank that raised may crash while its interpreter ends: the exception is named first.
     """
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
+    if rank_exit.rerun is not None and rank_exit.rerun_state is not None:
+        return describe_rerun(who, rank_exit.rerun, rank_exit.rerun_state)
     if rank_exit.error is not None and code > 0:
         return f"{who} raised {one_line(rank_exit.error)}"
     if code == 0:
@@ -74,29 +77,28 @@ def describe_exit(rank_exit: RankExited) -> str:
 
 
 def was_ending(rank_exit: RankExited, *, has_raised: bool = False) -> bool:
-    """Whether a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
+    """Return True if a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
 
-    An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
+    An interpreter may take a second to end, and closes its connections before that: the others can be quicker.
     """
     return (has_raised or 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns) and has_own_error(rank_exit)
 
 
 def is_secondary_failure(rank_exit: RankExited) -> bool:
-    """Whether a rank only failed because it had lost another one, as its exception says."""
+    """Return True if a rank only failed because it had lost another one, as its exception says."""
     return (rank_exit.exitcode > 0 or is_crash(rank_exit.exitcode)) and is_peer_loss(rank_exit.error or "")
 
 
 def has_own_error(rank_exit: RankExited) -> bool:
-    """Whether a rank has raised an exception that isn't the consequence of another rank's end."""
+    """Return True if a rank has raised an exception that isn't the consequence of another rank's exit."""
     return rank_exit.error is not None and not is_peer_loss(rank_exit.error)
 
 
 def failure_signature(end: RankExited, *, is_watched: bool, lived_s: float) -> str:
-    """How a rank failed before its first step, in words that are the same for the same mistake of the user.
+    """Return how a rank failed before its first step, in words that are the same for the same user error.
 
-    Empty where another start may well get further.
-
-    ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
+    Empty if another start may well get further. ``is_watched``: its monitoring had begun, so that its steps would have
+    been seen.
     """
     is_shell_signal = end.exitcode > _SHELL_SIGNALS
     was_killed = end.exitcode <= 0 and not crashed_of_exception(end)

@@ -1,7 +1,7 @@
-"""Whether a rank still makes progress: two observations of it, a moment apart, and what has changed between them. Pure.
+"""Progress of a rank, by comparing two samples a moment apart. Pure.
 
-What can't be read in both observations counts for nothing: unknown isn't progress. A rank that waits for its file
-system makes none, but isn't hung either: the file system is, and a restart would wait for it, too.
+What can't be read in both samples is ignored: unknown isn't progress. A rank that waits for its file system makes no
+progress, but isn't hung either: the file system is, and a restart would wait for it, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from megatron_ft.core.wording import counted
 
 LEAST_BYTES = 64 * 1024
-"""Fewer bytes are those of a log, or of a thread that reports metrics, and no work."""
+"""Least bytes that count as work; fewer are those of a log, or of a thread that reports metrics."""
 _BUSY_SHARE = 0.5
 _STARVED_SHARE = 0.25
 _FILE_WAITS = (
@@ -22,10 +22,10 @@ _FILE_WAITS = (
     *("ptlrpc_", "ldlm_", "ll_", "cl_", "osc_", "lov_", "cxiWait", "beegfs", "FhgfsOps", "weka"),
     *("ext4_", "jbd2_", "xfs_", "xlog_", "btrfs_", "blk_", "bio_", "submit_bio", "d_alloc_parallel", "d_wait_lookup"),
 )
-"""How the names of functions begin in which the kernel lets a thread wait for a file system: of Linux, and of the
-modules of Lustre (ptlrpc to lov), Storage Scale (cxi), BeeGFS and WEKA."""
+"""Prefixes of kernel functions in which a thread waits for a file system: of Linux, and of the modules of Lustre
+(ptlrpc to lov), Storage Scale (cxi), BeeGFS and WEKA."""
 _NO_FILE_WAITS = ("fuse_dev_",)
-"""In which the server of such a file system waits for work."""
+"""Prefixes of functions in which the server of such a file system waits for work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +33,18 @@ class ProgressSample:
     """One observation of one rank.
 
     Args:
-        at_ns: when (CLOCK_MONOTONIC).
-        iterations: how many have begun, in this cycle.
-        events: all section events, heartbeats and iterations so far; None where the board couldn't be read.
-        entered, completed: "backend/group" -> number of the last collective; None where the rank didn't answer.
-        stacks: where its main thread was seen: the calls, the innermost first, and the instruction each was at; empty
-            where that isn't known.
-        frame: the innermost of the last of them, for people.
-        cpu_ns: how long its main thread has run, or has waited for a CPU, in its life; starved_ns: only the latter.
-        transferred: by process of the rank's (its data-loader workers are some), bytes read and written in its life;
-            None where that couldn't be read.
-        file_waits: thread -> the kernel's function in which it waits for a file system, of all threads of the rank and
-            of the processes that it has started.
+        at_ns: time (CLOCK_MONOTONIC).
+        iterations: number of iterations begun in this cycle.
+        events: number of section events, heartbeats and iterations; None if the board couldn't be read.
+        entered, completed: "backend/group" -> number of the last collective; None if the rank didn't answer.
+        stacks: sampled places of the main thread: the calls, innermost first, each with its instruction; empty if
+        unknown.
+        frame: innermost call of the last sample, for people.
+        cpu_ns: lifetime of its main thread on a CPU or waiting for one; starved_ns: only waiting.
+        transferred: process of the rank (data-loader workers included) -> bytes read and written in its life; None if
+        unreadable.
+        file_waits: thread -> kernel function in which it waits for a file system, for all threads of the rank and its
+        descendants.
     """
 
     at_ns: int
@@ -61,7 +61,7 @@ class ProgressSample:
 
 
 def progress_between(before: ProgressSample, after: ProgressSample) -> str:
-    """What the rank did between two samples, as a predicate ("has begun an iteration"); empty if nothing is known."""
+    """Return what the rank did between two samples, as a predicate ("has begun an iteration"); empty if unknown."""
     if before.events is not None and after.events is not None:
         if after.iterations > before.iterations:
             return "has begun an iteration"
@@ -83,17 +83,17 @@ def progress_between(before: ProgressSample, after: ProgressSample) -> str:
 
 
 def is_file_wait(function: str) -> bool:
-    """Whether a thread that the kernel lets wait in this function waits for a file system, a disk, or their server."""
+    """Return True if a thread in this kernel function waits for a file system, a disk, or their server."""
     return function.startswith(_FILE_WAITS) and not function.startswith(_NO_FILE_WAITS)
 
 
 def _more(before: Mapping[Any, int] | None, after: Mapping[Any, int] | None) -> int:
-    """By how much all counters together have grown; one that wasn't there began at 0."""
+    """Return by how much all counters together have grown; a new one began at 0."""
     if before is None or after is None:
         return 0
     return sum(max(0, count - before.get(name, 0)) for name, count in after.items())
 
 
 def _was_busy(before: ProgressSample, after: ProgressSample) -> bool:
-    """A machine that is too busy to let it run is no reason to call it idle."""
+    """Return True if the main thread ran, or waited for a CPU: a busy machine is no reason to call it idle."""
     return after.cpu_ns - before.cpu_ns >= _BUSY_SHARE * (after.at_ns - before.at_ns)

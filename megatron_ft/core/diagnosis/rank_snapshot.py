@@ -1,4 +1,4 @@
-"""What is known of one rank of a job that hangs: short enough to be sent to the launcher that decides. Pure."""
+"""Snapshot of one rank of a job that hangs: short enough to be sent to the launcher that decides. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.signals import signal_name
 
 EVIDENCE_S = 2.0
-"""How long, in seconds, evidence is collected at most: the monitor that found the hang and the launcher must agree."""
+"""Most seconds for collecting evidence; the monitor that found the hang and the launcher must agree."""
 _NEAR = 10
-"""Of a stack, this many innermost calls are searched for what the thread waits in."""
+"""Number of innermost calls of a stack searched for what the thread waits in."""
 _MOST_CHARACTERS = 1000
 _C10D = "torch/distributed/distributed_c10d.py"
 _INSTALLED = r"/(?:site|dist)-packages/"
@@ -49,31 +49,30 @@ _CHECKPOINTS = re.compile(r"/megatron/core/dist_checkpointing/|/torch/distribute
 
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
-    """The evidence on one rank, at the moment at which a rank was found hung.
+    """Evidence on one rank, at the moment at which a rank was found hung.
 
     Args:
-        section: the outermost one that is open; open_s: for how long it is, or how long none is open.
-        quiet_s: seconds since its last section event.
+        section: outermost open section; open_s: its age, or the time since none is open.
+        quiet_s: seconds since the last section event.
         left_s: seconds until the first of its timeouts is over, negative if one is; None if none runs.
         found_hung: its own monitor found it overdue.
-        state: of its process as /proc has it: "R", "S", "D", "T"; empty where that isn't known.
+        state: state of its process as in /proc: "R", "S", "D", "T"; empty if unknown.
         is_busy: its main thread used its processor while evidence was collected.
         has_stack: a stack was collected; frame and inner are of its main thread.
-        frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
-        waits_in: the collective that its stack shows it in, empty if none.
+        frame: innermost call in the user's code, "loader.py:88 next_batch"; inner: innermost call of all.
+        waits_in: collective shown by its stack, empty if none.
         has_collectives: it reported its collectives; a rank that holds the GIL can't.
         is_in_library: its innermost call is in torch or Megatron, where it may wait in C.
-        timeout_s: of the outermost open section, or out of section; None is none.
-        enqueued: "backend/group" -> number of the last collective it has entered.
-        closing: it had ended its monitoring; gone: its process had ended; exitcode: how, None if that isn't known.
-        raised: the exception that it ends of, "type: message", its first 1,000 characters; that may take it long, or
-            for ever.
+        timeout_s: timeout of the outermost open section, or out of section; None is none.
+        enqueued: "backend/group" -> number of the last entered collective.
+        closing: it had ended its monitoring; gone: its process had ended; exitcode: its exit code, None if unknown.
+        raised: exception by which it ends, "type: message", the first 1,000 characters; ending may take for ever.
         raised_s: seconds since then.
-        lost: its processes that have ended badly, and that it hasn't asked after, as ``lost_process`` has them.
-        waits_for_process: its stack is where Python waits for a process, or for what one sends.
-        own_rank: its number in its default process group, where that is another one (after a restart within the
-            process); the groups of its collectives are in such numbers.
-        collective_s: where its script calls no hooks: seconds since it was seen to begin or complete a collective.
+        lost: its processes that have failed and weren't reaped, in the form of ``lost_process``.
+        waits_for_process: its stack is where Python waits for a process, or for data of one.
+        own_rank: its number in its default process group, if it differs (after a restart within the process); groups of
+        its collectives use such numbers.
+        collective_s: for a script without hooks: seconds since a collective was seen to begin or complete.
     """
 
     rank: Rank
@@ -114,12 +113,12 @@ class RankSnapshot:
 
     @property
     def is_stopped(self) -> bool:
-        """By a signal, or by a debugger."""
+        """True if stopped by a signal or a debugger."""
         return self.state in ("T", "t")
 
     @property
     def seems_to_wait(self) -> bool:
-        """Its stack is in a collective, or idle somewhere in torch or Megatron, as in `request.wait()` of a pipeline.
+        """True if the stack is in a collective, or idle in torch or Megatron, as in `request.wait()` of a pipeline.
 
         Gloo's point-to-point operations aren't in torch's flight recorder.
         """
@@ -127,7 +126,7 @@ class RankSnapshot:
 
     @property
     def is_stuck_in_kernel(self) -> bool:
-        """In uninterruptible sleep: a dead file server, a driver."""
+        """True in uninterruptible sleep: a dead file server, a driver."""
         return self.state == "D"
 
 
@@ -140,7 +139,7 @@ def is_in_library(frames: Sequence[Frame]) -> bool:
 
 
 def stack_wait(frames: Sequence[Frame]) -> str:
-    """The collective that a stack (innermost call first) is in: "all_reduce"; empty if it is in none."""
+    """Return the collective that a stack (innermost call first) is in: "all_reduce"; empty if none."""
     for frame in frames[:_NEAR]:
         if frame.file.endswith(_C10D) and not frame.function.startswith("_"):
             return frame.function
@@ -148,23 +147,23 @@ def stack_wait(frames: Sequence[Frame]) -> str:
 
 
 def is_past_its_script(frames: Sequence[Frame]) -> bool:
-    """Whether a main thread's stack is where Python waits for other threads, at the end of the process."""
+    """Return True if a main thread's stack is where Python waits for other threads, at the end of the process."""
     return any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in frames)
 
 
 def is_waiting_for_process(frames: Sequence[Frame]) -> bool:
-    """Whether a stack (innermost call first) is where Python waits for another process, or for what one sends."""
+    """Return True if a stack (innermost call first) is where Python waits for another process, or for its data."""
     return any(_PROCESSES.search(frame.file) for frame in frames[:_NEAR])
 
 
 def lost_process(pid: int, name: str, exitcode: int) -> str:
-    """A process that ended badly, in words; ``exitcode`` as ``subprocess`` has it."""
+    """Return a process that failed, in words; ``exitcode`` as in ``subprocess``."""
     how = f"exited with code {exitcode}" if exitcode >= 0 else f"was killed by {signal_name(-exitcode)}"
     return f"process {pid} ({name}), which {how}"
 
 
 def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
-    """Whether a stack is in one of torch's or Megatron's checkpoint writers."""
+    """Return True if a stack is in one of torch's or Megatron's checkpoint writers."""
     return any(
         _CHECKPOINTS.search(frame.file) is not None
         or (frame.file.endswith("torch/serialization.py") and frame.function == "save")
@@ -173,7 +172,7 @@ def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
 
 
 def _is_torch_or_megatron(file: str) -> bool:
-    # what else is installed below a directory of that name is neither
+    # other packages installed below a directory of that name are neither
     installed = list(re.finditer(_INSTALLED, file))
     return _TORCH_OR_MEGATRON.search(file, installed[-1].start() if installed else 0) is not None
 
@@ -190,7 +189,7 @@ def _is_package_beside_script(frames: Sequence[Frame]) -> bool:
 
 
 def place(note: RankSnapshot) -> str:
-    """Where a rank is, in words: "in loader.py:88 next_batch", and which processes it has lost."""
+    """Return a rank's place in words: "in loader.py:88 next_batch", and the processes it has lost."""
     if not note.lost or note.gone:
         return _place(note)
     more = f", and {len(note.lost) - 1} more" if len(note.lost) > 1 else ""

@@ -1,8 +1,8 @@
-"""Which ranks hang, and which only wait for them: from one note on each rank of a job. Pure.
+"""Root cause of a hang: which ranks hang, and which only wait for them, by the snapshots of all ranks. Pure.
 
-A rank waits for those of its collective's group that haven't entered it. One that is waited for and doesn't wait is the
-cause. Where all wait for each other (two ranks went different ways), the cause is the one rank without whose wait all
-the others' would be explained. A wrong accusation is worse than none: where this leaves several, all are named as
+A rank waits for the members of its collective's group that haven't entered it. A rank that is waited for and doesn't
+wait is the cause. If all wait for each other (two ranks went different ways), the cause is the one rank without whose
+wait all others would be explained. A wrong accusation is worse than none: if several remain, all are named as
 candidates, and none as the cause.
 """
 
@@ -18,10 +18,10 @@ from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 
 Waits = Mapping[int, frozenset[int]]
-"""Rank -> those it waits for; ranks that don't wait have an empty set."""
+"""Rank -> ranks it waits for; empty for a rank that doesn't wait."""
 
 _MOST = 0.5
-"""A cause has been where it is for at least this share of the time that the overdue rank has."""
+"""A cause hasn't moved for at least this share of the overdue rank's time."""
 _ALIKE, _ALIKE_S = 0.1, 0.25
 """A rank counts as stuck like the overdue one if its own timeout is due within `_ALIKE` of that one's time, or within
 `_ALIKE_S` seconds: ranks reach the same line some milliseconds apart, while steps and pauses differ by more."""
@@ -33,13 +33,13 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, kw_only=True)
 class RootCause:
-    """The result of the diagnosis.
+    """Result of the diagnosis.
 
     Args:
-        rank: the cause; None if the notes don't show one.
-        candidates: those among whom they don't decide; empty where ``rank`` is known.
-        waiting: ranks that wait for the cause, or for others who do.
-        text: where the cause is, and what the others do: "in loader.py:88 next_batch; 7 others wait in all_reduce".
+        rank: the cause; None if undetermined.
+        candidates: ranks among which the snapshots don't decide; empty if ``rank`` is known.
+        waiting: ranks that wait for the cause, directly or not.
+        text: place of the cause, and what the others do: "in loader.py:88 next_batch; 7 others wait in all_reduce".
     """
 
     rank: int | None
@@ -49,7 +49,7 @@ class RootCause:
 
 
 def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = True) -> RootCause:
-    """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
+    """Find the cause. ``elapsed_s``: overdue time of the first hung rank; ``are_all``: no snapshot is missing."""
     notes = _in_ranks_of_the_job(notes)
     waits = waits_for(notes)
     is_alone = len(notes) == 1 and are_all
@@ -65,7 +65,7 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
 
 
 def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot]:
-    """Return the notes with groups of collectives in ranks of the job, not in numbers that ranks gave themselves."""
+    """Return the snapshots with groups of collectives in ranks of the job, not in numbers ranks gave themselves."""
     if all(note.own_rank is None for note in notes):
         return notes
     numbers = {note.rank: note.rank for note in notes}
@@ -85,9 +85,9 @@ def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot
 
 
 def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
-    """For whom each rank waits, by its collectives, or, where it couldn't report them, by its stack.
+    """Return the ranks that each rank waits for, by its collectives, or, if it couldn't report them, by its stack.
 
-    Ranks of which there is no note may be among them, if no other rank is missing.
+    Ranks without a snapshot may be among them, if no other rank is missing.
     """
     by_rank = {note.rank: note for note in notes}
     absent = _Absent(by_rank)
@@ -101,13 +101,13 @@ def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
             missing = unions.get(sets) or unions.setdefault(sets, frozenset().union(*sets))
         else:
             missing = absent.from_any if note.seems_to_wait else _NONE
-        # of thousands of ranks that wait for the same ones, all share one set
+        # thousands of ranks that wait for the same ranks share one set
         waits[note.rank] = missing - {note.rank} if note.rank in missing else missing
     return waits
 
 
 class _Absent:
-    """Which ranks are missing from a collective: computed once for each, however many ranks are in it."""
+    """Ranks missing from a collective: computed once for each, however many ranks are in it."""
 
     def __init__(self, by_rank: Mapping[int, RankSnapshot]) -> None:
         self.by_rank = by_rank
@@ -117,7 +117,7 @@ class _Absent:
 
     @functools.cached_property
     def from_any(self) -> frozenset[int]:
-        """Ranks that are in none, as far as their stacks show."""
+        """Ranks that are in no collective, as far as their stacks show."""
         outside = (note for note in self.by_rank.values() if not (note.in_flight or note.seems_to_wait))
         return frozenset(note.rank for note in outside if not _may_wait(note)) or self._unseen
 
@@ -126,7 +126,7 @@ class _Absent:
         return frozenset(note.rank for note in self.by_rank.values() if _is_unseen(note))
 
     def from_one(self, collective: Collective) -> frozenset[int]:
-        """Members of its group that aren't in it; if there are none, those of which nothing or too little is known."""
+        """Return the group members missing from the collective; if none, those of unknown state."""
         key = (collective.key, collective.seq, collective.op, self._group(collective.ranks))
         if key not in self._found:
             members = frozenset(collective.ranks or self.by_rank)
@@ -136,7 +136,7 @@ class _Absent:
         return self._found[key]
 
     def _group(self, ranks: Sequence[int]) -> int:
-        """A number for each group; to compare thousands of long lists would take longer than all the rest."""
+        """Return a number for each group; comparing thousands of long lists would dominate the run time."""
         number = self._known.get(id(ranks))
         if number is None:
             number = self._known[id(ranks)] = self._groups.setdefault(ranks, len(self._groups))
@@ -144,7 +144,7 @@ class _Absent:
 
 
 def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> frozenset[int]:
-    """The ranks of its group that aren't in this collective, or are in another one under the same number."""
+    """Return the group members missing from this collective, or in another one under the same number."""
     if not collective.p2p:
         return absent.from_one(collective)
     peer, by_rank = collective.peer, absent.by_rank
@@ -154,7 +154,7 @@ def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> fro
 
 
 def _meets(note: RankSnapshot, rank: int) -> bool:
-    """Whether a rank is in a point-to-point operation with another one."""
+    """Return True if a rank is in a point-to-point operation with another one."""
     return any(each.p2p and each.peer == rank for each in note.in_flight)
 
 
@@ -171,19 +171,19 @@ def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
 
 
 def _may_wait(note: RankSnapshot) -> bool:
-    """Whether a rank that reported no collectives may be in one: its innermost call is in a library, or unknown."""
+    """Return True if a rank without reported collectives may be in one: its innermost call allows it, or is unknown."""
     if note.gone or note.is_stopped or note.has_collectives or (note.closing and note.has_stack):
-        return False  # one that has ended its monitoring has left the loop in which the others wait
+        return False  # a rank that has ended its monitoring has left the loop in which the others wait
     return not note.has_stack or note.is_in_library
 
 
 def _is_unseen(note: RankSnapshot) -> bool:
-    """Whether of a rank it is only known that it was found hung: its monitor had to end it before it collected more."""
+    """Return True if it is only known that the rank was found hung: its monitor ended it before collecting more."""
     return note.found_hung and not (note.state or note.has_stack) and _may_wait(note)
 
 
 def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float, *, are_all: bool) -> tuple[set[int], bool]:
-    """The ranks that may be the cause (none if the notes show nothing), and whether a single one certainly is."""
+    """Return the possible causes (none if the snapshots show nothing), and whether a single one is certain."""
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
         return held, True
@@ -224,12 +224,12 @@ def _missing_from_victims(notes: Sequence[RankSnapshot], victims: set[int], wait
 
 
 def _explanations(waits: Waits) -> set[int]:
-    """Where all wait for each other: the ranks without whose wait that of every other rank would be explained."""
+    """Return, if all wait for each other, the ranks without whose wait that of every other rank would be explained."""
     waiting = [rank for rank, others in waits.items() if others]
-    # the first whose wait is explained by one rank waits for that one alone
+    # the first rank whose wait is explained by one rank waits for that one alone
     candidates = {next(iter(waits[rank])) for rank in waiting if len(waits[rank]) == 1} if len(waiting) > 1 else waiting
     if len(candidates) > _MOST_CANDIDATES:
-        return set(candidates)  # a circle that large: no single one
+        return set(candidates)  # a circle that large has no single cause
     alike: dict[frozenset[int], set[int]] = {}
     for rank in waiting:
         alike.setdefault(waits[rank], set()).add(rank)
@@ -237,9 +237,9 @@ def _explanations(waits: Waits) -> set[int]:
 
 
 def _explains(rank: int, alike: Mapping[frozenset[int], set[int]]) -> bool:
-    """Whether all ranks wait for this one in the end, and for no circle, if this rank itself doesn't wait.
+    """Return True if all ranks wait for this one in the end, and for no circle, if this rank itself doesn't wait.
 
-    ``alike``: those for whom ranks wait -> these ranks; of thousands that wait there are few such sets.
+    ``alike``: set of awaited ranks -> ranks that wait for it; few sets even for thousands of ranks.
     """
     left = {others: ranks for others, ranks in alike.items() if ranks != {rank}}
     done = {rank}
@@ -253,7 +253,7 @@ def _explains(rank: int, alike: Mapping[frozenset[int], set[int]]) -> bool:
 
 
 def _narrowed(roots: Sequence[RankSnapshot], elapsed_s: float) -> tuple[set[int], bool]:
-    """Of several ranks that others wait for: those that haven't moved for long; of these, those an iteration behind.
+    """Narrow several awaited ranks to those that haven't moved for long, then to those an iteration behind.
 
     The result is uncertain if all have moved a moment ago, even if there is only one.
     """
@@ -267,7 +267,8 @@ def _narrowed(roots: Sequence[RankSnapshot], elapsed_s: float) -> tuple[set[int]
 
 
 def _overdue(notes: Sequence[RankSnapshot], elapsed_s: float) -> set[int]:
-    """If no rank is seen to wait: those that are stuck, unless a rank has been an iteration behind for most of it."""
+    """Return the stuck ranks if no rank is seen to wait, unless a rank has been an iteration behind for most of the
+    time."""
     hung = [note for note in notes if _is_stuck(note, elapsed_s)]
     known = [note.iteration for note in hung if note.iteration is not None]
     if known:
@@ -282,10 +283,10 @@ def _overdue(notes: Sequence[RankSnapshot], elapsed_s: float) -> set[int]:
         if behind:
             return {note.rank for note in behind if note.iteration == min(n.iteration or 0 for n in behind)}
         hung = [note for note in hung if note.iteration in (None, min(known))]
-    # if a rank waits in a collective and none is missing from it, the rank isn't the cause of that
+    # a rank that waits in a complete collective isn't the cause
     stuck = {note.rank for note in hung if not _is_waiting(note)}
     if any(_is_unseen(note) for note in hung):
-        # before it ended, that rank may have been waiting for one that is outside, overdue or not
+        # before it ended, that rank may have waited for one that is outside, overdue or not
         others = (note for note in notes if not (_is_waiting(note) or note.closing or note.gone))
         stuck |= {note.rank for note in others if _is_still(note, elapsed_s)}
     return stuck
@@ -296,12 +297,12 @@ def _is_waiting(note: RankSnapshot) -> bool:
 
 
 def _is_still(note: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether a rank has been where it is for most of the time that the overdue rank has."""
+    """Return True if a rank hasn't moved for most of the overdue rank's time."""
     return note.quiet_s >= _MOST * elapsed_s
 
 
 def _is_stuck(note: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether a rank was found hung, or is about to be: which monitor was first is chance."""
+    """Return True if a rank was found hung, or is about to be: which monitor was first is chance."""
     if note.found_hung:
         return True
     is_due = note.left_s is not None and note.left_s <= max(_ALIKE * elapsed_s, _ALIKE_S)
@@ -309,7 +310,7 @@ def _is_stuck(note: RankSnapshot, elapsed_s: float) -> bool:
 
 
 def _others(waiting: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
-    """What the waiting ranks do: "7 others wait in all_reduce"."""
+    """Return what the waiting ranks do: "7 others wait in all_reduce"."""
     ops = Counter(_waits_in(by_rank[rank]) for rank in waiting)
     if not ops:
         return ""
@@ -323,7 +324,7 @@ def _waits_in(note: RankSnapshot) -> str:
 
 
 def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
-    """The candidates and where they are, if there are any."""
+    """Return the candidates and their places, if there are any."""
     if not ranks:
         return "root cause undetermined"
     places = {rank: place(by_rank[rank]) if rank in by_rank else "(no evidence received)" for rank in ranks[:_SHOWN]}
@@ -335,7 +336,7 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
 
 
 def _spans(ranks: Sequence[int]) -> list[str]:
-    """Ascending ranks, those that follow each other together: "0-7", "9"."""
+    """Return ascending ranks with consecutive ones joined: "0-7", "9"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Python stacks as `faulthandler` and py-spy write them, and which frame of one a person wants to see. Pure."""
+"""Python stacks as `faulthandler` and py-spy write them, and the frame of interest to a person. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REPORTER_THREAD = "megatron_ft_crash_reporter"
 """Name of the thread with which a rank answers its monitor, and of that thread's function: faulthandler knows no names
 of threads."""
 STAND_IN = "megatron_ft_stand_in"
-"""Name of each function of this package that stands in for another one, which it calls: no place of a rank."""
+"""Name of each function of this package that replaces another one, which it calls: never the place of a rank."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")
@@ -18,20 +18,20 @@ _OURS = __file__.rsplit("/", 3)[0] + "/"
 
 
 class Frame(NamedTuple):
-    """One call: where it is just now. ``line`` is 0 where that isn't known."""
+    """One call and its current line; ``line`` is 0 if unknown."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        """As people quote it: "data_loader.py:88 next_batch"."""
+        """Return "data_loader.py:88 next_batch"."""
         name = self.file.rpartition("/")[2]
         return f"{name}:{self.line} {self.function}"
 
 
 class ThreadStack(NamedTuple):
-    """One thread, the innermost call first. ``ident`` is ``threading.get_ident()`` of that thread."""
+    """One thread, innermost call first. ``ident`` is its ``threading.get_ident()``."""
 
     ident: int
     frames: tuple[Frame, ...]
@@ -39,7 +39,7 @@ class ThreadStack(NamedTuple):
 
 
 def parse_faulthandler(text: str) -> list[ThreadStack]:
-    """The threads of one dump; lines that are none of it are passed over, and so are calls of stand-ins."""
+    """Return the threads of one dump, ignoring other lines and calls of stand-ins."""
     stacks: list[ThreadStack] = []
     ident, frames = None, list[Frame]()
     for line in text.splitlines():
@@ -56,9 +56,9 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
 
 
 def parse_py_spy(document: Any) -> list[ThreadStack]:
-    """The threads in what ``py-spy dump --json`` prints; an empty list if it is nothing of the kind.
+    """Return the threads printed by ``py-spy dump --json``; empty for anything else.
 
-    Their ``ident`` is the kernel's number: that of the main thread is the process's.
+    Their ``ident`` is the kernel's number; the main thread's is the PID.
     """
     stacks = []
     for thread in document if isinstance(document, list) else ():
@@ -75,7 +75,7 @@ def parse_py_spy(document: Any) -> list[ThreadStack]:
 
 
 def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:
-    """The calls of the thread with this number, innermost first; empty if it isn't among them."""
+    """Return the calls of the thread with this number, innermost first; empty if it is missing."""
     for stack in stacks:
         if stack.ident == main_ident:
             return stack.frames
@@ -83,9 +83,9 @@ def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, .
 
 
 def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
-    """The innermost call in the user's own code; if there is none, the innermost of all that isn't this package's.
+    """Return the innermost call in the user's own code; if there is none, the innermost outside this package.
 
-    ``library`` are directories whose files aren't the user's, beside those of installed packages and of this one.
+    ``library``: directories of files that aren't the user's, beside installed packages and this one.
     """
     places = tuple(library)
     others = [frame for frame in frames if not frame.file.startswith(_OURS)]
@@ -94,7 +94,7 @@ def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame
 
 
 def is_library(file: str, places: Sequence[str]) -> bool:
-    """Whether a file belongs to Python, to an installed package, or to one of ``places``."""
+    """Return True if a file belongs to Python, to an installed package, or to one of ``places``."""
     return any(mark in file for mark in _LIBRARY) or any(file.startswith(place + "/") for place in places)
 
 

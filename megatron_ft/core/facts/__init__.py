@@ -1,7 +1,7 @@
-"""The records of the event logs, each a frozen dataclass; ``docs/event-log.md`` is made from them.
+"""Records of the event logs, each a frozen dataclass; ``docs/event-log.md`` is generated from them.
 
 Users' scripts read them. Within one ``SCHEMA`` a record or a field may be added, nothing else changes; readers skip
-what they don't know. A field without a default is one that no reader can do without.
+unknown ones. A field without a default is needed by every reader.
 
 A process imports only the records that it writes, and readers import all: monitors, one per rank, must start fast.
 """

@@ -1,4 +1,4 @@
-"""The records of all processes, for those who read them."""
+"""Records of all processes, for readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of a launcher: on the job, its cycles and its ranks."""
+"""Records of a launcher about the job, its cycles and its ranks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, S
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.core.rerun import Rerun, RerunState, rerun_meaning
 from megatron_ft.core.wording import when
 
 # -- the job ----------------------------------------------------------------------------------------------------
@@ -33,8 +34,8 @@ class Config:
     """The options of the launcher.
 
     Args:
-        values: by option.
-        command: of a rank.
+        values: values by option.
+        command: command of a rank.
     """
 
     values: Mapping[str, Setting] = field(default_factory=dict)
@@ -62,11 +63,11 @@ class NodeHealth:
     """The health check command has run on this node.
 
     Args:
-        cycle: that it was run for.
-        good: whether the node is fit.
+        cycle: cycle about to begin.
+        good: true if the node is fit.
         exit_code: null if the command had to be killed.
-        text: how it ended; empty if well.
-        last_line: that it wrote.
+        text: how it ended; empty if it succeeded.
+        last_line: last line of its output.
     """
 
     cycle: Cycle
@@ -82,8 +83,8 @@ class StopRequested:
     """The launcher was asked to stop.
 
     Args:
-        signal: its name.
-        ranks: how many ranks it was forwarded to.
+        signal: name of the signal.
+        ranks: number of ranks that got the signal, too.
     """
 
     signal: str = ""
@@ -95,7 +96,7 @@ class Abandoned:
     """The launcher ends its ranks and leaves the job, of its own accord.
 
     Args:
-        text: what is gone: the process that has started it, or a reader of its output.
+        text: what is gone: the process that started the launcher, or the reader of its output.
     """
 
     text: str = ""
@@ -106,9 +107,9 @@ class SignalForwarded:
     """A signal was forwarded to the ranks (--ft-forward-signals).
 
     Args:
-        signal: its name.
-        local_ranks: who got it.
-        unready: local ranks that have no handler for it, so that it would only have ended them.
+        signal: name of the signal.
+        local_ranks: ranks that got it.
+        unready: local ranks without a handler for it, which it would only have ended.
     """
 
     signal: str = ""
@@ -118,10 +119,10 @@ class SignalForwarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """No rank of this node is found hung from now on.
+    """Hang detection on this node is paused.
 
     Args:
-        by: the process that asked for it.
+        by: process that asked for it.
     """
 
     by: Pid | None = None
@@ -132,7 +133,7 @@ class Resumed:
     """Hang detection on this node is on again.
 
     Args:
-        by: the process that asked for it.
+        by: process that asked for it.
     """
 
     by: Pid | None = None
@@ -143,8 +144,8 @@ class LauncherFailed:
     """The launcher itself has failed, by an unforeseen error: its node is lost to the others.
 
     Args:
-        text: as it prints it.
-        traceback: Python's.
+        text: the printed line.
+        traceback: Python's traceback.
     """
 
     text: str = ""
@@ -176,13 +177,16 @@ class Cause:
     """Why a cycle ended.
 
     Args:
-        rank: that caused it; null if none did, or if it isn't known.
+        rank: rank at fault; null if none is, or if unknown.
         kind: "hang", "crash", "signal", "request", "membership".
-        text: as the launcher prints it.
-        detail: what the evidence adds; host: of the node whose fault it was. Empty if nothing is known.
-        iteration: done by that rank.
-        follows: it only follows from the end of another rank, on another node.
-        by_us: the launcher or a monitor ended the rank, and no other end tells more.
+        text: the printed line.
+        detail: details of the evidence; empty if there are none.
+        host: node at fault; empty if unknown.
+        iteration: iteration completed by that rank.
+        follows: the exit only follows from another rank's, on another node.
+        by_us: the launcher or a monitor ended the rank, and no other exit tells more.
+        rerun: what Megatron's rerun state machine ended the ranks for: "elsewhere", "again" (on another GPU),
+            "transient", "concluded"; null if something else ended them.
     """
 
     rank: Rank | None = None
@@ -193,10 +197,11 @@ class Cause:
     iteration: int | None = None
     follows: bool = False
     by_us: bool = False
+    rerun: Rerun | None = None
 
     @property
     def line(self) -> str:
-        """The text with the iteration, where it is known, and the detail."""
+        """Text, iteration if known, and detail."""
         line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
         return f"{line}, {self.detail}" if self.detail else line
 
@@ -206,10 +211,10 @@ class CycleStarted:
     """The ranks of this node were created.
 
     Args:
-        ranks: of this node.
-        group_rank: of this node.
-        world_size: ranks of all nodes.
-        restarts_left: of ``max_restarts``.
+        ranks: ranks of this node.
+        group_rank: GROUP_RANK of this node.
+        world_size: number of ranks on all nodes.
+        restarts_left: remaining ones of ``max_restarts``.
         met_ns: when all nodes had met.
         spawned_ns: when the last of these ranks was created.
     """
@@ -230,9 +235,9 @@ class CycleEnded:
 
     Args:
         outcome: "succeeded", "failed" or "stopped".
-        cause: null if nothing failed. Of several nodes, one knows it best: those that only say "membership" don't.
+        cause: null if nothing failed. Of several nodes, one knows it best: not one that only says "membership".
         action: what follows: "restart", "finish", ...
-        iteration: done when the cycle ended, by the rank that caused it if one did.
+        iteration: iteration completed at the end, by the rank at fault if there is one.
     """
 
     cycle: Cycle
@@ -248,7 +253,7 @@ class TrainingAgain:
     """All ranks of this node are through their first step after a restart.
 
     Args:
-        seconds: by phase, where the time since the fault was detected went.
+        seconds: duration of each phase since the fault was detected.
     """
 
     cycle: Cycle
@@ -265,7 +270,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """How long memory of ended ranks was waited for.
+    """Memory of ended ranks was waited for.
 
     Args:
         held: memory that was still held when the wait ended.
@@ -297,15 +302,16 @@ class RankExited:
     """A rank's process has ended, at ``t``.
 
     Args:
-        exitcode: negative is the signal that ended it; ``signal`` is that.
+        exitcode: negative for the signal that ended it, which is in ``signal``, too.
         by_us: the launcher or the monitor has ended it.
-        iteration: done by then.
-        error: its exception, if it is known.
+        iteration: iteration completed by then.
+        error: its exception, if known.
         at_ns: when the launcher saw it.
-        signals_sent: numbers of the signals that the launcher or the rank's monitor had sent it before.
+        signals_sent: numbers of the signals that the launcher or the rank's monitor had sent before.
         signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
         error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
         where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
+        rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
     """
 
     rank: Rank
@@ -323,10 +329,16 @@ class RankExited:
     error_at_s: Count | None = None
     raised_at_ns: Moment = 0
     where: str = ""
+    rerun_state: RerunState | None = None
 
     def __post_init__(self) -> None:
         if self.exitcode < 0:
             object.__setattr__(self, "signal", -self.exitcode)
+
+    @property
+    def rerun(self) -> Rerun | None:
+        """What Megatron's rerun state machine ended it for; None if something else did."""
+        return rerun_meaning(self.exitcode, self.rerun_state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,10 +358,10 @@ class WouldHaveEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorReplaced:
-    """A monitor has died, or did no work any more; another one goes on with its rank.
+    """A monitor has died, or stopped working; another one takes over its rank.
 
     Args:
-        pid: of the old one.
+        pid: process of the old monitor.
     """
 
     local_rank: LocalRank
@@ -367,9 +379,9 @@ class ForkServer:
 
     Args:
         state: "started", "ready", "ended", "not started", or "for something else".
-        where, what: at which line the script waits, and what it was about to do there.
-        took_s: until it did.
-        names: of the variables that the ranks have otherwise now.
+        where, what: line at which the script waits, and its next act there.
+        took_s: time until then.
+        names: variables whose values for the ranks have changed.
         reason: why it can't be used.
     """
 
@@ -388,7 +400,7 @@ class ForkFailed:
     """Ranks couldn't be forked: this time they are fresh interpreters.
 
     Args:
-        pids: of the fork server.
+        pids: processes of the fork server.
     """
 
     pids: tuple[Pid, ...] = ()
@@ -410,7 +422,7 @@ class Finding:
     """The result of a hang diagnosis: which rank hung. One launcher of the job writes it.
 
     Args:
-        text: in words.
+        text: the result in words.
     """
 
     cycle: Cycle
@@ -424,10 +436,10 @@ class MoreTime:
 
     Args:
         kind, section: what was overdue, as in a ``verdict``.
-        elapsed_s: for how long it had lasted.
-        timeout_s: what was learned.
-        until_s: how long it may last now, since it began.
-        progress: who was seen to do what, in words.
+        elapsed_s: duration so far.
+        timeout_s: learned timeout.
+        until_s: extended limit, from the start of the interval.
+        progress: which rank made progress, and how, in words.
     """
 
     rank: Rank
@@ -447,9 +459,9 @@ class NoCollective:
     """No collective has completed on any rank for long, in a job whose script calls no hooks. One launcher writes it.
 
     Args:
-        rank: that keeps the others waiting; null if that isn't known, or no rank waits.
-        elapsed_s: for so long, when the ranks were examined.
-        text: in words: who, where it is, and what the others do.
+        rank: rank that keeps the others waiting; null if unknown, or no rank waits.
+        elapsed_s: duration when the ranks were examined.
+        text: the rank, its place, and what the others do, in words.
         ends: the cycle is ended for it (--ft-watch-collectives end).
     """
 

@@ -21,7 +21,7 @@ def _path(value: Any) -> str:
 
 
 StatePath = Annotated[str, Form(_path, lambda path: path, "list of whole numbers")]
-"""Path of a file of learned timeouts, as a rank names it; "": none."""
+"""Path of a file of learned timeouts, as a rank names it; "" for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class Attached:
     """A rank has connected: it is watched from now on.
 
     Args:
-        at_ns: when.
-        user_code_ns: when its script began, if that is known.
-        has_group: it had set its process group up before.
+        at_ns: time of the connection.
+        user_code_ns: start of its script, if known.
+        has_group: its process group was set up before.
         watch_only: its script calls no hooks (so far): only its collectives are watched. That isn't logged.
-        state_path: file of learned timeouts; "": there is none.
+        state_path: file of learned timeouts; "" for none.
         learns: the script asks for learned timeouts (calc_ft_timeouts).
     """
 
@@ -53,7 +53,7 @@ class Detached:
     """A rank has ended its monitoring; its process still runs.
 
     Args:
-        at_ns: when.
+        at_ns: time of that.
     """
 
     rank: Rank
@@ -64,13 +64,13 @@ class Detached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """The timeouts that are in force from now on, null where there is none.
+    """The timeouts in force from now on; null for none.
 
     Args:
-        version: counts the changes.
+        version: number of changes.
         initial_heartbeat, heartbeat: until the first heartbeat, and between two.
-        sections: by name.
-        out_of_section: while no section is open.
+        sections: timeouts by section.
+        out_of_section: timeout while no section is open.
     """
 
     rank: Rank
@@ -88,7 +88,7 @@ class FirstIteration:
 
     Args:
         iteration: its number.
-        at_ns: when it began.
+        at_ns: its beginning.
     """
 
     rank: Rank
@@ -102,7 +102,7 @@ class FirstStep:
     """A rank is through its first iteration of the cycle.
 
     Args:
-        began_ns, at_ns: when that iteration began, and when it was over.
+        began_ns, at_ns: beginning and end of that iteration.
     """
 
     rank: Rank
@@ -113,16 +113,15 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a rank did since the last of these records: its section events, oldest first.
+    """Section events of a rank since the last of these records, oldest first.
 
     Args:
-        names: of the sections, by index.
-        from_ns: where the first event's ``dt_us`` counts from.
-        dt_us: of each event, microseconds since the one before it.
-        code: of each event, 256 * kind + index of the section; kinds are 1: opened, 2: closed, 3: heartbeat, 4: an
-            iteration begins.
+        names: names of the sections, by index.
+        from_ns: zero of the first event's ``dt_us``.
+        dt_us: microseconds since the previous event.
+        code: 256 * kind + index of the section; kinds are 1: opened, 2: closed, 3: heartbeat, 4: an iteration begins.
         iterations: the numbers of the iterations that begin, in order.
-        lost: events that were overwritten before they could be read.
+        lost: number of events overwritten before they could be read.
     """
 
     rank: Rank
@@ -137,12 +136,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGone:
-    """A rank's process has ended; the rest is what its progress board said last.
+    """A rank's process has ended; the rest is its progress board's last state.
 
     Args:
-        iteration: done by then.
-        open_sections: their names, the outermost first.
-        last_transition_ns: its last section event.
+        iteration: iteration completed by then.
+        open_sections: names, outermost first.
+        last_transition_ns: time of its last section event.
         shut_down: it had ended its monitoring.
     """
 
@@ -160,8 +159,8 @@ class Signalled:
     """A hung rank was sent a signal.
 
     Args:
-        signal: its name.
-        at_ns: when.
+        signal: name of the signal.
+        at_ns: time of that.
     """
 
     rank: Rank
@@ -173,7 +172,7 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class LauncherGone:
-    """The launcher has died: this monitor ends what is left of its rank, and itself."""
+    """The launcher has died: this monitor ends everything left of its rank, and itself."""
 
 
 Record = Attached | Detached | Timeouts | FirstIteration | FirstStep | Progress | RankGone | Signalled | LauncherGone

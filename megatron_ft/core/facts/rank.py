@@ -1,4 +1,4 @@
-"""Records of a training process, which writes a log only if it has something to tell."""
+"""Records of a training process, which creates its log only with the first record."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from megatron_ft.core.fault_plan import PlannedFault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected:
-    """This rank is about to do what a fault plan, or a simulated fault, has asked for.
+    """This rank is about to carry out a planned or simulated fault.
 
     Args:
-        type: of the fault: "rank_killed", "rank_hung", ...
-        iteration: done by then; null for a fault that comes at a time.
+        type: type of the fault: "rank_killed", "rank_hung", ...
+        iteration: iteration completed by then; null for a fault after a delay.
     """
 
     cycle: Cycle
@@ -29,10 +29,10 @@ class StateLoaded:
     """Learned timeouts were read from a file.
 
     Args:
-        timeouts: those that are used, by section.
-        superseded: names of those that the configuration has changed since.
-        ignored: names of sections that this job doesn't have.
-        world_size: of the job that has learned them.
+        timeouts: timeouts in use, by section.
+        superseded: sections whose configured timeout has changed since.
+        ignored: sections that this job doesn't have.
+        world_size: size of the job that has learned them.
     """
 
     path: str = ""
@@ -44,14 +44,14 @@ class StateLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutOrigin:
-    """How one timeout came about.
+    """Origin of one learned timeout.
 
     Args:
-        timeout_s, previous_s: what it is now, and what it was before.
-        max_observed_s, rank_of_max: the longest interval over all ranks, and who had it.
-        margin_s: what is left above that.
-        rule: which one it was learned by, "budget" or "reference".
-        first_s: the timeout of the first intervals of a cycle, where it is another one.
+        timeout_s, previous_s: current and previous value.
+        max_observed_s, rank_of_max: the longest interval over all ranks, and its rank.
+        margin_s: timeout minus that interval.
+        rule: rule it was learned by, "budget" or "reference".
+        first_s: timeout of the first intervals of a cycle, if it differs.
     """
 
     timeout_s: Seconds | None = None
@@ -65,10 +65,10 @@ class TimeoutOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutsLearned:
-    """Timeouts were calculated from what all ranks have seen.
+    """Timeouts were calculated from the intervals of all ranks.
 
     Args:
-        timeouts: by section, or "initial" and "subsequent" heartbeat.
+        timeouts: timeouts by section, or "initial" and "subsequent" heartbeat.
     """
 
     timeouts: Mapping[str, TimeoutOrigin] = field(default_factory=dict)
@@ -78,6 +78,6 @@ Record = FaultInjected | StateLoaded | TimeoutsLearned
 
 
 def not_fired(faults: Iterable[PlannedFault], fired: Iterable[object]) -> list[PlannedFault]:
-    """Which faults have no `FaultInjected` among ``fired`` (of all ranks' event logs)."""
+    """Return the faults without a `FaultInjected` among ``fired`` (of all ranks' event logs)."""
     seen = {(r.cycle, r.rank, r.iteration, r.type) for r in fired if isinstance(r, FaultInjected)}
     return [fault for fault in faults if (fault.cycle, fault.rank, fault.iteration, fault.type) not in seen]

@@ -1,4 +1,4 @@
-"""Records that more than one kind of process writes."""
+"""Records of several kinds of processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOpened:
-    """The first record of each file: who writes it.
+    """The first record of each file, about its writer.
 
     Args:
         wall_ns: nanoseconds since the epoch at the moment ``t``; the difference turns this log's times into dates.
-        schema: the version of these records.
+        schema: version of these records.
         role: "launcher", "monitor" or "rank".
-        host: the node's name.
+        host: name of the node.
         run_id: the job's --rdzv-id.
         rank, cycle: of a rank, whose log is of one cycle.
         local_rank: of a monitor or a rank.
@@ -38,7 +38,7 @@ class RecordsLost:
     """Records are missing here, because the log's directory didn't answer.
 
     Args:
-        count: how many.
+        count: number of missing records.
     """
 
     count: Count = 0
@@ -46,10 +46,10 @@ class RecordsLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warning_:  # noqa: N801 - its name in a log is "warning", which Python has already
-    """Something that a person should know.
+    """A warning for a person.
 
     Args:
-        text: as the launcher prints it.
+        text: the printed line.
     """
 
     text: str = ""
@@ -60,18 +60,18 @@ class RankHung:
     """A rank was found hung: by its monitor, or by its launcher because it didn't connect or didn't end in time.
 
     Args:
-        kind: "section", "out_of_section", "initial_heartbeat" or "heartbeat"; of a launcher "startup" or "exit".
-        section: the section that is overdue, if one is.
-        at_ns: when it was found hung.
-        since_ns: since when it made no progress.
+        kind: "section", "out_of_section", "initial_heartbeat" or "heartbeat"; from a launcher "startup" or "exit".
+        section: overdue section, if there is one.
+        at_ns: time of the verdict.
+        since_ns: start of the time without progress.
         elapsed_s: from ``since_ns`` to the verdict.
-        iteration: done by then.
-        open_sections: their names, the outermost first.
-        state: of its process, as /proc has it: "R", "S", "D", "T".
+        iteration: iteration completed by then.
+        open_sections: names, outermost first.
+        state: state of its process, as in /proc: "R", "S", "D", "T".
         observed_only: it isn't ended (--ft-observe-only, or a timeout that isn't enforced).
         text: the verdict in words, from a launcher only.
         learned: the timeout was calculated from observed intervals.
-        limit_s: longest that the interval may last even while ranks make progress; of a learned timeout only.
+        limit_s: hard limit even while ranks make progress; for a learned timeout only.
         enforced: ranks that exceed the timeout may be ended.
         error: the exception of a rank that has lost a peer, in one line.
     """
@@ -115,12 +115,12 @@ class RankHung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen of a rank that hung or died was written to a file.
+    """Evidence on a rank that hung or died was written to a file.
 
     Args:
-        file: relative to the log directory.
+        file: path relative to the log directory.
         summary: its first line.
-        took_s: how long it took to collect.
+        took_s: duration of collecting it.
     """
 
     rank: Rank

@@ -18,22 +18,19 @@ _FOR_GOOD = (Ending.FINISHED, Ending.NO_PROGRESS, Ending.MISTAKE)
 
 
 def requeue(job: str) -> list[str]:
-    """The same job once more."""
     return ["scontrol", "requeue", job]
 
 
 def cancel(job: str) -> list[str]:
-    """It gives its nodes back."""
     return ["scancel", job]
 
 
 def show(job: str) -> list[str]:
-    """Its state, and the nodes that it has now."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 
 def host(allocated: str) -> str:
-    """Where the script runs: the first host that was ``allocated``; empty if that isn't known."""
+    """Return the host of the script: the first one that was ``allocated``; empty if unknown."""
     return next(iter(expand_hosts(allocated, 1)), "")
 
 

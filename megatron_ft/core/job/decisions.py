@@ -1,4 +1,4 @@
-"""What the nodes of a job have agreed on, one decision after the other, and how many must agree. Pure.
+"""Decisions of the nodes of a job, one after the other, and the majority each needs. Pure.
 
 Decisions are numbered. The voters of decision ``n - 1`` decide on number ``n``, by single-decree Paxos: a coordinator
 first gets a majority to follow its term (and hears what they have accepted), then a majority to accept its proposal.
@@ -20,12 +20,12 @@ Ballot = tuple[int, str, int]
 
 
 class DecisionKind(enum.Enum):
-    """What is decided."""
+    """Kind of a decision."""
 
     CYCLE = "cycle"
     """These nodes train together, in this order."""
     ROLL = "roll"
-    """The same cycle goes on (or waits for its successor), and some of its nodes vote no more: they are lost."""
+    """Continue the same cycle (or wait for its successor) without votes of some nodes, which are lost."""
     END = "end"
     """The job ends."""
 
@@ -48,6 +48,8 @@ class Decision:
         names: of the hosts in the cycle, by place, for a coordinator that takes over; empty in a job of many nodes.
         voters: the launchers (instances) that vote on the next decision, each at the index that is its place, for a
             coordinator that proposes this again; "" at other places, and empty in a job of many nodes.
+        shift: by so many places the ranks of each node are rotated: the process with LOCAL_RANK i runs the rank that
+            the one with i + shift would run otherwise.
     """
 
     number: int
@@ -66,6 +68,7 @@ class Decision:
     back: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     voters: tuple[str, ...] = ()
+    shift: int = 0
 
     @property
     def origin(self) -> Ballot:
@@ -74,7 +77,6 @@ class Decision:
 
     @property
     def founding(self) -> Ballot:
-        """Value of the job's first decision."""
         return self.founded or self.value
 
     def is_made_by(self, instances: Collection[str]) -> bool:
@@ -100,7 +102,7 @@ class Held:
     place: int | None = None
     votes: bool = False
     store: str = ""
-    """Where the ranks of the cycle meet."""
+    """Store in which the ranks of the cycle meet."""
 
     def starts_ranks(self, cycle: int) -> bool:
         """Whether a node whose last cycle was ``cycle`` starts ranks by it; by a `ROLL` if it missed the cycle."""
@@ -109,7 +111,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedProposal:
-    """What a node has accepted, and doesn't know to be decided."""
+    """A proposal that a node has accepted, and doesn't know to be decided."""
 
     ballot: Ballot
     held: Held
@@ -117,21 +119,21 @@ class AcceptedProposal:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a launcher must remember: it sends this to a coordinator that takes over."""
+    """State that a launcher must remember, and sends to a coordinator that takes over."""
 
     promised: Term = (-1, "")
-    """It follows no coordinator with a lesser one."""
+    """Least term of a coordinator that the launcher follows."""
     decided: Held | None = None
     accepted: AcceptedProposal | None = None
 
     @property
     def number(self) -> int:
-        """Of the last decision that it knows; -1 if it knows none."""
+        """Number of the last known decision; -1 without one."""
         return -1 if self.decided is None else self.decided.decision.number
 
     @property
     def is_empty(self) -> bool:
-        """It knows of no job: it has neither accepted nor learned any decision."""
+        """True if the launcher knows of no job: no decision was accepted or learned."""
         return self.decided is None and self.accepted is None
 
     def may_accept(self, ballot: Ballot, decision: Decision) -> bool:
@@ -140,15 +142,12 @@ class Memory:
         return ballot[:2] >= self.promised and decision.number > self.number and not is_stale
 
     def follow(self, term: Term) -> Memory:
-        """With the promise to follow no coordinator with a lesser term."""
         return replace(self, promised=term)
 
     def accept(self, ballot: Ballot, held: Held) -> Memory:
-        """With a proposal that is accepted."""
         return replace(self, accepted=AcceptedProposal(ballot, held))
 
     def learn(self, held: Held) -> Memory:
-        """With a decision, which settles whatever was accepted."""
         return replace(self, decided=held, accepted=None)
 
     def held(self, decision: Decision, instance: str) -> Held | None:

@@ -62,7 +62,7 @@ class Decided:
 
     held: Held
     members: tuple[str, ...]
-    """Who takes part, by place; empty where this coordinator doesn't know it."""
+    """Participants by place; empty if unknown to this coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,14 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowElsewhere:
-    """This launcher is about to follow another coordinator than the one that it has started: say so to its own.
+class KillCoordinators:
+    """This launcher is about to vote at another coordinator: first kill those that it has started.
 
-    ``session``: of the connection on which it follows, as in `Hello`; ``address``: of the other coordinator.
+    Its own could count it as one that has left, when the launcher ends, and decide without a vote given elsewhere.
     """
 
-    session: int
     address: str
+    """Where it votes: a coordinator there stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ MemberEffect = (
     | Disconnect
     | Transmit
     | Announce
-    | FollowElsewhere
+    | KillCoordinators
     | OpenStore
     | Begin
     | StandBy

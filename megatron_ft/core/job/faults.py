@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.rerun import Rerun
 
 _LONGEST_TEXT = 500
 _LONGEST_REASON = 100
@@ -23,7 +24,7 @@ class FaultKind(enum.Enum):
     LOST = "lost"
     """Its launcher or its host was lost."""
     LEFT = "left"
-    """It was excluded, or couldn't end its ranks."""
+    """The node was excluded, or couldn't end its ranks."""
     RANK = "rank"
     """One of its ranks crashed, was killed or hung: the script may be to blame."""
 
@@ -53,6 +54,8 @@ def fault_of(verdict: Verdict) -> Fault | None:
         kind = FaultKind.LEFT
     elif verdict.outcome is not Outcome.FAILED or verdict.cause.kind is CauseKind.REQUEST:
         return None
+    elif verdict.cause.rerun is Rerun.CONCLUDED:
+        return None  # its rank has re-run what another GPU had computed
     else:
         kind = FaultKind.LOST if verdict.cause.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
     return Fault(node=verdict.cause.host, cycle=verdict.cycle, kind=kind, text=verdict.cause.text[:_LONGEST_TEXT])

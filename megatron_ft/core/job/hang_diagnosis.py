@@ -60,7 +60,6 @@ class HangDiagnosis:
         self._found: tuple[Cause | None] | None = None
 
     def told(self, place: int, notes: Sequence[RankSnapshot], *, more: bool = False) -> None:
-        """Notes of one node have arrived; ``more``: others of it follow."""
         if place not in self._awaited:
             return
         self._notes += notes
@@ -73,11 +72,9 @@ class HangDiagnosis:
         return self.first.kind == LOST_PEER
 
     def awaits(self, place: int) -> bool:
-        """Whether notes of that node are yet to come."""
         return place in self._awaited
 
     def lost(self, place: int) -> None:
-        """That node is lost: its notes won't come."""
         if place in self._awaited:
             self._awaited.discard(place)
             self._are_all = False
@@ -190,7 +187,7 @@ def has_left_monitoring(notes: Sequence[RankSnapshot]) -> bool:
 def review(
     notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
-    """What to say. ``asker``: the place of the node that found it first; ``several``: there are several nodes."""
+    """Return the review. ``asker``: place of the node that found it first; ``several``: there are several nodes."""
     is_waited = any(note.in_flight or note.waits_in for note in notes)
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
     rank, text = finding.rank, finding.text

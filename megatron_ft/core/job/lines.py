@@ -7,50 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.wording import counted, listed
 
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
-ANOTHER_JOB = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
+RERUN_CONCLUDED = (
+    "not restarting, because the checkpoint repeats this re-run: the rank's log says 'Possible persistent error' if "
+    "the GPU is bad, else 'Correct result'; resume with --rerun-mode disabled, or from an earlier checkpoint"
+)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------
 
 
 def node(place: int, name: str) -> str:
-    """A node."""
     return f"node {place} ({name})" if name else f"node {place}"
 
 
 def at(place: int, name: str, text: str) -> str:
-    """What failed on another node: for the place of the cause."""
     return f"{node(place, name)}: {text}"
 
 
 def on(place: int, name: str, text: str) -> str:
-    """What was asked for on another node: for the place of the cause."""
     return f"on {node(place, name)} {text}"
 
 
 def bad(place: int, name: str, state: str, text: str) -> str:
-    """A node that isn't good any more. ``state`` as in "unhealthy"."""
     return f"{node(place, name)} is {state}: {text}"
 
 
 def leaves(place: int, name: str, text: str) -> str:
-    """A node that is left out."""
     return f"{node(place, name)} leaves the job: {text}"
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Some nodes, a part of the line for each; of many, the first ones."""
     return listed([*parts], joint="; ")
 
 
 def without(cycle: int) -> str:
-    """Why a node has no place any more."""
     return f"cycle {cycle} runs without it"
 
 
@@ -60,18 +57,25 @@ def reset(seconds: float) -> str:
 
 
 def rival_is_older(address: str, number: int) -> str:
-    """Say why a job ends: another one of its name is older."""
     return f"the same job has been training at {address} for longer ({number + 1} decisions): this part of it ends"
 
 
 def rival_is_younger(address: str) -> str:
-    """Say that another job of this name trains, which is told to end."""
     return f"the same job is training at {address}, too, since the network was split: that part of it is told to end"
 
 
 def silent(seconds: float) -> str:
-    """Why a node is lost."""
     return f"no message from its launcher for {seconds:.1f} s"
+
+
+def rotation(kind: Rotation) -> str:
+    """Say who changes places in the next cycle, so that another GPU runs each rank; empty if nobody can."""
+    match kind:
+        case Rotation.RANKS:
+            return "ranks are rotated by one within each node"
+        case Rotation.NODES:
+            return "nodes are rotated by one place"
+    return "no rank can change places with it, so that the same GPU runs it again"
 
 
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------
@@ -133,18 +137,15 @@ def waiting_for_nodes(
 
 
 def waiting_for_others(*, cycle: int, others: int) -> str:
-    """A node has finished, and the job has not."""
     return f"cycle {cycle}: all ranks of this node finished; waiting for {counted(others, 'other node')}"
 
 
 def standing_by(running: int) -> str:
-    """To a node that isn't needed for now."""
     nodes = "1 node runs" if running == 1 else f"{running} nodes run"
     return f"on standby for the next restart: {nodes} without this one"
 
 
 def others_stand_by(names: Sequence[str]) -> str:
-    """Of such nodes."""
     return f"{counted(len(names), 'node')} on standby for the next restart: {listed(names)}"
 
 
@@ -157,7 +158,6 @@ def too_few_healthy(*, good: int, min_nodes: int, told: str) -> str:
 
 
 def nodes_waiting(count: int) -> str:
-    """Why a healthy cycle ends."""
     return f"{counted(count, 'node')} waiting to join"
 
 
@@ -175,16 +175,29 @@ def failed_starts(count: int) -> str:
 
 
 def finished_without(*, finished: int, nodes: int, told: str) -> str:
-    """The job has succeeded on some of its nodes. ``told``: what is wrong with the others, as ``joined``."""
     return f"the job finished on {finished} of {counted(nodes, 'node')}: {told}"
 
 
 def did_not_come(more: int, *, seconds: float, aside: int) -> str:
-    """Why the job ends: a round waits for nodes that it needs, but not for ever."""
     text = f"{counted(more, 'more node')} did not join within {seconds:g} s"
     if not aside:
         return text
     return f"{text}; {counted(aside, 'node')} failing the health check"
+
+
+def another_job(theirs: str, own: str) -> str:
+    return (
+        f"another job already uses this rendezvous endpoint ({theirs}; this launcher's job is {own}): "
+        "give each job its own --rdzv-endpoint, or all launchers of one job the same --rdzv-id"
+    )
+
+
+def not_proven(job: str) -> str:
+    """Why a launcher on standby doesn't exit with 0 although the job that it waited for has finished."""
+    return (
+        f"{job} has finished without this launcher, and may have been another job: nothing was trained here. Give each "
+        "job its own --rdzv-id (and endpoint), and the launchers of one job, spares included, the same"
+    )
 
 
 def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
@@ -194,7 +207,6 @@ def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
 
 
 def too_few_left(*, left: int, min_nodes: int) -> str:
-    """A node has left, and the others can't go on."""
     return f"{counted(left, 'node')} left, at least {min_nodes} required"
 
 

@@ -27,11 +27,11 @@ class OwnClock:
         self.slept_s = -1e9
         """The last time at which no launcher could be answered here: the process was paused, or not yet in charge."""
         self.paused_s = -1e9
-        """The same, but only because it was paused."""
+        """Last time at which the process was paused."""
         self._callers_s = now_s
 
     def set(self, now_s: float) -> None:
-        """It is so late by the caller's clock, which doesn't go back."""
+        """Set the time by the caller's clock, which doesn't go back."""
         passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
         self.now_s += min(passed_s, _LONGEST_GAP_S)
         if passed_s > _LONGEST_GAP_S:

@@ -26,16 +26,16 @@ class Ending(enum.Enum):
     """How a life ended."""
 
     RUNNING = "running"
-    """It hasn't; or no launcher was left to write how."""
+    """The life hasn't ended; or no launcher was left to write how."""
     FINISHED = "finished"
     STOPPED = "stopped"
     """On request, with more to train."""
     FAILED = "failed"
     NO_PROGRESS = "no_progress"
     MISTAKE = "mistake"
-    """Of the user: no rank was started."""
+    """User error: no rank was started."""
     LOST = "lost"
-    """It could go on from its last checkpoint, but not from where it was."""
+    """The job could go on from its last checkpoint, but not from where it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,6 @@ class Life:
 
     @property
     def advance(self) -> Advance:
-        """How far the job had got when this was written."""
         return Advance(self.resumed, self.iteration, self.stalled, self.trained)
 
 
@@ -99,7 +98,7 @@ class Lives:
 
     @staticmethod
     def parse(text: str | bytes) -> Lives:
-        """What was written.
+        """Parse the content of the file.
 
         Raises:
             ValueError: it isn't that.
@@ -113,7 +112,7 @@ class Lives:
             raise ValueError(str(error)) from None
 
     def to_text(self) -> str:
-        """What is written: a reader finds every field, and bad nodes on top."""
+        """Return the content of the file, with every field, and bad nodes on top."""
         lives = [fields(life, full=True) for life in self.lives]
         document = {"version": VERSION, "bad_nodes": self.bad_nodes(), "lives": lives}
         return json.dumps(document, indent=1) + "\n"
@@ -123,18 +122,15 @@ class Lives:
         return bad_nodes(fault for life in self.lives for fault in life.faults)
 
     def back(self, names: Collection[str]) -> Lives:
-        """With the news that these nodes are ready for a cycle."""
         if not names:
             return self
         return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
     @property
     def last(self) -> Life | None:
-        """The newest one."""
         return self.lives[-1] if self.lives else None
 
     def advance(self, command: Sequence[str]) -> Advance:
-        """What a new life that runs this begins with. A restart after a final end begins with no history."""
         last = self.last
         if last is None or last.command != tuple(command):
             return Advance()

@@ -28,9 +28,9 @@ _CONNECT_S = 2.0
 _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
 _IMPATIENCE_S = (0.1, 0.5)
-"""The same for one that few have reached."""
+"""Seconds to wait, at random, for a coordinator that few have reached."""
 _GATHERING_S = (6.0, 8.0)
-"""The same for the first of all, if the others that are needed have been there, too."""
+"""Seconds to wait, at random, for the first coordinator, if the other nodes needed have reached it, too."""
 _RETRY_S = (0.02, 0.2)
 
 
@@ -42,8 +42,8 @@ class Member:
         self.memory = Memory()
         self.standing = m.Standing()
         self.is_led = False
-        self._owned = ""
-        """The address of the coordinator that this launcher has started."""
+        self._owned: frozenset[str] = frozenset()
+        """Addresses at which every coordinator is this launcher's own."""
         self._led_by: Beside | None = None
         """The node beside the coordinator that it follows, or followed last."""
         self._found_silent: Beside | None = None
@@ -80,13 +80,11 @@ class Member:
 
     @property
     def place(self) -> int | None:
-        """In the last cycle."""
         return None if self.memory.decided is None else self.memory.decided.place
 
     # -- the connection ---------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[edge.MemberEffect]:
-        """Time has passed."""
         self._clock.set(now_s)
         now = self._clock.now_s
         if self._leave_s is not None and now >= self._leave_s:
@@ -111,7 +109,6 @@ class Member:
         return self._take()
 
     def opened(self, now_s: float) -> list[edge.MemberEffect]:
-        """The connection that was asked for is there."""
         self._clock.set(now_s)
         self._is_open = True
         self._heard_s = self._clock.now_s
@@ -120,7 +117,7 @@ class Member:
         self._session += 1
         hello = self.identity.hello(
             self._session,
-            owns=self._search.address == self._owned and self.standing.phase is not m.NodePhase.EXCLUDED,
+            owns=self._search.address in self._owned and self.standing.phase is not m.NodePhase.EXCLUDED,
             memory=self.memory,
             standing=self.standing,
             found_silent=self._found_silent,
@@ -132,7 +129,6 @@ class Member:
         return self._take()
 
     def failed(self, now_s: float, problem: str = "") -> list[edge.MemberEffect]:
-        """The connection couldn't be opened; ``problem``: why, in words."""
         self._clock.set(now_s)
         self._seek(problem=problem)
         return self._take()
@@ -156,12 +152,11 @@ class Member:
         if was_led:
             self._found_silent = self._led_by
 
-    def owns(self, address: str) -> None:
-        """This launcher has started a coordinator at that address; empty if it is gone."""
-        self._owned = address
+    def owns(self, *addresses: str) -> None:
+        """Every coordinator at one of these addresses is started by this launcher."""
+        self._owned = frozenset(addresses)
 
     def _seek(self, *, at_once: bool = False, problem: str = "") -> None:
-        """Try the next address; ``problem``: why not this one."""
         if self._is_open:
             self._out += [edge.Transmit(m.Away())] if self.is_led else []
             self._out.append(edge.Disconnect())
@@ -245,7 +240,6 @@ class Member:
     # -- messages of the coordinator --------------------------------------------------------------------------
 
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
-        """A message of the coordinator has come."""
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
         match message:
@@ -258,8 +252,6 @@ class Member:
                 self._proposed(message)
             case m.Commit():
                 self._committed(message)
-            case m.Elsewhere(address):
-                self._seek(at_once=self._search.sent_to(address, self._clock.now_s))
             case m.Rival(address):
                 self._out.append(edge.Announce(address, self._moved()))
             case m.Stay() if self._leaving is not None:
@@ -313,13 +305,12 @@ class Member:
         self.memory = self.memory.follow(term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
-        if self._owned not in ("", self._search.address):
-            self._out.append(edge.FollowElsewhere(self._session, self._search.address))
+        if self._owned - {self._search.address}:
+            self._out.append(edge.KillCoordinators(self._search.address))
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
 
     def _waits(self, wait: m.Wait) -> None:
-        """The coordinator here doesn't lead."""
         self._has_lost_lead |= self.is_led
         self._unled()
         if self._search.told_of(wait.elsewhere, self._clock.now_s):
@@ -360,7 +351,8 @@ class Member:
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = self.memory.learn(held)
         if decision.kind is DecisionKind.END:
-            self._leave(decision.code, decision.text, is_of_all=True)
+            end = patience.at_end(self.identity, decision, self.standing)
+            self._leave(end.code, end.text, is_of_all=end.is_of_all)
         elif held.starts_ranks(self.standing.cycle):
             self.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))

@@ -24,26 +24,28 @@ from megatron_ft.core.job.restart_policy import (
     RestartDecision,
     RestartPolicy,
 )
+from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
 _GOODBYE_S = 1.0
-"""How long to wait, in seconds, until the others have received why this node leaves."""
+"""Seconds to wait until the others have received why this node leaves."""
 _EXCLUDED_S = 30.0
+"""Seconds to wait if the launcher stays anyway: for a coordinator that takes over, to send it the message."""
 
 # -- what nodes report of a cycle, and of ranks that hang, or may; the verdict -----------------------------------
 
 
 class NodePhase(enum.Enum):
-    """What a node is about."""
+    """Phase of a node."""
 
     BUSY = "busy"
-    """It has no part in a running cycle, and isn't ready for the next one: its ranks end, or it is being checked."""
+    """Neither in a running cycle nor ready for the next one: its ranks end, or its health is being checked."""
     RUNNING = "running"
     READY = "ready"
     ASIDE = "aside"
     """Its health check has failed: the others don't wait for it."""
     EXCLUDED = "excluded"
-    """It is left out for good; its launcher stays until the job ends."""
+    """Left out for good; the launcher stays until the job ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,14 @@ class Report:
         cause: why, in one line (``cause.text``); it ``follows`` if a rank failed only because it had lost one of
             another node.
         reached: how far the node's ranks had got; None where that isn't known.
+        ranks: the number of its ranks, where Megatron's rerun state machine has ended them (``cause.rerun``).
     """
 
     cycle: int
     state: NodeState
     cause: Cause = Cause()  # noqa: RUF009 - frozen
     reached: Reached | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Verdict:
         names_nodes: the text of the cause says itself which nodes it is about.
         code: the launchers' exit code, if there is no other cycle.
         stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
+        rotation: who changes places in the next cycle because of ``cause.rerun``.
     """
 
     cycle: int
@@ -84,6 +89,7 @@ class Verdict:
     names_nodes: bool = False
     code: int = 0
     stopped: bool = False
+    rotation: Rotation = Rotation.NONE
 
     def cause_for(self, place: int | None) -> Cause:
         """Why, in the words for the node that has that place (None: for one that has none)."""
@@ -140,7 +146,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a node has seen of its ranks. ``passive``: as in `DiagnoseHang`; ``more``: the rest follows."""
+    """Snapshots of a node's ranks. ``passive``: as in the `DiagnoseHang` before; ``more``: further ones follow."""
 
     cycle: int
     notes: tuple[RankSnapshot, ...]
@@ -200,7 +206,7 @@ class Reviewed:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the command lines of all launchers of a job say, the same for all. Times are seconds.
+    """Options common to the command lines of all launchers of a job. Times are seconds.
 
     Args:
         last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
@@ -236,6 +242,38 @@ class Rules:
             max_stalled=self.max_stalled,
             max_failed_starts=self.max_failed_starts,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of the script: they tell a job without a name from another one of the same script.
+
+    Args:
+        own: rank and names of the launcher's node, which the same argument may give on each node of the job.
+    """
+
+    words: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+    def match(self, others: Arguments) -> bool:
+        """Return True if both launchers can be of one job."""
+        return len(self.words) == len(others.words) and all(
+            word == other or self._is_own(word, others, other)
+            for word, other in zip(self.words, others.words, strict=True)
+        )
+
+    def _is_own(self, word: str, others: Arguments, other: str) -> bool:
+        (option, _, value), (same, _, theirs) = word.rpartition("="), other.rpartition("=")
+        return option == same and value in self.own and theirs in others.own
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefinition:
+    """Which job a coordinator is for, by the launcher that starts it; launchers of others are refused."""
+
+    job: str
+    rules: Rules
+    arguments: Arguments = Arguments()
 
 
 # -- from a launcher ------------------------------------------------------------------------------------------
@@ -276,11 +314,17 @@ class Hello:
     found_silent: Beside | None = None
     up_s: float = 0.0
     names_life: bool = False
+    arguments: Arguments = Arguments()
+
+    @property
+    def definition(self) -> JobDefinition:
+        """The job that a coordinator without one is for from now on."""
+        return JobDefinition(self.job, self.rules, self.arguments)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What each `Hello` of a launcher says alike. ``endpoints``: where the job is coordinated at first."""
+    """Common part of each `Hello` of a launcher. ``endpoints``: where the job is coordinated at first."""
 
     job: str
     rules: Rules
@@ -295,6 +339,9 @@ class Identity:
     """Why earlier lives of the job call this host a bad node."""
     started_s: float = 0.0
     """When the launcher was started, by the clock of its `Member`."""
+    arguments: Arguments = Arguments()
+    is_named: bool = True
+    """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     names_life: bool = False
 
     def hello(
@@ -325,6 +372,7 @@ class Identity:
             found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
             names_life=self.names_life,
+            arguments=self.arguments,
         )
 
 
@@ -442,7 +490,7 @@ class Wait:
     """This coordinator can't lead: ``here`` voters of ``size`` are connected.
 
     ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
-    ``elsewhere``: where the launcher on this host has found a coordinator, as far as is known.
+    ``elsewhere``: where the job is coordinated, as far as is known here; empty if it isn't known.
     """
 
     here: int
@@ -478,6 +526,7 @@ class End:
     """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up.
 
     ``text``: why they have; or, where the cycle has succeeded, on which nodes it hasn't, if there are any.
+    ``by_themselves``: all ranks are ending of their own accord, and some may still complete a checkpoint.
     """
 
     cycle: int
@@ -485,6 +534,7 @@ class End:
     restarts: bool
     lost: bool = False
     text: str = ""
+    by_themselves: bool = False
     is_cut_off: bool = False
     """This launcher says so itself, because no coordinator can be reached."""
 
@@ -508,13 +558,6 @@ class Tell:
 @dataclass(frozen=True, slots=True)
 class Speak:
     """All nodes at lower places have left: print lines about the whole job until the next cycle begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The job is coordinated at another address, as far as is known here."""
-
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,6 +587,6 @@ class Dismiss:
 Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Shutdown | Goodbye
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
-FromJob = Lead | Wait | Propose | Commit | Elsewhere | Rival | Stay | Dismiss | Beat
+FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 ToMember = FromJob | End | Verdict | DiagnoseHang | Reviewed | Suspected | Moving | OfLearning | Tell | Speak

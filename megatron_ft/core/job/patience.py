@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import DecisionKind, Memory
+from megatron_ft.core.job.decisions import Decision, DecisionKind, Memory
 from megatron_ft.core.job.restart_policy import Action
 
 GIVE_UP_S = 60.0
@@ -51,6 +52,17 @@ def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems
     if is_new(memory, standing):
         text = f"no coordinator reached for {_join_timeout(identity)} ({problems})"
     return edge.Leave(identity.rules.try_again_code, text)
+
+
+def at_end(identity: m.Identity, decision: Decision, standing: m.Standing) -> edge.Leave:
+    """How to leave when the end of the job was decided.
+
+    A launcher that never trained mustn't say that its job has finished if that may have been another one.
+    """
+    has_part = standing.cycle >= 0 or standing.phase is m.NodePhase.EXCLUDED
+    if decision.code == 0 and decision.world and not (has_part or identity.is_named):
+        return edge.Leave(MISTAKE_CODE, lines.not_proven(identity.job))
+    return edge.Leave(decision.code, decision.text, is_of_all=True)
 
 
 def _join_timeout(identity: m.Identity) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from megatron_ft.core.job import lines
+from megatron_ft.core.rerun import Rerun
 
 
 class NodeState(enum.Enum):
@@ -34,13 +35,13 @@ class Outcome(enum.Enum):
     STOPPED = "stopped"
     """The end was asked for: by a signal to the launcher, or by a rank's request to shut the workload down."""
     MEMBERSHIP = "membership"
-    """Nothing failed here: another node left its ranks, or one wants to join."""
+    """No failure here: another node left its ranks, or one wants to join."""
     EXCLUDED = "excluded"
     """A rank of this node asked for the node to be left out: it leaves the job."""
 
 
 class Action(enum.Enum):
-    """What the launcher does next; the values stand in the event log."""
+    """Next act of the launcher; the values appear in the event log."""
 
     RESTART = "restart"
     FINISH = "finish"
@@ -49,7 +50,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartDecision:
-    """What to do, and how many restarts are left after it."""
+    """Next act, and the restarts left after it."""
 
     action: Action
     restarts_left: int
@@ -57,6 +58,8 @@ class RestartDecision:
     """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
     no_progress: bool = False
     """It gives up because another cycle would fail where the last ones did."""
+    change: str = ""
+    """What the next cycle does otherwise, for the launcher's line; empty if nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,9 @@ class RestartPolicy(ABC):
     max_restarts: int
     min_nodes: int = 1
     max_stalled: int = 0
-    """So many failed cycles in a row may get no further than the job has been; 0 is any number."""
+    """Failed cycles in a row that may make no progress; 0 is any number."""
     max_failed_starts: int = 0
-    """So many starts in a row may fail in the same way before the job has ever trained; 0 is any number."""
+    """Starts in a row that may fail in the same way before the job has ever trained; 0 is any number."""
 
     @abstractmethod
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
@@ -87,14 +90,16 @@ class RestartPolicy(ABC):
         restarts_before: int = 0,
         nodes_left: int | None = None,
         advance: Advance | None = None,
+        rerun: Rerun | None = None,
     ) -> RestartDecision:
-        """What follows from a cycle that has just ended.
+        """Return the decision after a cycle that has just ended.
 
         Args:
             restarts_before: how many restarts the whole job had used before.
             nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
                 no node was left out.
             advance: how far the job has got, this cycle included; None if that isn't checked.
+            rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
         """
         advance = advance or Advance()
         used = restarts_before + (outcome is Outcome.FAILED)
@@ -107,6 +112,10 @@ class RestartPolicy(ABC):
                 return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
             case Outcome.STOPPED:
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+            case Outcome.FAILED if rerun is Rerun.CONCLUDED:
+                # the checkpoint holds the re-run: each cycle would end in the same way, whichever nodes take part
+                reason = lines.RERUN_CONCLUDED
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
@@ -202,7 +211,7 @@ class Advance:
 
 
 def furthest(known: Iterable[Advance]) -> Advance:
-    """What is known by the node that knows most: not all nodes need have seen the job's earlier lives."""
+    """Return the most advanced state: not all nodes need have seen the job's earlier lives."""
     return max(
         known, key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained), default=Advance()
     )

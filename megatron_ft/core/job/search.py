@@ -1,4 +1,4 @@
-"""Where a launcher looks for the coordinator, one address after the other. Pure."""
+"""Search of a launcher for the coordinator, one address after the other. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Search:
         self.address = ""
         self.home = endpoints[0]
         self.is_first = True
-        """None has answered yet in this pass."""
+        """True while no address has answered in this pass."""
         self._endpoints = endpoints
         self._own = own
         self._addresses = endpoints
@@ -46,7 +46,7 @@ class Search:
         self._is_home_there = False
         """The host at ``home`` has ended the last connection itself."""
         self._told_here: str | None = None
-        """Where another coordinator is, as the one at ``address`` has said last; None if it has said nothing yet."""
+        """Address of another coordinator, by the last answer from ``address``; None without an answer."""
 
     def next(self, *, knows_job: bool, now_s: float) -> str:
         """The address to try now: ``home``, another one, ``home`` again, and so on: in the same order for all.
@@ -107,14 +107,6 @@ class Search:
         ``is_home_there``: that host has just ended the connection. If it doesn't answer at once, packets were lost.
         """
         self._queue, self._is_home_there = [], is_home_there
-
-    def sent_to(self, address: str, now_s: float) -> bool:
-        """The job is coordinated there, as a coordinator says; False if nothing has answered there lately."""
-        if not self._is_worth(address, now_s):
-            return False
-        self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
-        self.home, self._queue = address, []
-        return True
 
     def told_of(self, address: str, now_s: float) -> bool:
         """Another launcher follows a coordinator there; returns whether to try that next.

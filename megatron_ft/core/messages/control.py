@@ -1,4 +1,4 @@
-"""What ranks and `megatron-ft` ask of a launcher, and its answers."""
+"""Requests of ranks and `megatron-ft` to a launcher, and its answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ResumeDetection:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How is the job? The answer is a `JobFacts`."""
+    """Ask for the state of the job. The answer is a `JobFacts`."""
 
 
 Request = WorkloadControl | PauseDetection | ResumeDetection | Status
@@ -35,12 +35,12 @@ REQUESTS: Vocabulary[Request] = Vocabulary(Request)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request was taken."""
+    """The request was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """The order was obeyed. ``changed``: it wasn't so already."""
+    """The order was obeyed. ``changed``: it had an effect."""
 
     changed: bool = True
 

@@ -1,4 +1,4 @@
-"""The messages between a launcher and the process that runs the ranks' script ahead, and forks them."""
+"""Messages between a launcher and its fork server, which runs the ranks' script ahead, and forks them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from megatron_ft.core.codec import Pid, Seconds, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class CheckFiles:
-    """Has a file changed that the script has read or run? The answer is `FilesChecked`."""
+    """Ask whether a file has changed that the script has read or run. The answer is `FilesChecked`."""
 
     NAME: ClassVar[str] = "check"
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Fork a rank with these variables; with this come its descriptors. The answer is `Forked` or `Failed`."""
+    """Fork a rank with these variables and the attached descriptors. The answer is `Forked` or `Failed`."""
 
     env: Mapping[str, str]
 
@@ -34,7 +34,7 @@ TO_SERVER: Vocabulary[ToServer] = Vocabulary(ToServer)
 
 @dataclass(frozen=True, slots=True)
 class ModuleLeftOut:
-    """This module was to be imported before the script, and can't be."""
+    """A module that was to be imported before the script can't be imported."""
 
     name: str
     reason: str
@@ -43,7 +43,7 @@ class ModuleLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ScriptReady:
-    """The script waits at line ``where``: ``took_s`` after it was started it was about to do ``what``."""
+    """The script waits at line ``where``, ``took_s`` after its start, about to do ``what``."""
 
     where: str
     what: str
@@ -53,7 +53,7 @@ class ScriptReady:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """No rank can be forked from this process, which ends. ``where``, ``what``: as in `ScriptReady`, if known."""
+    """No rank can be forked from this process, which ends. ``where`` and ``what``: as in `Ready`, if known."""
 
     reason: str
     where: str = ""
@@ -62,7 +62,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class FilesChecked:
-    """The path of a file that has changed; None: none has."""
+    """Path of a file that has changed; None without a change."""
 
     changed: str | None = None
     NAME: ClassVar[str] = "checked"
@@ -70,14 +70,12 @@ class FilesChecked:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The new rank."""
-
     pid: Pid
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The server could not fork the rank, or not all ranks of the requests that came together."""
+    """The server could not fork the rank, or not all ranks of simultaneous requests."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The messages between a launcher and its monitors. Several reports of a monitor are records of its log, too."""
+"""Messages between a launcher and its monitors. Several reports of a monitor are records of its log, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The evidence that was collected on a rank (`Collect`)."""
+    """Evidence collected on a rank (`Collect`)."""
 
     cycle: Cycle
     note: RankSnapshot
@@ -21,7 +21,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A learned timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds.
+    """A timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds.
 
     If the timeout isn't enforced, the rank is reported if the launcher says so, and never terminated.
     """
@@ -36,7 +36,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class ProgressChecked:
-    """The progress of the rank between the two moments of `CheckProgress`, in words; empty: none was found."""
+    """Progress of the rank between the two moments of `CheckProgress`, in words; empty if none was found."""
 
     cycle: Cycle
     progress: str = ""
@@ -63,7 +63,7 @@ REPORTS: Vocabulary[Report] = Vocabulary(Report)
 class GuardGroup:
     """End the process group that this process leads if the launcher dies: the rank's, just created.
 
-    ``rank`` is its global rank, whatever number it gives itself later; None if that isn't known.
+    ``rank`` is its global rank, whatever number it gives itself later; None if unknown.
     """
 
     pid: Pid
@@ -88,7 +88,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """Observe the rank of this cycle now and at ``again_ns``, without a signal to it: does it make progress?"""
+    """Check the rank of this cycle for progress between now and ``again_ns``, without a signal to it."""
 
     cycle: Cycle
     again_ns: Moment
@@ -96,7 +96,7 @@ class CheckProgress:
 
 @dataclass(frozen=True, slots=True)
 class ExtendTimeout:
-    """A rank makes progress: the interval for which this one is suspected may last ``timeout_s`` in all."""
+    """Let the interval for which this rank is suspected last ``timeout_s`` in all, because a rank makes progress."""
 
     cycle: Cycle
     timeout_s: Seconds
@@ -121,15 +121,15 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Resume hang detection; the time since the pause counts for no rank."""
+    """Resume hang detection; timeouts exclude the time since the pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job is over."""
+    """End: the job is over."""
 
 
 RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang | Survey | Arm
-"""These are about one rank in one cycle."""
+"""Orders about one rank in one cycle."""
 Order = GuardGroup | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

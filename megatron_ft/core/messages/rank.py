@@ -1,6 +1,6 @@
-"""What a rank and its monitor say to each other: when the rank connects, and about a hang, to its crash reporter.
+"""Messages between a rank and its monitor: on connecting, and about a hang, with the rank's crash reporter.
 
-All else that a monitor knows of its rank it reads from the progress board.
+Everything else that a monitor knows of its rank is on the progress board.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from megatron_ft.core.facts.monitor import StatePath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHello:
-    """A rank connects, and says who it is.
+    """A rank connects, and identifies itself.
 
     Args:
-        user_code_ns: when its script began; 0 if that isn't known.
-        has_group: it has set its process group up.
-        again: it has said so before, and got no answer.
+        user_code_ns: start of its script; 0 if unknown.
+        has_group: its process group is set up.
+        again: repeated, because no answer came.
         watch_only: its script calls no hooks (so far): only its collectives are watched, by the launcher.
-        state_path: file of learned timeouts; "": there is none.
+        state_path: file of learned timeouts; "" for none.
         learns: the script asks for learned timeouts (calc_ft_timeouts).
     """
 
@@ -48,7 +48,7 @@ FROM_RANK: Vocabulary[FromRank] = Vocabulary(FromRank)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWelcome:
-    """The rank is watched; with this come the descriptors that it needs. ``config`` is a `FaultToleranceConfig`'s."""
+    """The rank is watched; its descriptors are attached. ``config`` is a `FaultToleranceConfig`'s."""
 
     config: Mapping[str, Any]
     log_dir: str | None = None
@@ -73,7 +73,7 @@ TO_RANK: Vocabulary[ToRank] = Vocabulary(ToRank)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What are your collectives, and where is your main thread? ``samples``: how often to look where it is, too."""
+    """Ask for the collectives and the main thread's place. ``samples``: number of samples of the place."""
 
     id: Count
     samples: Count = 0
@@ -89,12 +89,12 @@ class _Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to the question of this ``id``.
+    """Answer to the question of this ``id``.
 
     Args:
-        stack: the calls of the main thread, the innermost first.
-        places: where the main thread was seen, each place once: such calls, each with the instruction it was at.
-        own_rank: the rank's number in its default process group; None if it has none.
+        stack: calls of the main thread, innermost first.
+        places: distinct places of the main thread: calls, each with its instruction.
+        own_rank: the rank's number in its default process group; None without one.
     """
 
     id: int
@@ -104,15 +104,15 @@ class Answer:
     own_rank: int | None = None
 
     def packed(self) -> dict[str, Any]:
-        """For JSON: all in one object."""
+        """Return the answer for JSON, as one object."""
         return {**fields(_Head(self.id, self.stack, self.places, self.own_rank)), **fields(self.collectives)}
 
     @staticmethod
     def parse(message: Any) -> Answer:
-        """The reverse of ``packed``.
+        """Reverse ``packed``.
 
         Raises:
-            ProtocolError: it is none.
+            ProtocolError: the message is malformed.
         """
         head = unpack(_Head, message)
         collectives = unpack(NoCollectives, message) if "error" in message else unpack(Collectives, message)

@@ -1,4 +1,4 @@
-"""What both ends of a connection say to show that they know the job's secret; `ipc.net.secret` says when."""
+"""Messages by which both ends of a connection prove the job's secret; `ipc.net.secret` defines their order."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ def _ascii(text: Any) -> str:
 
 
 _Hex = Annotated[str, Form(_ascii, lambda text: text)]
-"""A lone surrogate, say, couldn't become bytes."""
+"""ASCII text: a lone surrogate, say, couldn't become bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """From a launcher that has a secret: show that you know it."""
+    """From a launcher with a secret: prove that you know it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """From a coordinator that has no secret, to ``Ask``. ``over``: its job has ended."""
+    """From a coordinator that has no secret, to ``Ask``. ``over``: its job has ended; ``job``: the job's name."""
 
     over: bool
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """From a coordinator that has a secret, first of all: show that you know it. ``over``: its job has ended."""
+    """From a coordinator that has a secret, first of all: show that you know it. Otherwise like `Open`."""
 
     nonce: _Hex
     over: bool
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The launcher's answer to ``Challenge``: it knows the secret, and with ``nonce`` it asks the same."""
+    """The launcher's answer to ``Challenge``: its proof, and ``nonce`` as its own challenge."""
 
     nonce: _Hex
     mac: _Hex
@@ -50,7 +52,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The coordinator's answer to ``Proof``: it knows the secret, too."""
+    """The coordinator's answer to ``Proof``: its own proof."""
 
     mac: _Hex
 

@@ -1,10 +1,9 @@
-"""What a launcher knows of its job on this node, as it answers `megatron-ft status`. Pure.
+"""A launcher's facts about its job on this node, as shown by `megatron-ft status`. Pure.
 
-Of each rank: where it is now and how much of its timeout is used, from its board, what the launcher knows, and a time.
-
-What runs against which timeout is the monitor's own rule (``running_intervals``), so what is shown and what is enforced
-are the same. One thing only the monitors know: time in which the whole node was suspended, which they
-take off; a share shown here may then be too high.
+Each rank's place and used share of its timeout come from its board, the launcher's facts, and a time. Intervals and
+timeouts are the monitor's own rule (``running_intervals``), so the shown and the enforced ones are the same, with one
+exception: only the monitors know, and exclude, the time in which the whole node was suspended; a share shown here may
+then be too high.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ _STOPPED = frozenset("Tt")
 
 
 class RankState(enum.Enum):
-    """The state of a rank; where several apply, the first of these."""
+    """State of a rank; if several apply, the first of these."""
 
     EXITED = "exited"
     HUNG = "hung"
-    """It was found hung and is being ended."""
+    """Found hung, and being ended."""
     DAMAGED = "damaged"
-    """Its board can't be read; its monitor renews it."""
+    """The board can't be read; the monitor renews it."""
     STOPPED = "stopped"
-    """Its process was stopped by a signal, or a debugger holds it."""
+    """The process was stopped by a signal, or a debugger holds it."""
     NOT_ATTACHED = "not_attached"
-    """It hasn't begun its monitoring yet."""
+    """Monitoring hasn't begun yet."""
     CLOSING = "closing"
-    """It has ended its monitoring: its board isn't checked any more."""
+    """Monitoring has ended: the board isn't checked any more."""
     PAUSED = "paused"
     RUNNING = "running"
 
 
 class RankReading(NamedTuple):
-    """What was seen of a rank in one moment."""
+    """Observation of a rank at one moment."""
 
     snapshot: BoardSnapshot | None = None
     damaged: bool = False
     process_state: str | None = "S"
-    """The letter of /proc/<pid>/stat; None if the process has ended."""
+    """Letter of /proc/<pid>/stat; None if the process has ended."""
     collectives: CollectiveCounts | None = None
-    """Counts of its collectives; of a rank whose script calls no hooks nothing else is known."""
+    """Counts of collectives; the only facts of a rank whose script calls no hooks."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSection:
-    """A section that is open now. Seconds; no timeout is None."""
+    """An open section, in seconds; None is no timeout."""
 
     name: str
     open_s: float
@@ -64,28 +63,28 @@ class TimeoutUse:
     """A running timeout, in seconds; ``share`` reaches 1 when the rank is found hung."""
 
     kind: str
-    """A ``HangKind`` by value."""
+    """Value of a ``HangKind``."""
     section: str | None
     used_s: float
     timeout_s: float
 
     @property
     def share(self) -> float:
-        """How much of it is used."""
+        """Used share of the timeout."""
         return self.used_s / self.timeout_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What the launcher knows of one rank of this node in the last cycle that was begun."""
+    """The launcher's facts about one rank of this node in the last cycle that was begun."""
 
     rank: int
     local_rank: int
     pid: int
     exit_code: int | None
-    """None while it runs; negative is the signal that ended it."""
+    """Exit code, negative for a signal; None while the rank runs."""
     hung: bool
-    """It was found hung, and is being ended or was."""
+    """True if the rank was found hung, and is being ended or was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +100,15 @@ class RankRow:
     sections: tuple[OpenSection, ...] = ()
     """Outermost first."""
     out_of_section_s: float | None = None
-    """How long none has been open; None while one is, and for a rank that has never opened one."""
+    """Time since no section is open; None while one is, and for a rank that has never opened one."""
     heartbeat_s: float | None = None
-    """How long ago the last heartbeat was; None if there was none."""
+    """Time since the last heartbeat; None without one."""
     timeout: TimeoutUse | None = None
-    """The most advanced of its running timeouts; None if none runs."""
+    """Running timeout with the highest share; None without one."""
 
 
 class JobPhase(enum.Enum):
-    """The phase of the job, as this node's launcher sees it."""
+    """Phase of the job, as seen by this node's launcher."""
 
     STARTING = "starting"
     """No rank was started yet: the nodes meet, or modules are imported."""
@@ -117,12 +116,12 @@ class JobPhase(enum.Enum):
     RESTARTING = "restarting"
     """A cycle has ended, and the next one hasn't begun."""
     ENDING = "ending"
-    """There will be no other cycle."""
+    """No further cycle follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCause:
-    """Why the last cycle ended that didn't end well."""
+    """Cause of the last cycle that didn't end well."""
 
     cycle: int
     text: str
@@ -132,17 +131,17 @@ class LastCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """The job as this node's launcher sees it."""
+    """The job as seen by this node's launcher."""
 
     run_id: str
     launcher_pid: int
     log_dir: str
-    """Empty: no logs are written."""
+    """Empty without logs."""
     started_ns: int
     phase: JobPhase
     cycle: int | None
     cycle_started_ns: int | None
-    """When ``cycle``, the last one that was begun, started; None before the first."""
+    """Start of ``cycle``, the last one that was begun; None before the first."""
     nodes: int
     world_size: int
     max_restarts: int
@@ -151,18 +150,18 @@ class JobFacts:
     paused_since_ns: int | None
     last_cause: LastCause | None
     ranks: tuple[RankRow, ...]
-    """The ranks of this node."""
+    """Ranks of this node."""
     now_ns: int
-    """When it was so."""
+    """Time of these facts."""
 
 
 def make_rows(ranks: Iterable[tuple[RankFacts, RankReading]], pauses: Pauses, now_ns: int) -> tuple[RankRow, ...]:
-    """A row for each rank of the job on this node, by rank. They were read before ``now_ns``."""
+    """Return a row for each rank of the job on this node, sorted by rank. Readings precede ``now_ns``."""
     return tuple(sorted((_row(*each, pauses, now_ns) for each in ranks), key=lambda row: row.rank))
 
 
 def most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
-    """Those ``count`` rows that a person should see first, in their old order: trouble, then the most used timeout."""
+    """Return the ``count`` most important rows in their old order: trouble, then the most used timeout."""
     if count >= len(rows):
         return list(rows)
     chosen = sorted(range(len(rows)), key=lambda at: _calm(rows[at]))[:count]
@@ -186,7 +185,7 @@ def _row(facts: RankFacts, reading: RankReading, pauses: Pauses, now_ns: int) ->
         iteration=None if board is None else board.iteration,
     )
     if board is None or state in (RankState.EXITED, RankState.CLOSING):
-        return row  # what its board says of sections has stood still since
+        return row  # the board's sections have stood still since
     opened = any(section.open_count for section in board.sections)
     sections = tuple(_open(section, now_ns) for section in board.open_sections)
     return replace(

@@ -19,9 +19,9 @@ from megatron_ft.core.times import MAX_SECONDS
 BUDGET = "budget"
 REFERENCE = "reference"
 LEARNED_FLOOR_S = 5.0
-"""No learned timeout is below this: five times a step of 20 ms is no timeout, a page fault would kill."""
+"""Least learned timeout in seconds: with five times a step of 20 ms, a page fault would kill."""
 _KEPT_CYCLES = 8
-"""The timeout of first intervals is made of this many cycles."""
+"""Number of cycles that make the timeout of first intervals."""
 _FEW = 12.0
 """Fewer intervals beside the first ones say too little."""
 _SHARE = 0.6
@@ -114,7 +114,7 @@ def learn(
 
 
 def _estimates(known: Known, factor: float, rule: str) -> tuple[float, float] | None:
-    """Timeout of all intervals, and of the first ones of a cycle."""
+    """Return the timeout of all intervals, and of the first ones of a cycle."""
     if known.reference_s is None:
         return None
     if rule == REFERENCE:
@@ -129,7 +129,7 @@ def _estimates(known: Known, factor: float, rule: str) -> tuple[float, float] | 
 
 
 def _first_intervals(known: Known) -> tuple[float, ...]:
-    """Longest first interval of each of the last cycles that had one."""
+    """Return the longest first interval of each of the last cycles that had one."""
     this = (known.first_s,) if known.first_s else ()
     return (*known.earlier_first_s, *this)[-_KEPT_CYCLES:]
 

@@ -190,7 +190,7 @@ def _mapping(name: str, value: object) -> Mapping[Any, Any]:
 
 
 def _number(name: str, value: object) -> float | None:
-    """A finite number >= 0, or None."""
+    """Return a finite number >= 0, or None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -13,7 +13,7 @@ from megatron_ft.core.errors import ConfigError
 
 _STATE_KEY = "current_timeouts"
 OUT_OF_SECTION = "out_of_section"
-"""The name of the time in no section; a user's section may not have it."""
+"""Name of the time out of section; a user's section may not have it."""
 
 
 @dataclass
@@ -29,11 +29,11 @@ class HeartbeatTimeouts:
 
     @property
     def are_valid(self) -> bool:
-        """Both are set, so a hang at any time would be noticed."""
+        """True if both are set, so that a hang at any time would be noticed."""
         return self.initial is not None and self.subsequent is not None
 
     def enforced(self, floor_s: float) -> HeartbeatTimeouts:
-        """The timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
+        """Return timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
         if not self.were_calculated:
             return self
         return replace(self, initial=_at_least(floor_s, self.initial), subsequent=_at_least(floor_s, self.subsequent))
@@ -56,16 +56,16 @@ class SectionTimeouts:
 
     @property
     def are_valid(self) -> bool:
-        """Every section and the time between them has a timeout."""
+        """True if every section and the time out of section have a timeout."""
         return self.out_of_section is not None and all(t is not None for t in self.section.values())
 
     @property
     def were_calculated(self) -> bool:
-        """Every section's and the out-of-section timeout came from observed intervals."""
+        """True if all timeouts were calculated from observed intervals."""
         return self.is_out_of_section_calculated and set(self.section) <= set(self.calculated_sections)
 
     def enforced(self, floor_s: float) -> SectionTimeouts:
-        """The timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
+        """Return timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
         raised = {name: _at_least(floor_s, self.section[name]) for name in self.calculated_sections}
         out = self.out_of_section
         return replace(
@@ -107,7 +107,7 @@ def state_to_dict(
 
 
 class CalculatedTimeouts(NamedTuple):
-    """What a state says: only values that were calculated, in seconds."""
+    """Calculated timeouts of a state, in seconds."""
 
     heartbeats: tuple[float, float] | None
     sections: dict[str, float]

@@ -27,35 +27,35 @@ SECTIONS_FIELD = "rank_section_timeouts"
 OUT_FIELD = "rank_out_of_section_timeout"
 HEARTBEAT_FIELDS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")
 CONFIGURED_FIELDS = (SECTIONS_FIELD, OUT_FIELD, *HEARTBEAT_FIELDS)
-"""The fields of the configuration that a learned timeout stands in for."""
+"""Configuration fields that learned timeouts replace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedState:
-    """All that was learned, and under which configured values."""
+    """Everything learned, and the configured values at that time."""
 
     sections: Mapping[str, LearnedTimeout] = field(default_factory=dict)
     out_of_section: LearnedTimeout | None = None
     heartbeats: tuple[float, float] | None = None
     """(to the first heartbeat, between heartbeats)"""
     configured: Mapping[str, Any] | None = None
-    """The fields of :data:`CONFIGURED_FIELDS` that were set when this was learned; None: not known."""
+    """Fields of :data:`CONFIGURED_FIELDS` that were set when this was learned; None: unknown."""
     written_at_unix_s: float | None = None
     world_size: int | None = None
 
     known: Mapping[str, Known] = field(default_factory=dict)
-    """By section, and OUT_OF_SECTION: what the rules go on from."""
+    """State of the rules, by section and OUT_OF_SECTION."""
 
     @property
     def timeouts(self) -> dict[str, LearnedTimeout]:
-        """By section, and OUT_OF_SECTION."""
+        """Timeouts by section and OUT_OF_SECTION."""
         out = {} if self.out_of_section is None else {OUT_OF_SECTION: self.out_of_section}
         return {**self.sections, **out}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Superseded:
-    """A learned timeout that gives way, because the user has changed the configured value since."""
+    """A learned timeout that doesn't apply, because the user has changed the configured value since."""
 
     name: str
     learned_s: float
@@ -63,7 +63,7 @@ class Superseded:
     configured_now_s: float | None
 
     def describe(self) -> str:
-        """Which timeout gives way and why, in one line."""
+        """Return one line: the timeout, and why it doesn't apply."""
         return (
             f"'{self.name}' keeps its configured timeout of {seconds(self.configured_now_s)}: it was changed "
             f"(from {seconds(self.configured_then_s)}) since {seconds(self.learned_s)} was learned"
@@ -72,10 +72,10 @@ class Superseded:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which learned timeouts to use."""
+    """Learned timeouts to use."""
 
     learned: Mapping[str, LearnedTimeout] = field(default_factory=dict)
-    """By section, and OUT_OF_SECTION."""
+    """Timeouts by section and OUT_OF_SECTION."""
     heartbeats: tuple[float, float] | None = None
     superseded: tuple[Superseded, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -83,17 +83,17 @@ class Choice:
 
     @property
     def timeouts(self) -> dict[str, float]:
-        """The same, in seconds."""
+        """Learned timeouts in seconds, without first and limit values."""
         return {name: entry.timeout_s for name, entry in self.learned.items()}
 
     @property
     def is_empty(self) -> bool:
-        """Nothing learned applies."""
+        """True if nothing learned applies."""
         return not self.learned and self.heartbeats is None
 
 
 def seconds(value: float | None) -> str:
-    """A timeout for a person to read."""
+    """Format a timeout for a person."""
     return "infinity" if value is None else f"{value:.4g} s"
 
 
@@ -119,7 +119,7 @@ def choose(
 
     def applies(name: str, learned_s: float, now: Mapping[str, Any], then: Mapping[str, Any], key: str) -> bool:
         if key not in now or state.configured is None or now[key] == then.get(key):
-            return True  # the user says nothing, nothing is known of then, or it is as it was
+            return True  # the user sets nothing, the earlier value is unknown, or it is unchanged
         superseded.append(
             Superseded(
                 name=name,
@@ -143,7 +143,7 @@ def choose(
         learned[OUT_OF_SECTION] = _floored(out)
     beats = state.heartbeats
     if beats is not None:
-        # one pair: it is loaded as a whole or not at all
+        # one pair: loaded as a whole or not at all
         kept = [applies(key, value, configured, then, key) for key, value in zip(HEARTBEAT_FIELDS, beats, strict=True)]
         beats = beats if all(kept) else None
     return Choice(learned=learned, heartbeats=beats, superseded=tuple(superseded), unknown=tuple(sorted(unknown)))
@@ -178,7 +178,7 @@ def state_after(
 ) -> LearnedState:
     """Return what to write to the file after a survey.
 
-    Timeouts that gave way to a changed configuration are dropped: the file says that it was written under this one.
+    Timeouts superseded by a changed configuration are dropped: the file says that it was written under this one.
     """
     choice = choose(state, configured=configured)
     sections = {**choice.learned, **learned.timeouts}
@@ -264,7 +264,7 @@ def from_client(
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Which timeouts are learned now, and one line for each that isn't."""
+    """Timeouts to learn now, and one line for each that isn't learned."""
 
     sections: tuple[str, ...]
     out_of_section: bool

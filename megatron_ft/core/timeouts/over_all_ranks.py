@@ -19,7 +19,7 @@ from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, HeartbeatTimeouts
 from megatron_ft.core.timeouts.reference_rule import calculate_timeout
 
 NO_OBSERVATION = -1.0
-"""Stands for "nothing was observed" in a maximum over ranks; every real interval is greater."""
+"""Value of "nothing was observed" in a maximum over ranks; every real interval is greater."""
 
 MaxOverRanks = Callable[[Sequence[float]], tuple[list[float], list[int]]]
 """The maximum of each value over all ranks, and the lowest rank that has it."""
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 
 class Calculation(NamedTuple):
-    """How one timeout came about; seconds."""
+    """Origin of one timeout; seconds."""
 
     timeout_s: float
     previous_s: float | None
@@ -42,7 +42,7 @@ class Calculation(NamedTuple):
 
 
 class NotReady(NamedTuple):
-    """No rank has observed these yet."""
+    """Timeouts that no rank has observed an interval for yet."""
 
     missing: list[str]
 

@@ -3,7 +3,7 @@
 Per rank the longest observed interval, over ranks the maximum, times ``safety_factor``. If the current value was
 itself calculated, the new one is the mean of the two, an exponential moving average with weight 0.5, so that one slow
 checkpoint doesn't throw the timeout about, but never less than what was just observed. A value that came from the
-configuration is replaced. No calculated value is enforced below ``calculated_timeout_floor``.
+configuration is replaced. No calculated value is enforced below LEARNED_FLOOR_S.
 """
 
 from __future__ import annotations

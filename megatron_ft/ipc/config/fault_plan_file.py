@@ -11,7 +11,7 @@ from megatron_ft.core.fault_plan import FaultPlan, parse_plan
 
 
 def read_fault_plan(path: str | os.PathLike[str]) -> FaultPlan:
-    """The plan in the file.
+    """Return the plan in the file.
 
     Raises:
         ConfigError: the file can't be read, isn't YAML, or isn't a plan; one line.

@@ -1,4 +1,4 @@
-"""The options of ``ft_launcher`` for argparse, and what they and the YAML file add up to: each value and its source."""
+"""Options of ``ft_launcher`` for argparse, merged with the YAML file: each value and its source."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from megatron_ft.core.config.config import FIELDS, Layer
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
 from megatron_ft.core.config.option import Option, check_all, spellings
-from megatron_ft.core.config.reference import IGNORED, describe
+from megatron_ft.core.config.reference import IGNORED, describe, is_said
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.facts.launcher import Setting
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
 
-_NAME_THE_FILE = ("cfg_path", "ignore_missing_cfg")  # the sources of values tell it
+_NOT_LISTED = ("cfg_path", "ignore_missing_cfg", "dry_run")  # the sources of values name the file
 _IN_FILES = {name: each for name, each in {**FIELDS, **LAUNCHER_OPTIONS}.items() if each.in_yaml}
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
     """Add the group "fault tolerance" to torchrun's parser.
 
-    Every option has several spellings, of which ``--help`` shows one. Values stay texts: `read_ft_options`
-    judges them, so that a bad one gives one line instead of a usage dump.
+    Every option has several spellings, of which ``--help`` shows one. Values stay texts: `read_ft_options` checks them,
+    so that a bad one gives one line instead of a usage dump.
     """
     group = parser.add_argument_group(
         "fault tolerance", "Durations are seconds, null means no limit. Options win over the YAML file."
@@ -39,14 +39,14 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
 
 
 def source_of(option: Option, given: object) -> str:
-    """Where the value in the parsed arguments comes from."""
+    """Return the source of a value in the parsed arguments."""
     if option.is_flag:
         given = "1" if given else None
     return next((name for name in option.variables if os.environ.get(name) == given), "command line")
 
 
 def default_text(option: Option) -> str:
-    """Its default for people."""
+    """Return the default for people."""
     value = option.kind.plain(option.default)
     if value is None:
         return "null" if option.kind.unit else "none"
@@ -54,22 +54,25 @@ def default_text(option: Option) -> str:
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
-    """What argparse has to complain about, with the option that was probably meant."""
+    """Return argparse's complaint, with the option that was probably meant."""
     prefix, see = "unrecognized arguments: ", f" (see {parser.prog} --help)"
     if not message.startswith(prefix):
         return message if "training_script" not in message else message + see
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
     if text := removed(name):
         return text
-    # of several spellings that are as near, the last one is proposed: the first one that --help shows
+    # of equally near spellings the last one is proposed: the first one that --help shows
     actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
     known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]
     hint = nearest(name, known)
+    for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
+        for word in each.spellings[1:]:  # other spellings of it are taken, and aren't proposed
+            hint = hint.replace(f"'{word}'", f"'{each.spellings[0]}'")
     return message + (hint if "did you mean" in hint else see)
 
 
 def as_text(value: object) -> str:
-    """A value as the command line writes it."""
+    """Format a value as on the command line."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -82,8 +85,10 @@ def as_text(value: object) -> str:
 
 
 def _refuse_abbreviations(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
-    """Of the options of ``group``, that is. argparse takes any beginning that only one option has: with ours beside
-    them, what torchrun takes for one of its own (``--te 3``) would be ambiguous, or become ours.
+    """Refuse abbreviations of the options of ``group``.
+
+    argparse takes any prefix that only one option has. Beside ours, abbreviations of torchrun's options (``--te 3``)
+    would become ambiguous, or ours.
     """
     find = parser._get_option_tuples
     ours = {id(action) for action in group._group_actions}
@@ -108,12 +113,12 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _is_on(given: str | None) -> bool | None:
-    """As torchrun reads its own PET_ variables of options without a value."""
+    """Read a flag's variable as torchrun reads its PET_ variables of options without a value."""
     return True if given not in (None, "", "0") else None
 
 
 class _Ignore(argparse.Action):
-    """Remembers the option's name, and how it was written, not its value."""
+    """Remembers the option's name and how it was written, unless its value asks for what is done anyway."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
         super().__init__(option_strings, "ft_ignored_options", default=None, **{**options, "type": str})
@@ -127,12 +132,13 @@ class _Ignore(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         ignored = getattr(namespace, self.dest) or []
-        setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
+        if is_said(self.name, values):
+            setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOptions(LauncherOptions):
-    """What the options and the YAML file add up to. Durations are seconds."""
+    """Merged options and YAML file. Durations are seconds."""
 
     config: FaultToleranceConfig
     sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
@@ -141,16 +147,28 @@ class ResolvedOptions(LauncherOptions):
     """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
 
     def was_set(self, name: str) -> bool:
-        """Whether the user gave the option of this name ("term-timeout") a value."""
+        """Return True if the user set the option of this name ("term-timeout")."""
         return self.options[name][1] != "default"
 
     def settings(self) -> dict[str, Setting]:
-        """`sources` and `options` for an event log."""
+        """Return `sources` and `options` for an event log."""
         everything = {**self.sources, **self.options}
         return {name: Setting(value=value, source=source) for name, (value, source) in everything.items()}
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return name, value and source of every option, with one row for each section's timeout."""
+        table = []
+        for name, (value, source) in self.sources.items():
+            if isinstance(value, dict) and value:
+                table += [(f"{name}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
+            else:
+                table.append((name, as_text(value) or "(none)", source))
+        for name, (value, source) in self.options.items():
+            table.append((f"--{name}", "(none)" if value in (None, "") else as_text(value), source))
+        return table
+
     def summary(self) -> str:
-        """One line: the values that aren't defaults, each with its source."""
+        """Return one line: the values that aren't defaults, each with its source."""
         silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_printed}
         told = [
             f"{name}={as_text(value)} ({source})"
@@ -160,11 +178,52 @@ class ResolvedOptions(LauncherOptions):
         return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
 
 
+@dataclass(frozen=True)
+class GivenFlag:
+    """A flag of a command line, as the parser understood it."""
+
+    dest: str
+    word: str
+    value: str | None
+    """None for a flag without a value."""
+    ignored: str = ""
+    """Name of the ignored option of nvidia-resiliency-ext; "" for any other flag."""
+
+
+def record_flags(parser: argparse.ArgumentParser, into: list[GivenFlag]) -> None:
+    """Have the parser append each flag that it meets."""
+    for action in parser._actions:
+        action.__class__ = _recording(type(action), into)
+
+
+def _recording(kind: type[argparse.Action], into: list[GivenFlag]) -> type[argparse.Action]:
+    def record(self: argparse.Action, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if option_string is not None:
+            ignored = self.name if isinstance(self, _Ignore) else ""
+            into.append(GivenFlag(self.dest, option_string, None if self.nargs == 0 else str(values), ignored))
+        kind.__call__(self, parser, namespace, values, option_string)
+
+    return type(kind.__name__, (kind,), {"__call__": record})
+
+
+def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
+    """Return one line for each flag of this package whose value is refused."""
+    found = []
+    known = {each.dest: each for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) if not each.is_flag}
+    for flag in flags:
+        if flag.dest in known and flag.value is not None:
+            try:
+                _parse(known[flag.dest], flag.value)
+            except ConfigError as error:
+                found.append(str(error))
+    return found
+
+
 def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     """Check the parsed options and the YAML file they name. Raises ConfigError, one line.
 
-    Precedence: command line, then YAML file, then defaults. Unlike `FaultToleranceConfig.from_args`, unknown
-    keys in the file are refused, and nothing at all is fine: all defaults.
+    Precedence: command line, YAML file, defaults. Unlike `FaultToleranceConfig.from_args`, unknown keys in the file are
+    refused, and an empty configuration is valid: all defaults.
     """
     warnings: list[str] = []
     given = command_line_values(namespace)
@@ -174,7 +233,8 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     layers: list[Layer] = []
     sources = {name: source_of(LAUNCHER_OPTIONS[name], getattr(namespace, f"ft_{name}")) for name in ours}
     if section is not None:
-        ignored += [(name, f"{name} ({section.where(name)})") for name in section.values if name in IGNORED]
+        theirs = [name for name, value in section.values.items() if name in IGNORED and is_said(name, value)]
+        ignored += [(name, f"{name} ({section.where(name)})") for name in theirs]
         known = {name: value for name, value in section.values.items() if name not in IGNORED}
         values = check_all(_IN_FILES, known, section.where)
         layers.append(({name: value for name, value in values.items() if name in FIELDS}, section.where))
@@ -196,14 +256,14 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         options={
             each.names[0]: (each.kind.plain(effective[name]), sources.get(name, "default"))
             for name, each in LAUNCHER_OPTIONS.items()
-            if name not in _NAME_THE_FILE
+            if name not in _NOT_LISTED
         },
         **effective,
     )
 
 
 def _launcher_values(namespace: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """The launcher's own options that the command line, or an environment variable, sets."""
+    """Yield the launcher's own options set on the command line or by an environment variable."""
     for name, each in LAUNCHER_OPTIONS.items():
         given = getattr(namespace, each.dest, None)
         if given is not None:

@@ -1,4 +1,4 @@
-"""torchrun's own options, for those who read a command line without torch, and what we make of some of them."""
+"""torchrun's own options, for parsers without torch, and what this package makes of some of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Let a parser that isn't torchrun's take torchrun's options, as texts that aren't checked."""
+    """Add torchrun's options, as unchecked texts, to a parser that isn't torchrun's."""
     for each in TORCHRUN_OPTIONS.values():
         if each.is_flag:
             parser.add_argument(*each.spellings, action="store_true", help=argparse.SUPPRESS)
@@ -25,7 +25,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
 
 
 def say_what_they_mean(parser: argparse.ArgumentParser) -> None:
-    """Have ``--help`` of torchrun's parser say what they mean here."""
+    """Adapt ``--help`` of torchrun's parser to the options' meaning here."""
     for action in parser._actions:
         known = TORCHRUN_OPTIONS.get(action.dest)
         if known is not None and known.here:
@@ -33,10 +33,10 @@ def say_what_they_mean(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals of torchrun's ``--signals-to-handle``.
+    """Parse torchrun's ``--signals-to-handle``.
 
     Raises:
-        ConfigError: a name that is no signal, or one that can't be handled.
+        ConfigError: a name is no signal, or one that can't be handled.
     """
     numbers = []
     for name in text.split(","):
@@ -49,10 +49,10 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
 
 
 def check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signal.Signals]) -> None:
-    """No signal can do both.
+    """Check that no signal is both forwarded and handled.
 
     Raises:
-        ConfigError: one is to.
+        ConfigError: a signal is both.
     """
     for number in forwarded:
         if number in handled:
@@ -63,10 +63,10 @@ def check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signa
 
 
 def term_timeout(namespace: argparse.Namespace, options: ResolvedOptions) -> float:
-    """Ours; if it isn't given, torchrun's --shutdown-timeout, which is the same; else our default. Seconds.
+    """Return --term-timeout if it is set, else torchrun's equivalent --shutdown-timeout, else the default. Seconds.
 
     Raises:
-        ConfigError: that is no number of seconds.
+        ConfigError: --shutdown-timeout is not a number of seconds.
     """
     if options.was_set("term-timeout"):
         return options.term_timeout

@@ -1,9 +1,8 @@
 """The public configuration class, and its YAML files.
 
-A file holds the configuration under a key ``fault_tolerance``, at the top or nested in any other section, so
-it can live inside the configuration of the training itself. Only that section is built into Python values:
-the rest of the file, custom tags included, is left alone. Every mistake is one line,
-with file and line number.
+A file holds the configuration under a key ``fault_tolerance``, at the top or nested in any other section, so it can
+live inside the configuration of the training itself. Only that section is built into Python values: the rest of the
+file, custom tags included, is left alone. Every mistake is one line, with file and line number.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class FaultToleranceConfig(ConfigValues):
 
     @classmethod
     def from_yaml_file(cls: type[Self], cfg_path: str | os.PathLike[str], ignore_not_recognized: bool = True) -> Self:
-        """The configuration of the file's ``fault_tolerance`` section.
+        """Return the configuration of the file's ``fault_tolerance`` section.
 
-        Raises ConfigError for a file without one, for bad values, and, with `ignore_not_recognized=False`,
-        for unknown keys. Those that only nvidia-resiliency-ext knows are ignored with a warning.
+        Raises ConfigError for a file without one, for bad values, and, with `ignore_not_recognized=False`, for unknown
+        keys. Keys of nvidia-resiliency-ext only are ignored with a warning.
         """
         section = read_section(cfg_path)
         if section is None:
@@ -55,11 +54,10 @@ class FaultToleranceConfig(ConfigValues):
 
     @classmethod
     def from_args(cls: type[Self], args: object) -> Self:
-        """The configuration of a command line: the YAML file ``args.ft_cfg_path``, then ``args.ft_<field>``.
+        """Return the configuration of a command line: the YAML file ``args.ft_cfg_path``, then ``args.ft_<field>``.
 
-        Attributes that are missing or None say nothing; a map of sections replaces the file's map whole. A
-        file without the section is fine if an attribute says something. Raises ConfigError if nothing says
-        anything.
+        Attributes that are missing or None set nothing; a map of sections replaces the file's map as a whole. A file
+        without the section is valid if an attribute sets something. Raises ConfigError if nothing is set.
         """
         layers: list[Layer] = []
         path = getattr(args, "ft_cfg_path", None)
@@ -75,7 +73,7 @@ class FaultToleranceConfig(ConfigValues):
 
 
 def command_line_values(args: object) -> dict[str, Any]:
-    """The fields that the attributes ``ft_<field>`` of parsed arguments set; texts are converted.
+    """Return the fields that the attributes ``ft_<field>`` of parsed arguments set; texts are converted.
 
     Raises ConfigError, one line that begins with "command line".
     """
@@ -104,22 +102,22 @@ def _known_values(section: FileSection, ignore_not_recognized: bool) -> dict[str
 
 @dataclass(frozen=True)
 class FileSection:
-    """The ``fault_tolerance`` section of a file, as it stands there: nothing in it is checked yet."""
+    """The unchecked ``fault_tolerance`` section of a file."""
 
     path: str
     values: dict[Any, object]
     lines: dict[Any, int]
 
     def where(self, name: object) -> str:
-        """Where a key stands: "ft.yaml:12"."""
+        """Return the place of a key: "ft.yaml:12"."""
         return f"{self.path}:{self.lines[name]}"
 
 
 def read_section(path: str | os.PathLike[str]) -> FileSection | None:
-    """The ``fault_tolerance`` section of a YAML file, or None if there is none.
+    """Return the ``fault_tolerance`` section of a YAML file, None without one.
 
-    Raises ConfigError, one line, if the file can't be read, isn't YAML, has two different sections, or if a
-    key inside the section is there twice.
+    Raises ConfigError, one line, if the file can't be read, isn't YAML, has two different sections, or if a key inside
+    the section is there twice.
     """
     import yaml
 
@@ -133,7 +131,7 @@ def read_section(path: str | os.PathLike[str]) -> FileSection | None:
         mark = error.problem_mark or error.context_mark
         place = shown if mark is None else f"{shown}:{mark.line + 1}"
         raise ConfigError(f"{place}: not YAML that can be read here: {error.problem}") from None
-    except yaml.YAMLError:  # of the reader: bytes that are no text
+    except yaml.YAMLError:  # raised by the reader: bytes that are no text
         raise ConfigError(f"{shown}: not a text file") from None
     except RecursionError:
         raise ConfigError(f"{shown}: nested too deeply") from None
@@ -158,7 +156,7 @@ def _read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _find_sections(node: yaml.Node, seen: set[int]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Key and value of every ``fault_tolerance`` in the document; `seen` ends loops of aliases."""
+    """Yield key and value of every ``fault_tolerance`` in the document; `seen` ends loops of aliases."""
     if id(node) in seen or isinstance(node.value, str):
         return
     seen.add(id(node))
@@ -202,13 +200,13 @@ def _build_mapping(path: str, node: yaml.Node) -> FileSection:
         values = loader.construct_object(node, deep=True)
         # Building it has put the merged keys ("<<") in front of its own, which win.
         lines = {loader.construct_object(key, deep=True): key.start_mark.line + 1 for key, _ in node.value}
-    except ValueError as error:  # of a scalar that looks like a number or date but is none
+    except ValueError as error:  # raised for a scalar that looks like a number or date but is none
         raise ConfigError(f"{path}:{node.start_mark.line + 1}: {error}") from None
     return FileSection(path, values, lines)
 
 
 def _refuse_duplicates(path: str, node: yaml.Node, seen: set[int]) -> None:
-    """YAML forbids a key that is there twice; PyYAML would silently take the last."""
+    """Refuse duplicate keys, which YAML forbids; PyYAML would silently take the last."""
     if id(node) in seen or isinstance(node.value, str):
         return
     seen.add(id(node))

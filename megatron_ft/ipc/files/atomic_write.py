@@ -1,4 +1,4 @@
-"""Files that are replaced whole: at any moment a reader sees the old content or the new, never a mixture."""
+"""Files replaced as a whole: at any moment a reader sees the old content or the new, never a mixture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool 
             if fsync:
                 os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:  # whatever ended the write, an interrupt included, the temporary file has to go
+    except BaseException:  # whatever ended the write, an interrupt included, the temporary file is removed
         os.unlink(temporary)
         raise
     if fsync:

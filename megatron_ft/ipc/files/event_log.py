@@ -1,7 +1,8 @@
-"""One process's own event log: one JSON object a line, in a directory that stays after the run.
+"""Event log of one process: one JSON object per line, in a directory that stays after the run.
 
 Every record is one of ``core.facts``, with ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first
-one, ``log_opened``, says who writes and ties that clock to the wall clock, so that logs of several nodes can be merged.
+one, ``log_opened``, names the writer and ties that clock to the wall clock, so that logs of several nodes can be
+merged.
 """
 
 from __future__ import annotations
@@ -28,16 +29,15 @@ if TYPE_CHECKING:
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one
 FLUSH_S = 2.0
-"""How long the end of a process may wait for its log."""
+"""Seconds the end of a process may wait for its log."""
 _TELL_AFTER_S = 10.0
 
 
 class EventLog:
-    """Appends records, each one ``write`` of a whole line, in a thread of its own: no caller waits for a disk.
+    """Appends records, each with one ``write`` of a whole line, in a thread: no caller waits for a disk.
 
-    A full disk, or one that doesn't answer, loses records, which is reported; where records are missing in the file,
-    one called ``records_lost`` says how many. A file that has become too large makes place for a new one with the same
-    header; the one before that goes.
+    A full or stuck disk loses records, which is reported; in the file, a record ``records_lost`` counts the missing
+    ones. A file that has become too large is replaced by a new one with the same header; one older file is kept.
     """
 
     def __init__(self, path: str, max_bytes: int = 0) -> None:
@@ -46,7 +46,7 @@ class EventLog:
         self._is_closed = False
         self._lost = 0
         self._told: set[str] = set()
-        # the thread's
+        # used by the thread only
         self._file = KeptDescriptor(-1)
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -65,9 +65,9 @@ class EventLog:
         rank: int | None = None,
         cycle: int | None = None,
     ) -> EventLog:
-        """Begin a new file in ``directory`` for this process, soon; ``name`` tells it apart from its like.
+        """Create a log for this process in ``directory``; ``name`` distinguishes logs of the same role.
 
-        ``max_bytes`` is what this process may keep in all, the oldest goes first; 0 is no bound.
+        ``max_bytes`` limits what this process keeps in all, the oldest goes first; 0 is no limit.
         """
         host, pid = socket.gethostname(), os.getpid()
         wall_ns, now_ns = time.time_ns(), time.monotonic_ns()
@@ -90,7 +90,7 @@ class EventLog:
         return log
 
     def write(self, record: Record, *, t: int | None = None) -> None:
-        """Append one record; ``t`` is when it happened (monotonic ns) if that isn't now."""
+        """Append one record; ``t`` is its time (monotonic ns) if that isn't now."""
         if self._is_closed:
             return
         now_ns = time.monotonic_ns()
@@ -106,21 +106,21 @@ class EventLog:
             self._tell("silent", f"can't be written: its directory hasn't answered for {_TELL_AFTER_S:g} s")
 
     def do(self, job: Callable[[], object]) -> None:
-        """Have something else done with files, after what was written before."""
+        """Run a job in the log's thread, after the writes so far."""
         if not self._is_closed:
             self._files.do(job)
 
     def flush(self, bound_s: float = FLUSH_S) -> bool:
-        """Wait until all is written, ``bound_s`` seconds at most; whether it is."""
+        """Wait up to ``bound_s`` seconds until all is written. Return True if it is."""
         return self._files.wait(bound_s)
 
     def close(self, bound_s: float = FLUSH_S) -> None:
-        """No more records; what isn't written within ``bound_s`` seconds is lost. Again, it does nothing."""
+        """Close the log; what isn't written within ``bound_s`` seconds is lost. Idempotent."""
         if self._is_closed:
             return
-        # one that hasn't answered for so long already isn't waited for
+        # a thread that has been stuck for that long already isn't waited for
         until_s = time.monotonic() + max(0.0, bound_s - self._files.stands_for_s())
-        self._files.wait(until_s - time.monotonic())  # first of all: what is being done may write a record, too
+        self._files.wait(until_s - time.monotonic())  # before closing: a job in progress may write a record, too
         self._is_closed = True
         atexit.unregister(self.close)
         self._files.do(self._shut)
@@ -131,7 +131,7 @@ class EventLog:
         return self._files.do(functools.partial(self._write, lines), len(lines))
 
     def _tell(self, kind: str, text: str) -> None:
-        """One of each kind."""
+        """Print each kind of complaint once."""
         if kind not in self._told:
             self._told.add(kind)
             put(f"megatron_ft: event log {self.path} {text}")
@@ -145,7 +145,7 @@ class EventLog:
                 self._file = KeptDescriptor(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
             written = os.write(self._file.number, lines) if lines else 0
             if written < len(lines):
-                # a torn line would hide the next one too: end it, the reader passes over it
+                # a torn line would hide the next one too: end it, readers skip it
                 os.write(self._file.number, b"\n")
                 raise OSError("disk full")
             self._bytes += written
@@ -162,14 +162,14 @@ class EventLog:
         old.close()
 
     def _new_file(self) -> int:
-        """It begins with the header, which ties the clocks together, and says to which run the file belongs."""
+        """Create the file with its header, which ties the clocks together and names the run."""
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             if os.write(fd, self._header) < len(self._header):
                 raise OSError("disk full")
         except OSError:
             os.close(fd)
-            os.unlink(self.path)  # so that a later record can begin it again
+            os.unlink(self.path)  # so that a later record can create it again
             raise
         return fd
 
@@ -178,7 +178,7 @@ class EventLog:
 
 
 class NullEventLog(EventLog):
-    """A log of a job that keeps none: records are dropped."""
+    """Log of a job without logs: drops records."""
 
     def __init__(self) -> None:
         super().__init__("")

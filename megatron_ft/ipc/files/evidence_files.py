@@ -1,4 +1,4 @@
-"""Evidence on disk: one JSON and one text for each rank that hung or died, under ``<log dir>/evidence``."""
+"""Evidence on disk: a JSON file and a text for each rank that hung or died, under ``<log dir>/evidence``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from megatron_ft.ipc.files.own_files import open_own_folder, replace_in_own_fold
 
 DIRECTORY = "evidence"
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-"""Their frames are shown last, because they rarely are the cause: Python's, and ours."""
+"""Directories of Python's and this package's frames, which are shown last because they rarely are the cause."""
 
 
 def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str:
-    """Write both files, readable for their owner only; a second one of the same rank and cycle replaces the first.
+    """Write both files, readable for their owner only, replacing those of the same rank, cycle and process.
 
     Args:
-        suffix: tells files on the same rank and cycle apart.
+        suffix: distinguishes files of the same process.
 
     Returns:
         The text's path, relative to the log directory.
 
     Raises:
-        OSError: they can't be written.
+        OSError: the files can't be written.
     """
     host = socket.gethostname()
     stem = f"rank{evidence.rank}-cycle{evidence.cycle}-{host}-{evidence.pid}{suffix}"

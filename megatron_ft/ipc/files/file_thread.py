@@ -1,4 +1,4 @@
-"""A thread for what may wait for a file system: a file server that doesn't answer must not block the process."""
+"""A thread for calls that may block on a file system: a stuck file server must not block the process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 class FileThread:
-    """Does jobs one after the other, in a daemon thread that begins with the first one.
+    """Runs jobs in order in a daemon thread, started with the first job.
 
-    A process that is forked has no such thread, and its jobs are dropped: they are its parent's to do.
+    A forked process has no such thread, and drops its jobs: they are the parent's.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        """``most_bytes`` may wait to be done."""
+        """``most_bytes``: total size of waiting jobs."""
         self._most_bytes = most_bytes
-        self._changed = threading.Condition()  # its lock may be taken twice: a signal handler may have a job, too
+        self._changed = threading.Condition()  # its lock is reentrant: a signal handler may add a job, too
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()
-        """The first one is being done."""
+        """The first one is running."""
         self._bytes = 0
         self._pid: int | None = None
         self._began_s: float | None = None
@@ -34,7 +34,7 @@ class FileThread:
         self._ends = False
 
     def do(self, job: Callable[[], object], size: int = 0) -> bool:
-        """Have a job done, which takes ``size`` bytes as long as it waits; False if there is no room for it."""
+        """Queue a job, which holds ``size`` bytes until it is done. Return False if there is no room or no thread."""
         if self._is_anothers():
             return True
         with self._changed:
@@ -48,12 +48,12 @@ class FileThread:
         return True
 
     def call(self, job: Callable[[], T], default: T, *, bound_s: float) -> T:
-        """What a job returns, or the default if it takes longer than ``bound_s`` seconds.
+        """Return a job's result, or the default if it takes longer than ``bound_s`` seconds.
 
         While a late job still runs, further calls return their default at once.
 
         Raises:
-            whatever the job raises.
+            any exception of the job.
         """
         results: list[tuple[T, Exception | None]] = []
 
@@ -75,23 +75,23 @@ class FileThread:
         return value
 
     def is_started(self) -> bool:
-        """Whether there is a thread: it begins with the first job, unless the system has none left."""
+        """Return True once the thread exists: from the first job on, unless the system has no thread left."""
         return self._pid is not None
 
     def stands_for_s(self) -> float:
-        """How long the job that is being done has taken, in seconds; 0 if there is none."""
+        """Return the seconds the current job has taken; 0 without one."""
         began_s = self._began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
     def wait(self, bound_s: float) -> bool:
-        """Wait until all jobs are done, ``bound_s`` seconds at most; whether they are."""
+        """Wait up to ``bound_s`` seconds until all jobs are done. Return True if they are."""
         if self._is_anothers():
             return True
         with self._changed:
             return self._changed.wait_for(lambda: not self._jobs, bound_s)
 
     def finish(self, bound_s: float) -> bool:
-        """Take no more jobs, and wait for those that there are."""
+        """Take no more jobs, and wait for the queued ones as ``wait`` does."""
         if self._is_anothers():
             return True
         with self._changed:
@@ -100,7 +100,7 @@ class FileThread:
         return self.wait(bound_s)
 
     def _is_anothers(self) -> bool:
-        """Whether this is a fork of the process whose thread it is, which may have held the lock then."""
+        """Return True in a fork of the thread's process, which may have held the lock at that time."""
         return self._pid is not None and self._pid != os.getpid()
 
     def _begin(self) -> bool:

@@ -1,13 +1,13 @@
-"""Files in directories that other users can write to: not opened through a link, not waited for, only ours replaced.
+"""Files in directories that other users can write to: no links followed, only own files replaced.
 
 The rule for one name in such a directory:
 
-* Opened are regular files only, and none through a link in its place. Neither a FIFO nor a device is waited for.
-* Replaced are regular files of this user only; and a link, which the new file takes the place of, if it or the
-  directory is this user's. Whatever else is there stays as it is: `ForeignFileError` says what it is.
+* Only regular files are opened, never through a link in their place, and never blocking on a FIFO or a device.
+* Only regular files of this user are replaced, and links, if the link or the directory is this user's. Everything
+  else stays as it is, and raises `ForeignFileError`.
 
 The path of the directory is the user's choice, and may contain links. "This user" is the owner that the file system
-gives to the files that this process creates: a file server may call root by another name.
+gives to files created by this process: a file server may map root to another user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READABLE_BYTES = 64 << 20
 
 
 class ForeignFileError(OSError):
-    """Something else than a regular file of this user is in the place of a file. ``strerror`` says what it is."""
+    """Raised if a path holds something else than a regular file of this user; ``strerror`` says what."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EPERM, what)
@@ -35,7 +35,7 @@ def open_regular(path: str, flags: int, mode: int = 0o600) -> int:
     """Open a regular file, of any user, but not through a link in its place.
 
     Raises:
-        ForeignFileError: something else is there.
+        ForeignFileError: the path isn't a regular file.
         OSError: the file can't be opened.
     """
     try:
@@ -57,7 +57,7 @@ def read_own(path: str) -> bytes:
     """Return the content of a file that this user or root has written.
 
     Raises:
-        ForeignFileError: something else is there.
+        ForeignFileError: the path isn't such a file.
         OSError: the file can't be read; FileNotFoundError if there is none.
     """
     fd = open_regular(path, os.O_RDONLY)
@@ -69,10 +69,10 @@ def read_own(path: str) -> bytes:
 
 
 def read_regular(path: str) -> bytes:
-    """Return the content of a file of any user: for commands that show what is there.
+    """Return the content of a file of any user: for commands that only show it.
 
     Raises:
-        ForeignFileError: something else than a file is there.
+        ForeignFileError: the path isn't a regular file.
         OSError: the file can't be read; FileNotFoundError if there is none.
     """
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
@@ -80,10 +80,10 @@ def read_regular(path: str) -> bytes:
 
 
 def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = False) -> None:
-    """Write a file that is there whole or not at all, in place of one of this user's, if there is one.
+    """Write a file atomically, replacing one of this user's, if there is one.
 
     Raises:
-        ForeignFileError: something else is there, and stays.
+        ForeignFileError: something else is in its place, and stays.
         OSError: the file can't be written; no temporary file is left.
     """
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -96,9 +96,9 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
 
 
 def replace_in_own_folder(folder: int, name: str, data: bytes) -> None:
-    """Write a file that is there whole or not at all, in a directory of `open_own_folder`.
+    """Write a file atomically in a directory of `open_own_folder`.
 
-    Whatever is there is this user's, and is replaced without being opened; a directory stays.
+    An existing file is this user's, and is replaced without being opened; a directory stays.
 
     Raises:
         OSError: the file can't be written; no temporary file is left.
@@ -120,24 +120,24 @@ def _replace(
     try:
         with open(fd, "wb") as file:
             own = os.fstat(fd).st_uid
-            check(folder, name, own)  # before anything is written for nothing
+            check(folder, name, own)  # checked before writing, to spare a useless write
             file.write(data)
             file.flush()
             if fsync:
                 os.fsync(fd)
         check(folder, name, own)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:  # whatever ended the write, an interrupt included, the temporary file has to go
+    except BaseException:  # whatever ended the write, an interrupt included, the temporary file is removed
         os.unlink(temporary, dir_fd=folder)
         raise
 
 
 def open_own_folder(path: str) -> int:
-    """Make a directory, mode 0700, if it isn't there; return a descriptor of it.
+    """Create a directory with mode 0700 if it is missing. Return a descriptor of it.
 
     Raises:
-        ForeignFileError: something else is there, or a directory of another user.
-        OSError: it can't be made or opened.
+        ForeignFileError: the path is no directory, or one of another user.
+        OSError: the directory can't be made or opened.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -163,7 +163,7 @@ def _check_replaceable(folder: int, name: str, own: int) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(found.st_mode) and own in (found.st_uid, os.fstat(folder).st_uid):
-        return  # to rename over it touches nothing that it points to
+        return  # renaming over a link touches nothing that it points to
     if not stat.S_ISREG(found.st_mode):
         raise ForeignFileError(_what(found))
     if found.st_uid != own:
@@ -171,7 +171,7 @@ def _check_replaceable(folder: int, name: str, own: int) -> None:
 
 
 def _own_uid(folder: str) -> int | None:
-    """Owner of the files that this process creates in a directory; None if it can't create any."""
+    """Return the owner of files that this process creates in a directory; None if it can't create any."""
     path = os.path.join(folder, _temporary_name())
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Lines on standard error. Their reader may be stopped or stuck: writing waits for it only briefly."""
+"""Lines on standard error. Writes wait only briefly for a reader that is stopped or stuck."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LAST_WAIT_S = 2.0
 
 
 class StandardError:
-    """Writes in a thread, in order. While nothing is read, lines for which there is no more room are only counted."""
+    """Writes in a thread, in order. When its room is used up because nothing is read, lines are dropped and counted."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._lost = 0
 
     def put(self, text: str) -> None:
-        """Write these lines as they are, and return when they are written, or soon."""
+        """Write these lines as they are. Return once they are written, or after a short wait."""
         if self._pid != os.getpid():  # a fork has no thread
             self._pid, self._lost, self._thread = os.getpid(), 0, FileThread(_MOST_CHARACTERS)
         lines = f"({self._lost} lines lost: standard error was not read)\n{text}" if self._lost else text
@@ -38,7 +38,7 @@ class StandardError:
             write()  # no thread can be started
 
     def finish(self) -> None:
-        """Wait for what isn't written yet, ``_LAST_WAIT_S`` seconds at most."""
+        """Wait up to ``_LAST_WAIT_S`` seconds for unwritten lines."""
         if self._pid == os.getpid():
             self._wait(_LAST_WAIT_S)
 
@@ -48,13 +48,13 @@ class StandardError:
 
 def _write(text: str) -> None:
     stream = sys.stderr
-    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone ends no job; the event log has it
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone ends no job; the event log has the lines
         try:
             fd = stream.fileno()
-        except (AttributeError, OSError, ValueError):  # none, or one of a test
+        except (AttributeError, OSError, ValueError):  # no stream, or one of a test
             print(text, file=stream, flush=True)
             return
-        # not by the stream: while it writes it holds a lock, for which an exit would wait
+        # not by the stream, which holds a lock while it writes: an exit would wait for it
         unwritten = f"{text}\n".encode(stream.encoding or "utf-8", "backslashreplace")
         while unwritten:
             try:

@@ -1,4 +1,4 @@
-"""``ft_state.json``: read with suspicion, written whole, set aside when it was read and is broken."""
+"""``ft_state.json``: read with suspicion, written atomically, renamed if it is broken."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from megatron_ft.ipc.files.atomic_write import write_whole
 
 _MAX_CHARACTERS = 1 << 20
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
-"""How a writer's temporary file is called (``atomic_write``); a killed writer leaves one."""
+"""Name of a writer's temporary file (``atomic_write``); a killed writer leaves one."""
 _STALE_AFTER_S = 600.0
 
 
 class BrokenStateFile(FaultToleranceError):
-    """The file was read and isn't JSON. The message says why."""
+    """Raised for a file that was read and isn't JSON. The message says why."""
 
 
 class UnreadableStateFile(FaultToleranceError):
-    """The file could not be read, so nothing is known of it: leave it alone. The message says why."""
+    """Raised for a file that can't be read, and so must be left alone. The message says why."""
 
 
 def read_state(path: str) -> Any | None:
-    """The JSON document in the file; None if there is no file.
+    """Return the JSON document in the file; None if there is no file.
 
     Raises:
-        UnreadableStateFile: it is no regular file, or the file system refuses to read it.
-        BrokenStateFile: it isn't JSON. (``core.timeouts.ft_state_document`` checks what it says.)
+        UnreadableStateFile: the path is no regular file, or the file system refuses to read it.
+        BrokenStateFile: the content isn't JSON. (``core.timeouts.ft_state_document`` checks what it says.)
     """
     try:
-        # checked first, because opening a fifo would wait for ever
+        # checked first, because opening a FIFO would block for ever
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(path).st_mode
             if not stat.S_ISREG(mode):
@@ -63,21 +63,21 @@ def read_state(path: str) -> Any | None:
 
 
 def write_state(path: str, document: object) -> None:
-    """Replace the file; if the process is killed at any moment, it is the old one or the new one.
+    """Replace the file. If the process is killed at any moment, the file is the old one or the new one.
 
     Raises:
-        OSError: it can't be written; no temporary file is left.
+        OSError: the file can't be written; no temporary file is left.
     """
-    # whatever the umask, no stranger sets the timeouts by which ranks are ended
+    # whatever the umask, other users can't set the timeouts by which ranks are terminated
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
     _remove_stale_temporaries(path)
 
 
 def set_aside(path: str) -> str:
-    """Rename the file to ``<path>.corrupt-<n>``, the first free n from 1; return the new path.
+    """Rename the file to ``<path>.corrupt-<n>``, the first free n from 1. Return the new path.
 
     Raises:
-        OSError: it can't be renamed.
+        OSError: the file can't be renamed.
     """
     number = 1
     while os.path.lexists(f"{path}.corrupt-{number}"):
@@ -88,8 +88,9 @@ def set_aside(path: str) -> str:
 
 
 def _remove_stale_temporaries(path: str) -> None:
-    """Remove what killed writers left, by its age next to the file just written: the file server's clock."""
-    with contextlib.suppress(OSError):  # tidying up is no reason to fail a write that has succeeded
+    """Remove temporary files of killed writers, by their age relative to the file just written: the file server's
+    clock."""
+    with contextlib.suppress(OSError):  # failing to tidy up must not fail a write that has succeeded
         target = os.path.realpath(path)
         newest = os.stat(target).st_mtime
         with os.scandir(os.path.dirname(target)) as entries:

@@ -1,4 +1,4 @@
-"""Descriptors that are kept in a user's process for long.
+"""Descriptors kept for long in a user's process.
 
 A script, or a library that it uses, may close all descriptors and open files of its own, which get the same numbers.
 """
@@ -10,12 +10,12 @@ import os
 
 _ANONYMOUS = "anon_inode:"
 _open = os.open
-"""Opens files of /proc/self only, which no file system can delay; what others put in its place isn't called."""
+"""Original ``os.open``, for files in /proc/self only, which no file system can delay; replacements aren't called."""
 _EVENTFD_ID = "eventfd-id:"
 
 
 class KeptDescriptor:
-    """A descriptor with what identifies its file. Check ``is_ours`` before each use of ``number``."""
+    """A descriptor with the identity of its file. Check ``is_ours`` before each use of ``number``."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -23,11 +23,11 @@ class KeptDescriptor:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the number still stands for the same file."""
+        """True while the number stands for the same file."""
         return self.number >= 0 and self._identity is not None and _identity(self.number) == self._identity
 
     def close(self) -> None:
-        """Close the descriptor, unless the number is another file's by now. Calling it again does nothing."""
+        """Close the descriptor, unless the number belongs to another file by now. Idempotent."""
         if self.is_ours:
             with contextlib.suppress(OSError):
                 os.close(self.number)
@@ -35,7 +35,7 @@ class KeptDescriptor:
 
 
 def _identity(number: int) -> tuple[int, int, str] | None:
-    """Device, inode, and, as all event counters have the same, the number of an event counter; None if it is closed."""
+    """Return device, inode, and an eventfd's id, since all eventfds share one inode; None if it is closed."""
     try:
         facts = os.fstat(number)
         link = os.readlink(f"/proc/self/fd/{number}")

@@ -1,4 +1,4 @@
-"""Facts of this node for its ready checks: directories, network, the kernel's log. To ask for each may block."""
+"""Facts of this node for its ready checks: directories, network, the kernel's log. Every function may block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST_RECORD = 8192
 
 
 def try_directory(path: str) -> int:
-    """Write a file there and remove it. Free bytes.
+    """Write a file in the directory and remove it. Return the free bytes.
 
     Raises:
-        OSError: that can't be done.
+        OSError: writing or removing failed.
     """
     with tempfile.NamedTemporaryFile(dir=path, prefix=".ft-node-health-") as file:
         file.write(b"x")
@@ -28,13 +28,14 @@ def try_directory(path: str) -> int:
 
 
 def interfaces_up(sys: Path = Path("/sys")) -> list[str]:
-    """But for the loopback. A state that the kernel doesn't know counts: not all drivers tell."""
+    """Return the interfaces that are up, without the loopback. State "unknown" counts as up: not all drivers report
+    one."""
     states = {path.parent.name: _word(path) for path in sorted(sys.glob("class/net/*/operstate"))}
     return [name for name, state in states.items() if name != "lo" and state in ("up", "unknown")]
 
 
 def ports(sys: Path = Path("/sys")) -> list[Port]:
-    """Of all InfiniBand devices (and RoCE)."""
+    """Return the ports of all InfiniBand devices (and RoCE)."""
     return [
         Port(
             name=f"{path.parent.parent.name}/{path.name}",
@@ -46,7 +47,7 @@ def ports(sys: Path = Path("/sys")) -> list[Port]:
 
 
 def kernel_log(path: str = _KERNEL_LOG) -> list[str]:
-    """Since the node booted, or since what is left of that; empty where this user may not read it."""
+    """Return the kernel's log, as far as it is kept; empty if this user may not read it."""
     found: list[str] = []
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -57,7 +58,7 @@ def kernel_log(path: str = _KERNEL_LOG) -> list[str]:
             while record := _read(fd):
                 found += record.decode(errors="replace").splitlines()
     except OSError:
-        pass  # not allowed after all
+        pass  # not permitted after all
     finally:
         os.close(fd)
     return found
@@ -65,7 +66,8 @@ def kernel_log(path: str = _KERNEL_LOG) -> list[str]:
 
 def _read(fd: int) -> bytes:
     while True:
-        with contextlib.suppress(BrokenPipeError):  # records were overwritten meanwhile: the next one follows
+        # records were overwritten in the meantime: continue with the next one
+        with contextlib.suppress(BrokenPipeError):
             return os.read(fd, _LONGEST_RECORD)
 
 

@@ -1,6 +1,6 @@
-"""NVIDIA's management library, asked of devices and who holds memory there. No CUDA context, no torch, no package.
+"""NVIDIA's management library: devices, and processes that hold memory there. No CUDA context, no torch.
 
-The library comes with the driver; where it isn't there, there is nothing to ask.
+The library comes with the driver; without it there is nothing to ask.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Process(ctypes.Structure):
 
 
 def load() -> Any | None:
-    """The library; None where there is none."""
+    """Load the library; None where there is none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -37,16 +37,16 @@ def load() -> Any | None:
 
 
 def holdings(library: Any) -> list[Holding] | None:
-    """What all processes hold on all devices that this one may see; None if the driver doesn't tell.
+    """Return the memory that processes hold on all visible devices; None if the driver doesn't tell.
 
-    May take a second where nothing else keeps the driver awake. In a container that has a numbering of processes of
-    its own the driver names none, or them by other numbers.
+    May take a second where nothing else keeps the driver awake. In a container with its own PID namespace the driver
+    names no processes, or gives other numbers.
     """
     return _with_devices(library, lambda index: _on_device(library, index) or [])
 
 
 def gpus(library: Any) -> list[Gpu] | None:
-    """All devices that this process may see, and whether their memory is sound; None if the driver doesn't tell."""
+    """Return all visible devices, and whether their memory is sound; None if the driver doesn't tell."""
     return _with_devices(library, lambda index: [_gpu(library, index)])
 
 
@@ -54,7 +54,7 @@ def _with_devices(library: Any, ask: Callable[[int], list[T]]) -> list[T] | None
     try:
         if library.nvmlInit_v2() != 0:
             return None
-    except AttributeError:  # older than anything that CUDA still runs on
+    except AttributeError:  # older than any driver that CUDA still runs on
         return None
     try:
         count = ctypes.c_uint()
@@ -66,7 +66,7 @@ def _with_devices(library: Any, ask: Callable[[int], list[T]]) -> list[T] | None
 
 
 def _gpu(library: Any, index: int) -> Gpu:
-    """Older devices retire pages, newer ones replace rows; each doesn't know of the other."""
+    """Ask for retired pages (older devices) and remapped rows (newer ones); a device knows only one of them."""
     device = ctypes.c_void_p()
     if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) != 0:
         return Gpu(index=index)
@@ -83,7 +83,7 @@ def _gpu(library: Any, index: int) -> Gpu:
 
 
 def _asked(library: Any, name: str, *arguments: Any) -> bool:
-    """Whether it was answered."""
+    """Return True if the library answered."""
     try:
         return bool(getattr(library, name)(*arguments) == 0)
     except AttributeError:
@@ -112,7 +112,7 @@ def _on_device(library: Any, index: int) -> list[Holding] | None:
 
 
 def _question(library: Any) -> tuple[Any, type[ctypes.Structure]]:
-    """Newer drivers fill in more fields, and keep the older function for those who don't know them."""
+    """Return the newest function of the driver and its structure; newer ones fill in more fields."""
     for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
         if hasattr(library, name):
             return getattr(library, name), _Process

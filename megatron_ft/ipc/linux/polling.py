@@ -7,7 +7,7 @@ import time
 
 
 def wait_ready(fd: int, event: int, deadline_s: float) -> bool:
-    """Wait until ``event``, an error or a hang-up, or the deadline (time.monotonic); whether one of them came."""
+    """Wait for ``event``, an error, a hang-up, or the deadline (time.monotonic). Return False at the deadline."""
     poller = select.poll()
     poller.register(fd, event)
     while True:
@@ -19,5 +19,5 @@ def wait_ready(fd: int, event: int, deadline_s: float) -> bool:
 
 
 def has_hung_up(fd: int) -> bool:
-    """Whether the other end of a pipe or a socket is closed."""
-    return wait_ready(fd, 0, 0.0)  # errors and hang-ups are always told
+    """Return True if the other end of a pipe or a socket is closed."""
+    return wait_ready(fd, 0, 0.0)  # errors and hang-ups are always reported

@@ -1,9 +1,10 @@
-"""What the kernel tells of a process that hangs, from /proc: each part as far as it may be read.
+"""Facts of a hung process from /proc, each as far as it can be read.
 
-Only what can't wait for that process is read. The memory map of one that is stuck in a driver may be locked for good,
-and ``cmdline``, ``environ``, ``maps``, ``smaps`` and ``auxv`` wait for that lock (proc_pid_cmdline_read and mm_access
-in the kernel); ``syscall``, ``stack``, ``personality`` and ``io`` wait for one that is in the middle of an exec
-(exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin locks only, ``schedstat`` none.
+Nothing here blocks on that process, except where a docstring says so. The memory map of a process stuck in a driver may
+be locked for good, and ``cmdline``, ``environ``, ``maps``, ``smaps`` and ``auxv`` wait for that lock
+(proc_pid_cmdline_read and mm_access in the kernel); ``syscall``, ``stack``, ``personality`` and ``io`` wait for a
+process in the middle of an exec (exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin
+locks only, ``schedstat`` none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MAX_TEXT = 4096
 
 
 def process_facts(pid: int) -> ProcessFacts:
-    """State, name, waiting channel and threads of a process, as far as they can be read."""
+    """Return state, name, waiting channel and threads of a process, as far as they can be read."""
     stat = read_stat(pid)
     if stat is None:
         return ProcessFacts()
@@ -28,39 +29,38 @@ def process_facts(pid: int) -> ProcessFacts:
 
 
 def lost_processes(pid: int) -> list[tuple[int, str, int]]:
-    """Process id, name and exit code (as ``subprocess`` has it) of those a process or its children started that have
-    ended badly.
+    """Return PID, name and exit code (as in ``subprocess``) of failed descendants of a process.
 
-    Only zombies are known: of a child that its parent has asked after, the kernel has forgotten everything.
+    Only zombies are found: the kernel forgets a child once its parent has reaped it.
     """
     stats = map(read_stat, _with_children(pid)[1:])
     return [(each.pid, each.comm, each.exitcode) for each in stats if each and each.state == "Z" and each.exitcode]
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process catches this signal and doesn't block it in its main thread."""
+    """Return True if a process catches this signal and its main thread doesn't block it."""
     masks, bit = signal_masks(f"/proc/{pid}"), 1 << (number - 1)
     return bool(masks and masks["SigCgt"] & bit and not masks["SigBlk"] & bit)
 
 
 def has_open(pid: int, name: str) -> bool:
-    """Whether a process has a memory file (memfd) of that name open; True where that can't be read."""
+    """Return True if a process has a memory file (memfd) of that name open, or if that can't be read."""
     directory = f"/proc/{pid}/fd"
     try:
         numbers = os.listdir(directory)
     except OSError:
         return True
     for number in numbers:
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             if os.readlink(f"{directory}/{number}").startswith(f"/memfd:{name}"):
                 return True
     return False
 
 
 def has_mapped(pid: int, inode: int) -> bool:
-    """Whether a process has this file in its memory; True where that can't be read.
+    """Return True if a process has mapped this file, or if that can't be read.
 
-    This waits for the process's memory map: call it with a bound of time.
+    This waits for the lock on the process's memory map: call it with a bound of time.
     """
     try:
         with open(f"/proc/{pid}/maps") as file:
@@ -70,14 +70,14 @@ def has_mapped(pid: int, inode: int) -> bool:
 
 
 def blocking_threads(pid: int, number: int) -> set[int]:
-    """Those threads of a process that block this signal; one that is in its handler does so meanwhile."""
+    """Return the threads of a process that block this signal, as a thread does while in its handler."""
     return {tid for tid in _tids(pid) if is_masked(f"/proc/{pid}/task/{tid}", number, "SigBlk")}
 
 
 def run_delays_ns(pid: int) -> dict[int, int]:
-    """By thread of a process, how long it has been runnable and had no CPU, in its life.
+    """Return, by thread of a process, the nanoseconds it has been runnable without a CPU so far.
 
-    A wait that isn't over yet isn't in it. All are 0 where the kernel doesn't count that.
+    A wait that isn't over yet isn't included. All are 0 where the kernel doesn't count.
     """
     found = {}
     for tid in _tids(pid)[:_MAX_THREADS]:
@@ -88,15 +88,15 @@ def run_delays_ns(pid: int) -> dict[int, int]:
 
 
 def main_thread_ns(pid: int) -> tuple[int, int]:
-    """How long the main thread of a process has run in its life, and has been runnable without a CPU; 0: not known."""
+    """Return nanoseconds the main thread has run, and has been runnable without a CPU; zeros if unknown."""
     fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     return (int(fields[0]), int(fields[1])) if len(fields) > 1 else (0, 0)
 
 
 def transferred_bytes(pid: int) -> dict[int, int]:
-    """By process, of this one and those it and its children started: what it has read and written by system calls.
+    """Return, by process, bytes read and written by system calls, for a process and its descendants.
 
-    What goes through sockets' own calls (gloo, torch's store) isn't in it. This may wait: see the top of this file.
+    Sockets' own calls (gloo, torch's store) aren't included. This may block: see the top of this file.
     """
     found: dict[int, int] = {}
     for each in _with_children(pid):
@@ -107,9 +107,9 @@ def transferred_bytes(pid: int) -> dict[int, int]:
 
 
 def waiting_channels(pid: int) -> dict[int, str]:
-    """By thread, of this process and those it and its children started: the kernel's function in which it waits.
+    """Return, by thread of a process and its descendants, the kernel function it waits in.
 
-    Threads that run, and those of which the kernel doesn't tell, are left out.
+    Running threads, and those whose function is unknown, are left out.
     """
     found = {}
     for each in _with_children(pid):
@@ -120,9 +120,9 @@ def waiting_channels(pid: int) -> dict[int, str]:
 
 
 def _with_children(pid: int) -> list[int]:
-    """A process, those that it has started, and theirs; not more than some hundred."""
+    """Return a process and its descendants, a few hundred at most."""
     found, seen = [pid], {pid}
-    for each in found:  # it grows meanwhile
+    for each in found:  # the list grows in the loop
         new = children(each) - seen if len(seen) < _MAX_PROCESSES else set()
         seen |= new
         found += sorted(new)
@@ -143,7 +143,7 @@ def _tids(pid: int) -> list[int]:
     try:
         return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except OSError:
-        return []  # gone meanwhile
+        return []  # ended in the meantime
 
 
 def _read(path: str) -> str:
@@ -151,4 +151,4 @@ def _read(path: str) -> str:
         with open(path, "rb") as file:
             return file.read(_MAX_TEXT).decode(errors="replace")
     except OSError:
-        return ""  # gone meanwhile, or not ours to read
+        return ""  # ended in the meantime, or not permitted

@@ -1,8 +1,8 @@
-"""How our own processes are set up: their interpreter, name, parent and limit of open files.
+"""Set-up of this package's processes: interpreter, name, parent and limit of open files.
 
 A launcher has some descriptors for each rank, and one for each connection to a store that serves all nodes: the usual
-1024 end at a thousand nodes. So launchers and coordinators raise their limit. A program that uses select() fails beyond
-1024, so all else that a launcher starts, the ranks among it, gets the limit that the launcher was given.
+1024 are used up at a thousand nodes. So launchers and coordinators raise their limit. A program that uses select()
+fails beyond 1024, so other processes that a launcher starts, ranks included, get its original limit.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import sys
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 _PR_SET_CHILD_SUBREAPER = 36
-# loaded at import, because die_with_parent runs between fork and exec where nothing may be loaded
+# loaded at import: die_with_parent runs between fork and exec, where nothing may be loaded
 _libc = ctypes.CDLL(None, use_errno=True)
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from {}.__main__ import main; sys.exit(main())"
 _limit_before: tuple[int, int] | None = None
 
 
 def isolated_command(package: str) -> list[str]:
-    """What runs ``main`` of a package of ours (``megatron_ft.monitor``) in a new interpreter; its arguments follow.
+    """Return the command that runs ``main`` of a package (``megatron_ft.monitor``) in a new interpreter.
 
-    Isolated (-I) and without site (-S): neither the user's PYTHONPATH, nor a file named json.py in his working
-    directory, nor anything a .pth file imports gets into it. It has the standard library and us.
+    Isolated (-I) and without site (-S): the user's PYTHONPATH, a file named json.py in the working directory, and
+    imports of .pth files have no effect. Only the standard library and this package can be imported.
     """
     above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     return [sys.executable, "-I", "-S", "-c", _BOOT.format(package), above]
@@ -39,17 +39,17 @@ def die_with_parent() -> None:
 
 
 def go_on_without_parent() -> None:
-    """Ask the kernel to continue this process, if it is stopped then, when the thread that made it ends."""
+    """Ask the kernel to send SIGCONT to this process when the thread that made it ends, in case it is stopped then."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children instead of those of process 1."""
+    """Adopt orphans below this process, instead of process 1."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_name(name: bytes) -> bytes:
-    """What the kernel, and ps, call this process; returns what it was called."""
+    """Set the process name that the kernel and ps show. Return the former one."""
     before = ctypes.create_string_buffer(16)
     _libc.prctl(_PR_GET_NAME, before, 0, 0, 0)
     _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
@@ -63,7 +63,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of this process to the hard one; what can't be raised stays."""
+    """Raise the soft limit of open files to the hard one, if the system permits it."""
     global _limit_before
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _limit_before is None and limits[0] != limits[1]:
@@ -73,7 +73,7 @@ def raise_file_limit() -> None:
 
 
 def soft_limit_before() -> int | None:
-    """The limit before it was raised; None if it wasn't."""
+    """Return the soft limit before it was raised; None if it wasn't."""
     return None if _limit_before is None else _limit_before[0]
 
 
@@ -86,7 +86,7 @@ def restore_file_limit() -> None:
 
 
 def restore_file_limit_of(pid: int) -> None:
-    """The same in a child that has just been started, and hasn't opened many yet; one that has ended is fine."""
+    """Restore the limit in a child that has just been started and has few descriptors; ignore one that has ended."""
     if _limit_before is not None:
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _limit_before)

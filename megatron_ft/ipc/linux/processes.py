@@ -1,7 +1,7 @@
 """Processes as the kernel shows them: pidfds, /proc, process groups. Linux only.
 
-A process is signalled through a pidfd, or through the group of a child that isn't reaped yet: a bare number
-may belong to another process by now.
+A process is signalled through a pidfd, or through the group of a child that isn't reaped yet: a bare number may belong
+to another process by now.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple
 from megatron_ft.ipc.linux.polling import wait_ready
 
 _EXIT_STATUS, _START_TIME = 49, 19
-"""Where a stat file has them, counted from the state on."""
+"""Positions in a stat file, counted from the state."""
 OWN_THREADS = "/proc/self/task"
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-"""Not every kernel is built so; without, all of /proc is read."""
+"""False for a kernel without this option; then all of /proc is read."""
 
 
 class ProcessStat(NamedTuple):
-    """A few fields of /proc/<pid>/stat."""
+    """Fields of /proc/<pid>/stat."""
 
     pid: int
     comm: str
@@ -33,15 +33,15 @@ class ProcessStat(NamedTuple):
     group: int
     session: int
     is_anothers: bool = False
-    """Known to belong to another user (sudo), so that it can't be signalled."""
+    """True if the process is known to belong to another user (sudo), so that it can't be signalled."""
     exitcode: int = 0
-    """Of one that has ended and isn't reaped yet, as ``subprocess`` has it; 0 where it lives, or may not be read."""
+    """Exit code of a zombie, as in ``subprocess``; 0 if the process lives, or it may not be read."""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """What the kernel says of a process, or None if there is none.
+    """Return what the kernel reports of a process, None if there is none.
 
-    Of one that is another's and hidden (hidepid of /proc) that is little: its state is Z, or "?" if it lives.
+    A process of another user that is hidden (hidepid of /proc) has only state Z, or "?" if it lives, group and session.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -59,10 +59,10 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def age_s(pid: int) -> float:
-    """So many seconds ago a process was started.
+    """Return the seconds since a process was started.
 
     Raises:
-        OSError: there is none, or it is hidden.
+        OSError: there is no such process, or it is hidden.
     """
     with open(f"/proc/{pid}/stat", "rb") as file:
         ticks = int(file.read().rpartition(b")")[2].split()[_START_TIME])
@@ -70,14 +70,14 @@ def age_s(pid: int) -> float:
 
 
 def children(pid: int) -> set[int]:
-    """Process ids of the children of a process, zombies included; of our own, also the adopted ones."""
+    """Return the PIDs of the children of a process, zombies and adopted ones included."""
     if not _KERNEL_LISTS_CHILDREN:
         return {stat.pid for stat in all_processes() if stat.parent == pid}
     found: set[int] = set()
-    unreadable = (FileNotFoundError, ProcessLookupError, PermissionError)  # it is gone, or hidden
+    unreadable = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended, or hidden
     with contextlib.suppress(*unreadable):
         for task in os.listdir(f"/proc/{pid}/task"):
-            # threads may end meanwhile; their children go to another of its threads
+            # a thread may end in the meantime; its children go to another thread of the process
             with contextlib.suppress(*unreadable), open(f"/proc/{pid}/task/{task}/children") as file:
                 found.update(int(child) for child in file.read().split())
     return found
@@ -87,39 +87,38 @@ def _hidden_stat(pid: int) -> ProcessStat | None:
     try:
         group, session = os.getpgid(pid), os.getsid(pid)
     except OSError:
-        return None  # there is none
+        return None  # no such process
     parent, state = 0, "?"
-    with contextlib.suppress(ChildProcessError):  # not ours
+    with contextlib.suppress(ChildProcessError):  # not a child of this process
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         parent, state = os.getpid(), "?" if ended is None else "Z"
     return ProcessStat(pid, "hidden", state, parent, group, session, is_anothers=True)
 
 
 def all_processes() -> Iterator[ProcessStat]:
-    """Every process there is now."""
     for name in os.listdir("/proc"):
         if name.isdigit() and (stat := read_stat(int(name))) is not None:
             yield stat
 
 
 def is_gone(pidfd: int) -> bool:
-    """Whether the process has ended (it may still wait to be reaped)."""
+    """Return True if the process has ended, reaped or not."""
     return wait_ready(pidfd, select.POLLIN, 0.0)
 
 
 def wait_gone(pidfd: int, timeout_s: float) -> bool:
-    """Wait for the end of a process at most that long; whether it has ended."""
+    """Wait at most ``timeout_s`` for the end of a process. Return True if it has ended."""
     return wait_ready(pidfd, select.POLLIN, time.monotonic() + timeout_s)
 
 
 def is_in(pid: int, group: int) -> bool:
-    """Whether a process is in this process group, or in the session of the same number."""
+    """Return True if a process is in this process group, or in the session of the same number."""
     stat = read_stat(pid)
     return stat is not None and group in (stat.group, stat.session)
 
 
 def send_signal(pidfd: int, number: int) -> bool:
-    """Signal the process behind a pidfd; False if it is gone already, or has become another user's (sudo)."""
+    """Signal the process behind a pidfd. Return False if it is gone, or belongs to another user now (sudo)."""
     try:
         signal.pidfd_send_signal(pidfd, number)
     except (ProcessLookupError, PermissionError):
@@ -128,7 +127,7 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def with_owner(stat: ProcessStat) -> ProcessStat:
-    """The same, and whether it belongs to another user."""
+    """Return ``stat`` with ``is_anothers`` determined."""
     try:
         os.kill(stat.pid, 0)  # signal 0 has no effect, whichever process has the number by now
     except PermissionError:
@@ -139,11 +138,11 @@ def with_owner(stat: ProcessStat) -> ProcessStat:
 
 
 def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
-    """Signal the main thread of the process behind both; False if it is gone already.
+    """Signal the main thread of the process behind both. Return False if it is gone.
 
-    A pidfd stands for all threads of a process, and any of them may take what is sent through it; here that is done
-    only where the main thread blocks the signal. Else it goes by the number, which can't have gone to another process
-    as long as this one lives, which is checked right before.
+    A signal sent through a pidfd may be taken by any thread; that is done only if the main thread blocks the signal.
+    Otherwise it is sent by the number, which can't belong to another process while this one lives, as checked right
+    before.
     """
     import ctypes
 
@@ -154,17 +153,14 @@ def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
 
 
 def would_end_by(pid: int, number: int) -> bool:
-    """Whether a signal whose default action is the end of the process would do just that: it has no handler.
-
-    False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
-    """
+    """Return True if the process doesn't catch, block or ignore the signal. False for a process gone or hidden."""
     return is_masked(f"/proc/{pid}", number, "SigBlk", "SigIgn", "SigCgt") is False
 
 
 def signal_masks(place: str) -> dict[str, int]:
-    """The sets of signals (proc(5)) of the thread at this place in /proc, by name; empty if it is gone."""
+    """Return the signal sets (proc(5)) of the thread at this place in /proc, by name; empty if it is gone."""
     try:
-        with open(f"{place}/status", errors="replace") as file:  # its name may be cut within a letter
+        with open(f"{place}/status", errors="replace") as file:  # the name may be cut within a character
             lines = [line.partition(":") for line in file]
     except OSError:
         return {}
@@ -172,23 +168,24 @@ def signal_masks(place: str) -> dict[str, int]:
 
 
 def is_masked(place: str, number: int, *names: str) -> bool | None:
-    """Whether a signal is in any of these sets (proc(5)) of the thread at this place in /proc; None: it is gone."""
+    """Return True if any of these sets (proc(5)) of the thread at this place has the signal; None if it is gone."""
     masks = signal_masks(place)
     return any(masks[name] >> (number - 1) & 1 for name in names) if masks else None
 
 
 def carries(pid: int, marker: bytes) -> bool:
-    """Whether a process was started with ``marker`` in its environment."""
+    """Return True if a process was started with ``marker`` in its environment."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return marker in file.read()
     except OSError:
-        # gone, or another user's: not one of ours either way
+        # ended, or another user's: not a match either way
         return False
 
 
 def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> list[ProcessStat]:
-    """SIGKILL every process that belongs, until none is left or the time is over; returns what is left."""
+    """SIGKILL every process for which ``belongs`` is true, until none is left or the time is over. Return the
+    survivors."""
     deadline = time.monotonic() + timeout_s
     while True:
         left = [stat for stat in all_processes() if stat.state not in "ZX" and belongs(stat)]
@@ -200,9 +197,7 @@ def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> l
 
 
 def kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> None:
-    """SIGKILL a process that was listed, if what has its number now belongs, too; it isn't where no descriptor is left
-    for that.
-    """
+    """SIGKILL a listed process if ``belongs`` still holds for it; not if no descriptor is left for a pidfd."""
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(stat.pid)
         try:
@@ -215,7 +210,7 @@ def kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> 
 
 
 def thread_count() -> int:
-    """Threads of this process, those of C libraries included. One that has just ended is given a moment to go."""
+    """Return the number of threads of this process, C libraries included. A thread that ends is given a moment."""
     for _ in range(20):
         count = len(os.listdir(OWN_THREADS))
         if count == 1:

@@ -1,4 +1,4 @@
-"""Name servers that don't answer must not cost a restart seconds."""
+"""Timeout of the DNS resolver: a silent name server must not cost a restart seconds."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import ctypes
 import os
 
 _OPTIONS = "timeout:1 attempts:5"
-_STATE_BYTES = 4096  # more than a struct __res_state has anywhere
+_STATE_BYTES = 4096  # larger than any struct __res_state
 
 
 def ask_again_soon() -> None:
-    """Let this process ask a name server that is silent again after 1 s, not after 5, and as long in all.
+    """Let this process retry a silent name server after 1 s instead of 5 s, for as long in all.
 
-    For each rank that connects, torch's store asks for the name of its address, and serves no other meanwhile: one
-    lost answer made every rank wait. A RES_OPTIONS that the user sets is kept; the ranks' own name service
-    stays as it is.
+    torch's store looks up its address for each rank that connects, and serves no other meanwhile: one lost answer made
+    every rank wait. A RES_OPTIONS set by the user is kept; the ranks' own resolver stays as it is.
     """
     if "RES_OPTIONS" in os.environ:
         return
     os.environ["RES_OPTIONS"] = _OPTIONS
     try:
         libc, state = ctypes.CDLL(None), ctypes.create_string_buffer(_STATE_BYTES)
-        with contextlib.suppress(AttributeError):  # another C library than glibc, which has other ways
-            # reads the configuration that all threads share, as the first question of any of them would
+        with contextlib.suppress(AttributeError):  # another C library than glibc
+            # reads the configuration shared by all threads, as any first query would
             libc.__res_ninit(state)
             libc.__res_nclose(state)
     finally:

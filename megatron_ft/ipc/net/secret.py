@@ -1,11 +1,11 @@
-"""The handshake by which both ends of a control connection show that they know the job's secret, without sending it.
+"""Handshake by which both ends of a control connection prove the job's secret without sending it.
 
-A coordinator that has a secret sends ``challenge`` first of all, and reads nothing but the answer, ``proof``. A
-launcher that has one sends ``ask``, which only a coordinator without a secret answers, with ``open``: then the launcher
-goes no further. After ``proof`` and ``welcome`` every message travels in a sealed frame (`ipc.net.secure_channel`).
+A coordinator with a secret first sends ``challenge``, and reads nothing but the answer, ``proof``. A launcher with one
+sends ``ask``, which only a coordinator without a secret answers, with ``open``: then the launcher stops. After
+``proof`` and ``welcome`` every message travels in a sealed frame (`ipc.net.secure_channel`).
 
-Words of the other end before its proof decide nothing but this connection. (One exception: a launcher that was never
-let in anywhere takes ``open``, ``denied`` and another protocol version for its user's mistake.)
+Messages of an unproven peer affect nothing but this connection. (One exception: a launcher that was never let in
+anywhere takes ``open``, ``denied`` and another protocol version for its user's mistake.)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LEAST_BYTES, _MOST_BYTES = 16, 4096
 
 
 class SecretError(ProtocolError):
-    """The two ends don't have the same secret. The message says what a launcher's user can do."""
+    """Raised if the two ends don't have the same secret. The message says what a launcher's user can do."""
 
 
 class CoordinatorHandshake:
-    """The coordinator's end: it asks first. ``secret`` is None where the job has none: every launcher is let in."""
+    """The coordinator's end, which asks first. ``secret`` None: the job has none, and every launcher is let in."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -37,12 +37,12 @@ class CoordinatorHandshake:
         self.session: Session | None = None
         """Set once the launcher has proved that it knows the secret."""
 
-    def first(self, *, over: bool) -> Challenge | None:
-        """What to send when the connection is there. ``over``: the job has ended."""
-        return None if self._secret is None else Challenge(self._nonce.hex(), over)
+    def first(self, *, over: bool, job: str = "") -> Challenge | None:
+        """Return the first message of a new connection. ``over``: the job has ended; ``job``: its name."""
+        return None if self._secret is None else Challenge(self._nonce.hex(), over, job)
 
     def answer(self, message: Handshake) -> Welcome | None:
-        """What to send in return for a message, as long as it isn't ``is_done``: then the other end is let in.
+        """Return the answer to a message, while not ``is_done``; afterwards the other end is let in.
 
         Raises:
             SecretError: the launcher doesn't know the secret; answer with `Denied`.
@@ -63,27 +63,27 @@ class CoordinatorHandshake:
 
 
 class LauncherHandshake:
-    """A launcher's end."""
+    """The launcher's end."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
         self._nonce = b"" if secret is None else new_nonce()
         self._offered: Session | None = None
-        """The session, before the coordinator has proved that it knows the secret."""
+        """Session before the coordinator has proved that it knows the secret."""
         self.is_done = secret is None
         self.session: Session | None = None
         """Set once the coordinator has proved that it knows the secret."""
 
     def first(self) -> Ask | None:
-        """What to send when the connection is there."""
+        """Return the first message of a new connection."""
         return None if self._secret is None else Ask()
 
     def answer(self, message: Handshake) -> Proof | None:
-        """What to send in return for a message, as long as it isn't ``is_done``; and for any ``challenge``.
+        """Return the answer to a message, while not ``is_done``, and to any ``challenge``.
 
         Raises:
-            SecretError: the other end says that it has another secret, none, or one where this launcher has none.
-            ProtocolError: it says something that no coordinator of any secret does.
+            SecretError: the coordinator has another secret, none, or one where this launcher has none.
+            ProtocolError: the message is one that no coordinator sends here.
         """
         if self._secret is None:
             raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
@@ -98,7 +98,7 @@ class LauncherHandshake:
             self._offered = Session(self._secret, _PURPOSE, connects=self._nonce, listens=nonce)
             return Proof(self._nonce.hex(), self._offered.proof(Role.CONNECTS).hex())
         if isinstance(message, Welcome) and self._offered is not None:
-            # one that has another secret would have denied the proof
+            # a coordinator with another secret would have denied the proof
             mac = _bytes(message.mac)
             if mac is None or not self._offered.is_proof(mac, Role.LISTENS):
                 raise FrameError("the coordinator's proof of the job's secret isn't authentic")
@@ -108,10 +108,10 @@ class LauncherHandshake:
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes | None:
-    """The job's, from FT_SECRET or the file that FT_SECRET_FILE names; None where neither is set, or to "".
+    """Return the job's secret from FT_SECRET or the file FT_SECRET_FILE; None if neither is set, or both are empty.
 
     Raises:
-        ConfigError: it is empty, too short, too long, or has a NUL byte; or the file can't be read.
+        ConfigError: the secret is empty, too short, too long, or has a NUL byte; or the file can't be read.
     """
     source, path = "FT_SECRET", environ.get("FT_SECRET_FILE")
     secret = os.fsencode(environ.get("FT_SECRET", ""))
@@ -133,7 +133,7 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
 
 
 def _bytes(text: str, size: int | None = None) -> bytes | None:
-    """Bytes of a hexadecimal text; None if it is none, or of another size."""
+    """Return the bytes of a hexadecimal text; None if it is invalid or of another size."""
     try:
         found = bytes.fromhex(text)
     except ValueError:

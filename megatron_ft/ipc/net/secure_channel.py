@@ -1,10 +1,10 @@
 """Authenticated frames for one connection: keys from a shared secret, a counter and a MAC in every frame. No I/O.
 
-Who proves what, in order:
+Proofs, in order:
 
 1. Each end sends a fresh random nonce. `Session` derives everything below from the secret, both nonces and a purpose.
-2. Each end sends its proof. A proof binds both nonces, the purpose and the role of its sender, so that it is worth
-   nothing on another connection, in another protocol, or sent back to the end that made it.
+2. Each end sends its proof. A proof binds both nonces, the purpose and the role of its sender, so that it is invalid
+  on another connection, in another protocol, or sent back to its sender.
 3. Everything after the proofs travels in the frames of a `SecureChannel`, each under the key of its direction.
 
 A process between the two ends that doesn't know the secret can forward bytes or stop; it can't make a frame. Nothing is
@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from megatron_ft.core.errors import ProtocolError
 
@@ -33,18 +33,15 @@ _BODY_AT = _LENGTH.size + SEAL_BYTES
 
 
 class FrameError(ProtocolError):
-    """A frame of a `SecureChannel` that the other end didn't send in this place. The message says what is wrong."""
+    """Raised for a frame that the other end didn't send in this place. The message says what is wrong."""
 
 
 class Role(enum.Enum):
-    """Ends of a connection."""
-
     CONNECTS = "connects"
     LISTENS = "listens"
 
     @property
     def other(self) -> Role:
-        """Role of the other end."""
         return Role.LISTENS if self is Role.CONNECTS else Role.CONNECTS
 
 
@@ -107,7 +104,7 @@ class SecureChannel:
 
     def __init__(self, sends: bytes, receives: bytes, max_body_bytes: int) -> None:
         """``sends``, ``receives``: keys of 32 bytes, as `Session.channel` derives them."""
-        # keyed once: to copy the state is cheaper than to key it for each frame
+        # keyed once: copying the state is cheaper than keying it for each frame
         self._seals = hashlib.blake2b(key=sends, digest_size=_MAC_BYTES)
         self._opens = hashlib.blake2b(key=receives, digest_size=_MAC_BYTES)
         self._sealed = self._opened = 0
@@ -117,30 +114,34 @@ class SecureChannel:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a frame that isn't whole yet."""
+        """Bytes of an incomplete frame."""
         return len(self._buffer)
 
     def seal(self, body: bytes | memoryview) -> bytes:
-        """Return what goes before ``body`` on the wire. The body itself is sent as it is, so one serves many links."""
+        """Return the bytes that precede ``body`` on the wire. The body is sent unchanged, so one body serves many
+        links."""
         counter = _COUNTER.pack(self._sealed)
         self._sealed += 1
         return _LENGTH.pack(SEAL_BYTES + len(body)) + counter + _mac(self._seals, counter, body)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the bodies of the frames that are whole now, each authentic.
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """Return the bodies of the frames that are whole now, each authentic. Read them all before the next call.
 
         Raises:
-            FrameError: the next frame isn't what the other end sent next; the connection has to be closed.
+            FrameError: the next frame isn't what the other end sent next; the connection must be closed.
         """
         if self._error is not None:
             raise self._error
-        buffer = self._buffer
-        if not buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
-            if _BODY_AT <= len(data) <= _LENGTH.size + self._max_bytes:  # one frame, and no more: nearly always
+        size = len(data)
+        if not self._buffer and _BODY_AT <= size <= _LENGTH.size + self._max_bytes:
+            if data[: _LENGTH.size] == _LENGTH.pack(size - _LENGTH.size):  # one frame, and no more: nearly always
                 body = data[_BODY_AT:]
                 self._check(data[_LENGTH.size : _BODY_AT], body)
-                yield body
-                return
+                return (body,)
+        return self._frames(data)
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        buffer = self._buffer
         buffer += data
         while len(buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer)
@@ -182,7 +183,6 @@ class SecureChannel:
 
 
 def new_nonce() -> bytes:
-    """Return a nonce for one connection."""
     return os.urandom(NONCE_BYTES)
 
 

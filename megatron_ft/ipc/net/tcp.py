@@ -1,6 +1,6 @@
-"""Connections between hosts that carry the messages of `ipc.wire`: never waited for, and known to be dead soon.
+"""TCP connections between hosts for the messages of `ipc.wire`: never blocking, and quick to detect a dead peer.
 
-Bytes that a peer doesn't take at once are kept, up to a bound; who reads too slowly for that is dropped.
+Bytes that a peer doesn't take at once are kept, up to a limit; a slower peer is dropped.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
@@ -18,22 +18,22 @@ from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, Message, decode
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
-"""Seconds, but for the last, which is milliseconds: a host that is off, or cut off, ends the connection after 5 s."""
+"""Seconds, except for the last in milliseconds: a host that is off or cut off ends the connection after 5 s."""
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""How such an end shows: the latter two where the neighbourhood has said meanwhile that the host isn't there."""
+"""Errors of such an end; the last two if the network has reported in the meantime that the host is unreachable."""
 
 Target = tuple[int, int, int, str, Any]
-"""One address of a host, as ``socket.getaddrinfo`` has it."""
+"""One address of a host, as returned by ``socket.getaddrinfo``."""
 
 
 class Peer:
-    """One end of a connection. ``unsent`` bytes are sent by ``flush``, again and again until there are none.
+    """One end of a connection. Call ``flush`` until no ``unsent`` bytes are left.
 
-    What is kept of the other end's bytes is at most one frame, and one read.
+    At most one frame and one read of the other end's bytes are kept.
     """
 
     def __init__(self, sock: socket.socket, *, allowance: int | None = None) -> None:
-        """``allowance``: bytes that the other end may send in all before `secure`; None: as many as it likes."""
+        """``allowance``: bytes that the other end may send in all before `secure`; None: no limit."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -43,30 +43,29 @@ class Peer:
         self.unsent = bytearray()
         self.is_open = True
         self.is_silent = False
-        """It isn't open any more because its host answers no packet: no end of the connection has come from there."""
+        """True if the connection ended because its host answers no packet."""
         self.is_reset = False
-        """The connection was reset on the way, or given up here: the other side hasn't closed it."""
+        """True if the connection was reset on the way, or given up here: the other side hasn't closed it."""
         self._allowance = allowance
         self._decoder = Decoder()
         self._channel: SecureChannel | None = None
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a frame that isn't whole yet."""
+        """Bytes of an incomplete frame."""
         return self._decoder.buffered_bytes if self._channel is None else self._channel.buffered_bytes
 
     def secure(self, channel: SecureChannel) -> None:
-        """Seal all frames that are written from now on, and open those that follow the last one read."""
+        """Seal all frames written from now on, and open those that follow the last one read."""
         self._channel, self._allowance = channel, None
 
     def fileno(self) -> int:
-        """For ``select``; -1 once closed."""
         return self.sock.fileno()
 
     def write(self, frame: bytes) -> int:
-        """Have one frame of `ipc.wire.encode` sent; the number of bytes on the wire.
+        """Queue one frame of `ipc.wire.encode`. Return the number of bytes on the wire.
 
-        A peer that has let too many of them lie is given up.
+        A peer with too many unsent bytes is given up.
         """
         if not self.is_open:
             return 0
@@ -83,63 +82,58 @@ class Peer:
         return added
 
     def flush(self) -> bool:
-        """Send what can be sent now; whether all is sent."""
+        """Send what can be sent now. Return True if all is sent."""
         if self.unsent and self.is_open:
             try:
                 sent = self.sock.send(self.unsent)
                 del self.unsent[:sent]
             except BlockingIOError:
-                pass  # the selector says when there is room again
+                pass  # the selector reports when there is room again
             except OSError as error:
                 self._failed(error)
         return not self.unsent
 
     def read(self) -> list[Message]:
-        """Messages that are whole now. ``is_open`` is False afterwards if there won't be any more.
+        """Return the messages that are complete now. ``is_open`` is False afterwards if no more will come.
 
         Raises:
-            ProtocolError: the peer speaks otherwise.
+            ProtocolError: the peer doesn't speak the protocol.
         """
         return [decode(body) for body in self.read_bodies()]
 
-    def read_bodies(self) -> Iterator[bytes]:
-        """Like `read`, but yields undecoded bodies. `secure` may be called between two of them.
+    def read_bodies(self) -> Iterable[bytes]:
+        """Like `read`, but returns undecoded bodies, to be read at once. `secure` may be called between two of them.
 
         Raises:
             FrameError: a sealed frame isn't what the peer sent in this place.
-            ProtocolError: the peer speaks otherwise.
+            ProtocolError: the peer doesn't speak the protocol.
         """
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
-            return
+            return ()
         except OSError as error:
             self._failed(error)
-            return
+            return ()
         if not data:
             self.is_open = False
             if self._channel is not None:
                 self._channel.end()
-            return
+            return ()
+        if self._channel is not None:
+            return self._channel.feed(data)
+        return self._before_secure(data)
+
+    def _before_secure(self, data: bytes) -> Iterator[bytes]:
         if self._allowance is not None:
             self._allowance -= len(data)
             if self._allowance < 0:
                 raise ProtocolError("too many bytes before the proof of the secret")
-        if self._channel is None:
-            yield from self._unsealed(data)
-            data = self._decoder.take_rest() if self._is_secure else b""
-        if self._channel is not None:
-            yield from self._channel.feed(data)
-
-    def _unsealed(self, data: bytes) -> Iterator[bytes]:
         for body in self._decoder.bodies(data):
             yield body
-            if self._is_secure:
+            if self._channel is not None:
+                yield from self._channel.feed(self._decoder.take_rest())
                 return
-
-    @property
-    def _is_secure(self) -> bool:
-        return self._channel is not None
 
     def _failed(self, error: OSError) -> None:
         self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
@@ -147,18 +141,17 @@ class Peer:
         self.is_open = False
 
     def give_up(self) -> None:
-        """Nothing more is sent to it; its owner closes it."""
+        """Send nothing more; the owner closes the connection."""
         self.is_reset |= self.is_open
         self.is_open = False
 
     def close(self) -> None:
-        """Close it; calling it again does nothing."""
         self.is_open = False
         self.sock.close()
 
 
 def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
-    """A listening socket, on all addresses if ``host`` is empty: of IPv4, and of IPv6 where this machine has that.
+    """Return a listening socket; with an empty ``host`` on all addresses: IPv4, and IPv6 if available.
 
     Raises:
         OSError: the address can't be used.
@@ -179,7 +172,7 @@ def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
 
 
 def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
-    """All addresses of a host. Waits for name servers, unless ``is_number`` says that there is no name to look up.
+    """Return all addresses of a host. Waits for name servers unless ``is_number``: an address needs no look-up.
 
     Raises:
         OSError: there are none.
@@ -192,7 +185,7 @@ def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
 
 
 def begin(target: Target, *, allowance: int | None = None) -> Peer:
-    """A connection that is being made to one address: it is there when it is writable. ``allowance``: as in `Peer`.
+    """Begin to connect to one address; the connection is made when it is writable. ``allowance``: as in `Peer`.
 
     Raises:
         OSError: no process listens there.
@@ -209,10 +202,10 @@ def begin(target: Target, *, allowance: int | None = None) -> Peer:
 
 
 def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
-    """Host and port of ``host:port``, ``[host]:port`` or ``host``.
+    """Return host and port of ``host:port``, ``[host]:port`` or ``host``.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or (text.startswith("[") and text.endswith("]")):
@@ -223,5 +216,5 @@ def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """What ``parse_address`` reads."""
+    """Format an address for ``parse_address``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""The launcher's one place to wait: descriptors, timers, and work that blocks, in one loop of one thread."""
+"""The launcher's event loop: descriptors, timers, and blocking work, in one thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 THREAD_PREFIX = "ft_launcher_"
-"""Of the names of threads that may wait inside torch for longer than the launcher lives."""
+"""Prefix of threads that may wait inside torch for longer than the launcher lives."""
 
 _CHECK_S = 1.0
 
@@ -21,10 +21,9 @@ T = TypeVar("T")
 
 
 class Priority(IntEnum):
-    """Order in which descriptors that are ready at once are served.
+    """Order of serving descriptors that are ready at once.
 
-    A verdict is sent before the kill, so messages are read before deaths: then the cause is known when the death is
-    handled.
+    A verdict is sent before the kill, so messages are read before deaths: the cause is known when the death is handled.
     """
 
     SIGNAL = 0
@@ -33,14 +32,13 @@ class Priority(IntEnum):
 
 
 class Timer:
-    """Something to do at a time; ``cancel`` drops it."""
+    """A callback at a time; ``cancel`` drops it."""
 
     def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
         self.at_s = at_s
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Don't call it any more."""
         self.callback = None
 
 
@@ -57,21 +55,21 @@ class Reactor:
         self._selector.register(fd, selectors.EVENT_READ, (priority, callback))
 
     def watch_room(self, fd: int, wanted: bool) -> None:
-        """Call back also each time the watched ``fd`` takes bytes, or has failed to connect; or no more."""
+        """Start or stop calling back also when the watched ``fd`` accepts bytes, or has failed to connect."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
         self._selector.modify(fd, events, self._selector.get_key(fd).data)
 
     def unwatch(self, fd: int) -> None:
-        """Forget ``fd``; call it before the descriptor is closed. Unknown ones are passed over."""
+        """Stop watching ``fd``; call it before the descriptor is closed. Unknown ones are ignored."""
         try:
             self._selector.unregister(fd)
         except (KeyError, ValueError):
             pass  # not watched, or closed by an error: either way no callback is left
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back once, ``delay_s`` seconds from now; if that is over, the next time that events are served.
+        """Call back once, ``delay_s`` seconds from now, at the earliest when events are served next.
 
-        Else one that is always overdue would be called for ever in one go, and nothing else be served.
+        Otherwise a timer that is always overdue would block everything else.
         """
         timer = Timer(time.monotonic() + max(0.0, delay_s), callback)
         heapq.heappush(self._timers, (timer.at_s, next(self._number), timer))
@@ -82,7 +80,7 @@ class Reactor:
         ready = self._selector.select(self._bounded(timeout_s))
         for key, _ in sorted(ready, key=lambda item: item[0].data[0]):
             current = self._selector.get_map().get(key.fd)
-            # a callback before this one may have closed it; its number may even be another one's by now
+            # an earlier callback may have closed it; its number may even be reused by now
             if current is not None and current.data is key.data:
                 key.data[1]()
         now = time.monotonic()
@@ -92,7 +90,7 @@ class Reactor:
                 timer.callback()
 
     def run_until(self, condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
-        """Serve until ``condition`` holds or the deadline is over; whether it holds."""
+        """Serve until ``condition()`` or the deadline. Return False at the deadline."""
         while not condition():
             left = None if deadline_s is None else deadline_s - time.monotonic()
             if left is not None and left <= 0:
@@ -101,12 +99,12 @@ class Reactor:
         return True
 
     def call_blocking(self, function: Callable[[], T], check: Callable[[], None] | None = None) -> T:
-        """Run something that blocks in a thread of its own, and serve everything else meanwhile.
+        """Run a blocking function in a thread of its own, and serve everything else meanwhile.
 
         ``check`` is called after each event, and each second; if it raises, the thread is abandoned.
 
         Raises:
-            whatever ``function`` or ``check`` raises.
+            any exception of ``function`` or ``check``.
         """
         call = _BlockingCall(function)
         self.watch(call.done_fd, lambda: None)
@@ -124,7 +122,7 @@ class Reactor:
         return call.result()
 
     def call_in_thread(self, function: Callable[[], T], done: Callable[[Callable[[], T]], None]) -> None:
-        """Run something that blocks in a thread of its own, and return at once.
+        """Run a blocking function in a thread of its own, and return at once.
 
         ``done`` is called from the loop, with a function that returns or raises what the first one did.
 
@@ -143,13 +141,13 @@ class Reactor:
         try:
             self.watch(call.done_fd, take)
             call.thread.start()
-        except (OSError, RuntimeError):  # no room in the kernel for one more descriptor to watch, or for a thread
+        except (OSError, RuntimeError):  # the kernel has no room for another watched descriptor, or thread
             self.unwatch(call.done_fd)
             os.close(call.done_fd)
             raise
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all timers and descriptors."""
         self._timers.clear()
         self._selector.close()
 

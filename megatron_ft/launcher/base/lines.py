@@ -1,6 +1,6 @@
-"""The launcher's lines about itself: processes, signals, files. Those about cycles: core/agent/lines.py.
+"""The launcher's lines about itself: processes, signals, files. Lines about cycles: core/agent/lines.py.
 
-They go to standard error, which may be gone, and may be shared with other launchers of the job.
+Standard error may be closed, and may be shared with other launchers of the job.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, printable
-from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.processes import ProcessStat
+from megatron_ft.ipc.log import INFO, LAUNCHER, WARNING
 
-_PREFIX = "[ft_launcher] "
+_WARNING = "warning: "
 OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
 
 
 def say(text: str) -> None:
     """Print one line for the user, in which nothing of what came from elsewhere can act on a terminal."""
-    put(f"{_PREFIX}{printable(text)}")
+    LAUNCHER.say(WARNING if text.startswith(_WARNING) else INFO, printable(text))
 
 
 def sayer(*, has_others: bool) -> Callable[[str], None]:
-    """``say``; where the job may have other nodes, with the time and this node's name, as their output is mixed."""
+    """Return ``say``; in a job of several nodes, with time and host name, as their output is mixed."""
     if not has_others:
         return say
     host = socket.gethostname()
@@ -32,61 +32,61 @@ def sayer(*, has_others: bool) -> Callable[[str], None]:
 
 
 def user_mistake(text: str) -> str:
-    """A mistake on the command line or in the configuration, as argparse says it."""
+    """Format a user error on the command line or in the configuration, as argparse does."""
     return f"ft_launcher: error: {' '.join(text.split())}"
 
 
 def stuck(stats: Sequence[ProcessStat]) -> str:
-    """Processes that SIGKILL doesn't end, or isn't allowed to, and their states: D is a wait in the kernel."""
+    """Format processes that SIGKILL doesn't or may not end, with their states: D is a wait in the kernel."""
     owner = {True: ", of another user", False: ""}
     told = ", ".join(f"{stat.pid} ({stat.comm}, state {stat.state}{owner[stat.is_anothers]})" for stat in stats)
     return f"process {told}" if len(stats) == 1 else f"processes {told}"
 
 
 def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
-    """They hold what new ranks would need."""
+    """Format processes that survived SIGKILL and hold what new ranks need."""
     return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL, not waiting any longer"
 
 
 def fresh_interpreters(reason: str) -> str:
-    """Why ranks aren't forked; what each of them imports then costs its time at every restart."""
+    """Format why ranks aren't forked; each one's imports then take time at every restart."""
     return f"ranks start as fresh interpreters: {reason}"
 
 
 def preload_left_out(module: str, reason: str) -> str:
-    """A module that the user asked for, and that no rank can be forked with."""
+    """Format a module of --ft-preload that can't be imported."""
     return f"--ft-preload: {module} could not be imported: {reason}"
 
 
 def forked_at(where: str, what: str, took_s: float | None = None) -> str:
-    """Where the script's ranks begin. ``what`` as in "reads RANK"."""
+    """Format where the script's ranks begin. ``what`` as in "reads RANK"."""
     point = "the end of the script" if not where and what == "ends" else f"{where or 'the script'} ({what})"
     after = "" if took_s is None else f", after {took_s:.1f} s of imports"
     return f"ranks are forked at {point}{after}"
 
 
 def cannot_be_shared(reason: str, where: str, what: str) -> str:
-    """Why no rank can be forked from a script that has got to ``where``."""
+    """Format why no rank can be forked from a script that has got to ``where``."""
     return reason if not what else f"{reason} at {where or 'its end'}, where it {what}"
 
 
 def file_changed(path: str) -> str:
-    """The script has to run ahead again."""
+    """Format why the script has to run ahead again."""
     return f"{path} changed: running the script ahead again"
 
 
 def fork_server_replaced(code: int) -> str:
-    """The fork server has ended; ranks aren't affected."""
+    """Format the end of the fork server; ranks aren't affected."""
     return f"the fork server exited ({exit_code(code)}); ranks are not affected; starting a new one"
 
 
 def no_more_fork_servers(deaths: int) -> str:
-    """The fork server was killed again and again: it isn't started any more."""
+    """Format that the fork server was killed repeatedly, and isn't started any more."""
     return f"the fork server died {deaths} times; ranks start as fresh interpreters"
 
 
 def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str:
-    """A signal of ``--ft-forward-signals``; local ranks."""
+    """Format the result of a signal of ``--ft-forward-signals``; local ranks."""
     if not ranks and not unready:
         return f"{name} dropped: no rank runs now"
     who, has = ("local rank", "has") if len(unready) == 1 else ("local ranks", "have")
@@ -97,7 +97,7 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
 
 
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
-    """A monitor that didn't do its work any more."""
+    """Format the replacement of a monitor that stopped working."""
     when = (
         "replacing it" if not pause_s else f"starting another one in {pause_s:g} s, {whose} is not monitored until then"
     )
@@ -105,47 +105,45 @@ def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
 
 
 def run_dir_removed(path: str) -> str:
-    """The directory of the sockets, or a socket in it, was removed."""
+    """Format the removal of the socket directory, or of a socket in it."""
     return f"socket directory {path} was deleted: recreated"
 
 
 def run_dir_lost(reason: str) -> str:
-    """The directory of the sockets can't be recreated."""
+    """Format that the socket directory can't be recreated."""
     return f"the socket directory can't be recreated ({reason}): ranks that aren't connected yet will fail"
 
 
 def paused(pid: int) -> str:
-    """The judgement of hangs was suspended."""
     return f"paused by process {pid}: hang detection is off on this node until `megatron-ft resume`"
 
 
 def resumed(pid: int, pause_s: float) -> str:
-    """The judgement of hangs goes on."""
     return f"hang detection resumed by process {pid} after {pause_s:.1f} s; the pause counts against no timeout"
 
 
 def in_one_line(error: BaseException) -> str:
-    """An unexpected error, as one line for the user."""
+    """Format an unexpected error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def cannot_start(error: OSError) -> str:
-    """What the launcher can't get before the job begins: open files, a directory for sockets."""
+    """Format what the launcher can't get before the job begins: open files, a directory for sockets."""
     return f"the launcher can't start: {in_one_line(error)}"
 
 
 def launcher_failed(error: BaseException) -> str:
-    """The launcher itself, not a rank."""
+    """Format a failure of the launcher itself, not of a rank."""
     return f"the launcher failed: {in_one_line(error)}"
 
 
 def left_something(error: OSError, run_dir: str) -> str:
-    """The job has ended and its end was reported; its processes end by themselves once the launcher has."""
+    """Format an incomplete cleanup after the job's end; remaining processes end with the launcher."""
     return f"cleanup was incomplete ({in_one_line(error)}): {run_dir} may be left behind"
 
 
 def rendezvous_failed(error: BaseException) -> str:
-    """The nodes can't meet (any more)."""
+    """Format a failed rendezvous, with the first and the last error of the chain."""
     causes = []
     current: BaseException | None = error
     while current is not None:
@@ -157,5 +155,5 @@ def rendezvous_failed(error: BaseException) -> str:
 
 
 def exit_code(code: int) -> str:
-    """How a process that the launcher started has ended, by its exit code as subprocess has it."""
+    """Format an exit code in the form of ``subprocess``."""
     return f"code {code}" if code >= 0 else signal_name(-code)

@@ -14,27 +14,27 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.base.run_directory import is_open_to_others
 
 TORCH_LOGS = "ranks"
-"""Under the log directory: torch's error files, where the user gave no --log-dir."""
+"""Subdirectory of torch's error files, if the user gave no --log-dir."""
 
 _STATE = "the user's state directory (choose one with --ft-log-dir)"
 
 
 def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run_id: str, job_name: str = "") -> str:
-    """The directory of the event logs, made if it isn't there: the one that was asked for, or a new one.
+    """Return the directory of the event logs, created if missing: the requested one, or a new one.
 
-    With a ``job_name`` it is one for all nodes and lives of the job, as far as they have the same home.
+    With a ``job_name`` it is common to all nodes and lives of the job that share a home.
 
     Raises:
-        ConfigError: what was asked for is no directory.
-        OSError: it can't be made or written, in one line: a disk that is full is no mistake of the user.
+        ConfigError: the requested path is no directory.
+        OSError: it can't be made or written, in one line: a full disk is no user error.
     """
     if ft_log_dir:
         return _make(os.path.abspath(ft_log_dir), "--ft-log-dir")
     if torch_log_dir and torch_log_dir != os.devnull:
         return _make(os.path.join(os.path.abspath(torch_log_dir), "megatron_ft"), "--log-dir")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    # a run id may hold anything; what is kept of it is for the eye. A home may serve all the nodes of a job, whose
-    # launchers start in the same second: host and process make the name their own
+    # a run id may contain anything, and only serves the reader. A home may be shared by all nodes of a job, whose
+    # launchers start in the same second: host and process make the name unique
     words = [run_id[:40], socket.gethostname()[:64], str(os.getpid())]
     name = "-".join([stamp, *(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)])
     state = _state_directory()
@@ -51,9 +51,9 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
 
 
 def doubt_about(log_dir: str) -> str | None:
-    """A warning if users other than root may remove or replace what is written there, else None.
+    """Return a warning if users other than root may remove or replace files there, else None.
 
-    A group that may write is no reason for one: users who share a project set it up so.
+    A group with write permission is no reason: users who share a project set it up so.
     """
     with contextlib.suppress(OSError):
         owners = {os.lstat(log_dir).st_uid, os.stat(log_dir).st_uid} - {0, os.geteuid()}
@@ -66,7 +66,7 @@ def doubt_about(log_dir: str) -> str | None:
 
 
 def remove_if_empty(path: str) -> None:
-    """Take back a log directory in which nothing was written."""
+    """Remove a log directory in which nothing was written."""
     for each in (os.path.join(path, TORCH_LOGS), path):
         with contextlib.suppress(OSError):  # not there, or not empty
             os.rmdir(each)
@@ -94,17 +94,17 @@ def _make_new(path: str) -> str:
 
 
 def _make_directories(path: str, *, mode: int) -> None:
-    """``os.makedirs``: only this user may write to the new directories, whatever the umask. It heeds no ``mode`` above
-    the last one.
+    """Create directories that only this user can write to, whatever the umask; ``os.makedirs`` applies ``mode`` only to
+    the last.
 
     Raises:
-        OSError: that can't be done; FileExistsError if something else is there.
+        OSError: a directory can't be made; FileExistsError if something else is in its place.
     """
     try:
         os.mkdir(path, mode)
     except FileNotFoundError:
         parent = os.path.dirname(path)
-        if os.path.isdir(parent):  # /proc and its like
+        if os.path.isdir(parent):  # /proc and the like
             raise
         _make_directories(parent, mode=0o755)
         _make_directories(path, mode=mode)
@@ -114,13 +114,13 @@ def _make_directories(path: str, *, mode: int) -> None:
 
 
 def _state_directory() -> str:
-    """Where programs of this user keep what is to last.
+    """Return the directory for persistent state of this user's programs.
 
     Raises:
         FileNotFoundError: the user has no home.
     """
     given = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(given):  # another is to be ignored, says the specification
+    if os.path.isabs(given):  # the specification says to ignore a relative one
         return os.path.normpath(given)
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
@@ -129,7 +129,7 @@ def _state_directory() -> str:
 
 
 def _is_taken(path: str, parent: str) -> bool:
-    """Whether another user has put something there: neither root nor the owner of the directory around it."""
+    """Return True if another user owns the path: neither root nor the owner of the parent directory."""
     try:
         return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(parent).st_uid)
     except FileNotFoundError:

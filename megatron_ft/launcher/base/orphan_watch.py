@@ -1,8 +1,8 @@
-"""What the launcher can't do without: the step of Slurm's that it runs in, and readers of its output.
+"""The launcher's prerequisites: the Slurm step it runs in, and readers of its output.
 
 A launcher whose slurmstepd has died belongs to no job any more. Ranks that write to the launcher's output fail at their
-next print once it has no reader. No restart mends either. A stream to which no rank writes may lose its reader: the
-launcher's own lines are in the event log, too.
+next print once it has no reader. No restart helps in either case. A stream to which no rank writes may lose its reader:
+the launcher's own lines are in the event log, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 
 STEP_DAEMON = "slurmstepd"
-"""Between a step's tasks and Slurm, on each node."""
+"""Process between a step's tasks and Slurm, on each node."""
 _MOST_ANCESTORS = 32
 _STREAMS = {1: "standard output", 2: "standard error"}
 
@@ -35,7 +35,7 @@ class OrphanWatch:
             reactor.watch(self._pidfd, self._orphaned, Priority.SIGNAL)
 
     def check(self) -> None:
-        """Check that both are still there: each second, and before an exit of a rank is handled."""
+        """Check both: each second, and before an exit of a rank is handled."""
         if self._is_orphaned:
             self.on_orphaned(f"{STEP_DAEMON}, an ancestor of this launcher, has exited")
         for fd, name in self._streams.items():
@@ -44,7 +44,7 @@ class OrphanWatch:
                 return
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._pidfd is not None:
             self._reactor.unwatch(self._pidfd)
             os.close(self._pidfd)
@@ -57,7 +57,7 @@ class OrphanWatch:
 
 
 def has_reader(fd: int) -> bool:
-    """Return True for a pipe or a socket whose other end is open. Files and terminals have none of that kind."""
+    """Return True for a pipe or a socket whose other end is open; files and terminals have none."""
     return _is_read(fd) and not has_hung_up(fd)
 
 
@@ -75,7 +75,7 @@ def _is_read(fd: int) -> bool:
 
 
 def _step_daemon() -> int | None:
-    """A pidfd of the nearest ancestor that is one; None in a container that hides it, or where there is none."""
+    """Return a pidfd of the nearest slurmstepd above; None without one, or in a container that hides it."""
     pid = os.getppid()
     for _ in range(_MOST_ANCESTORS):
         facts = read_stat(pid) if pid > 1 else None

@@ -1,7 +1,7 @@
 """The directory of a launcher's sockets: made at its start, recreated if it was deleted, removed at its end.
 
-A launcher holds a lock on a file in it, which goes with the process, however that ends. A directory whose lock can be
-taken is a leftover of a launcher that was killed with all its monitors, or with its host: the next launcher removes it.
+A launcher holds a lock on a file in it, which the process's end releases in any case. A directory whose lock is free is
+a leftover of a launcher that was killed with all its monitors, or with its host: the next launcher removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatron_ft.launcher.base import lines
 
 _PREFIX = "megatron_ft-"
 _OWNER = "owner"
-"""The file in a run directory that is locked as long as its launcher lives."""
+"""File in a run directory that is locked as long as its launcher lives."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
@@ -33,23 +33,23 @@ class Listening(Protocol):
     """Sockets in the directory."""
 
     def is_lost(self) -> bool:
-        """Whether one was deleted."""
+        """Return True if a socket was deleted."""
         ...
 
     def listen_again(self) -> None:
-        """Recreate those that were deleted.
+        """Recreate deleted sockets.
 
         Raises:
-            OSError: one can't be made.
+            OSError: a socket can't be made.
         """
         ...
 
 
 class RunDirectory:
-    """The directory of one launcher, which locks it so that no other one removes it as a leftover."""
+    """The directory of one launcher, locked so that no other one removes it as a leftover."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """Make it.
+        """Create the directory.
 
         Raises:
             ConfigError: there is no place for it.
@@ -65,7 +65,7 @@ class RunDirectory:
         self._sockets.append(sockets)
 
     def mend(self) -> None:
-        """Recreate sockets that were deleted: ranks that are still to connect would find no monitor."""
+        """Recreate deleted sockets: ranks that are still to connect would find no monitor."""
         if not any(sockets.is_lost() for sockets in self._sockets):
             self._is_reported = False
             return
@@ -84,11 +84,10 @@ class RunDirectory:
         self._is_reported = True
 
     def remove(self) -> None:
-        """Remove it with what is in it."""
         remove_run_directory(self.path)
 
     def release(self) -> None:
-        """Unlock it.
+        """Unlock the directory.
 
         Raises:
             OSError: the descriptor can't be closed.
@@ -101,9 +100,8 @@ class RunDirectory:
 def make_run_directory() -> str:
     """Make a private directory of an unpredictable name, short enough for sockets; remove those of dead launchers.
 
-    It isn't in XDG_RUNTIME_DIR, which is removed when the user logs out, while the job goes on. Parent directories in
-    which another user could rename it, and put something else in its place, are tried last. Directories that this
-    user's dead launchers have left there are removed first.
+    XDG_RUNTIME_DIR isn't used, because it is removed when the user logs out, while the job goes on. Parent directories
+    in which another user could rename it, and put something else in its place, are tried last.
 
     Raises:
         ConfigError: no place can be written.
@@ -124,10 +122,10 @@ def make_run_directory() -> str:
 
 
 def _remake_run_directory(path: str) -> None:
-    """Create it again under the name that the ranks know, after it was removed: cleaners of /tmp do that on long jobs.
+    """Recreate the directory under the name that the ranks know: cleaners of /tmp remove it in long jobs.
 
     Raises:
-        OSError: that can't be done, or something of another user is there meanwhile.
+        OSError: it can't be made, or something of another user has its name.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -136,17 +134,17 @@ def _remake_run_directory(path: str) -> None:
 
 
 def remove_run_directory(path: str) -> None:
-    """Remove it with what is in it; that it is gone already is fine."""
+    """Remove the directory with its content, if it is still there."""
     shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):  # the above opens it, which a launcher that can open no more files can't
+    with contextlib.suppress(OSError):  # rmtree opens it, which a launcher without a free descriptor can't
         os.unlink(os.path.join(path, _OWNER))
         os.rmdir(path)
 
 
 def claim(run_dir: str) -> int | None:
-    """Lock a run directory; returns a descriptor to close at the end. None where the file system has no locks.
+    """Lock a run directory. Return a descriptor to close at the end; None where the file system has no locks.
 
-    Such a directory is never removed as a leftover, and stays if its launcher is killed.
+    An unlocked directory is never removed as a leftover, and stays if its launcher is killed.
     """
     path = os.path.join(run_dir, _OWNER)
     fd = -1
@@ -154,7 +152,7 @@ def claim(run_dir: str) -> int | None:
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, json.dumps(_here()).encode())
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(f"{path}.new", path)  # only from now on can other processes find it
+        os.rename(f"{path}.new", path)  # other processes can find it only from now on
     except OSError:
         if fd >= 0:
             os.close(fd)
@@ -163,7 +161,7 @@ def claim(run_dir: str) -> int | None:
 
 
 def remove_leftovers(place: str) -> None:
-    """Remove this user's run directories in ``place`` that no process holds any more. What can't be removed stays."""
+    """Remove this user's unlocked run directories in ``place``, as far as possible."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
@@ -172,14 +170,14 @@ def remove_leftovers(place: str) -> None:
 
 
 def _remove_if_left(entry: os.DirEntry[str]) -> None:
-    """Raises OSError, ValueError: it isn't there any more, or it isn't a run directory."""
+    """Remove a leftover run directory. Raises OSError, ValueError: it is gone, or it isn't a run directory."""
     if not _is_private(entry.stat(follow_symlinks=False)):
         return
     fd = os.open(os.path.join(entry.path, _OWNER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         host, boot = json.loads(os.read(fd, 4096))
-        # a place may be shared by hosts that don't see each other's locks: those of another host stay. A host that was
-        # started again has its name, another container on this host has its kernel
+        # a place may be shared by hosts that don't see each other's locks: directories of other hosts stay. After a
+        # reboot the host's name is the same; another container on this host has the same boot id
         if host == _here()[0] or boot == _here()[1]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(entry.path, ignore_errors=True)
@@ -188,18 +186,18 @@ def _remove_if_left(entry: os.DirEntry[str]) -> None:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether it is a directory of this user that no other one can read."""
+    """Return True for a directory of this user that no other user can read."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _here() -> list[str]:
-    """The names of this host, and of its kernel since it was started."""
+    """Return this host's name and boot id."""
     with open(_BOOT_ID) as file:
         return [socket.gethostname(), file.read().strip()]
 
 
 def is_open_to_others(path: str) -> bool:
-    """Whether another user (not root) may rename or remove what this one makes there."""
+    """Return True if another user (not root) may rename or remove this one's files there."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""Signals to the launcher, and its requests to stop among them.
+"""Signals to the launcher, including requests to stop.
 
-A handler only notes the signal and wakes the event loop. A request to stop is reported once, and breaks off what waits
-for other nodes.
+A handler only notes the signal and wakes the event loop. A request to stop is reported once, and interrupts waits for
+other nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class SignalWatch:
-    """Takes note of signals that ask the launcher to stop, and of others that are ``forwarded`` to the ranks.
+    """Notes signals that ask the launcher to stop, and others that are ``forwarded`` to the ranks.
 
     ``fileno`` is readable after one, and after SIGCHLD and SIGCONT.
     """
@@ -47,7 +47,7 @@ class SignalWatch:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self.received: list[signal.Signals] = []
-        """Requests to stop, in the order they came; one that came twice for the same is here once."""
+        """Requests to stop, in order; a repetition of the same request is here once."""
         self._untaken: list[tuple[signal.Signals, bool]] = []
         self._stop_requests = SecondRequest()
         self._is_second = False
@@ -56,7 +56,6 @@ class SignalWatch:
         """Called by ``report``; True if this process, maybe with others, was stopped and continued since."""
 
     def fileno(self) -> int:
-        """For the reactor."""
         return self._read.fileno()
 
     def install(self) -> None:
@@ -69,13 +68,13 @@ class SignalWatch:
             return
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
-            # under nohup SIGHUP is ignored, and a job that was started so must outlive its terminal
+            # nohup ignores SIGHUP, and a job started so must outlive its terminal
             ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
             if not (ignored and self._keep_ignored_hangup):
                 signal.signal(number, self._note)
         for number in self._forwarded:
             signal.signal(number, lambda number, _frame: self._to_forward.append(signal.Signals(number)))
-        # a handler is needed for the wake-up: a child that stopped or ended is then handled at once
+        # the wake-up needs a handler: a child that stopped or ended is then handled at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if signal.SIGCONT not in (*self._numbers, *self._forwarded):
             signal.signal(signal.SIGCONT, self._note_continued)
@@ -92,19 +91,19 @@ class SignalWatch:
         self.on_signals(continued)
 
     def take_to_forward(self) -> list[signal.Signals]:
-        """Signals to pass on that came since the last call."""
+        """Return the signals to forward since the last call."""
         return _take_all(self._to_forward)
 
     def take_requests(self) -> list[tuple[signal.Signals, bool]]:
-        """Requests to stop that came since the last call, and whether each asks for the second time."""
+        """Return the requests to stop since the last call, each with True for a second request."""
         return _take_all(self._untaken)
 
     def is_in_a_hurry(self) -> bool:
-        """Whether to wait for no process any more: SIGINT or SIGTERM was a second request."""
+        """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
         return self._is_second
 
     def note(self, number: signal.Signals, now_s: float) -> None:
-        """A request came at ``now_s`` (time.monotonic)."""
+        """Note a request at ``now_s`` (time.monotonic)."""
         again = False
         if number in (signal.SIGINT, signal.SIGTERM):
             again = self._stop_requests.note(now_s) is Asked.AGAIN
@@ -115,7 +114,7 @@ class SignalWatch:
         self._untaken.append((number, again))
 
     def close(self) -> None:
-        """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""
+        """Close the descriptors; further requests are ignored (the launcher is on its last steps)."""
         if _is_in_main_thread():
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGCONT):
@@ -137,12 +136,12 @@ def _is_in_main_thread() -> bool:
 def _take_all(noted: list[T]) -> list[T]:
     taken: list[T] = []
     while noted:
-        taken.append(noted.pop(0))  # one at a time: a handler may add to it between two lines
+        taken.append(noted.pop(0))  # one at a time: a handler may append between two lines
     return taken
 
 
 class StopRequests:
-    """The requests to stop one launcher. ``timeout_s``: how long its ranks may take to end then, as the line says."""
+    """Requests to stop one launcher. ``timeout_s``: time for its ranks to end, for the printed line."""
 
     def __init__(
         self, signals: SignalWatch, reactor: Reactor, *, log: EventLog, say: Callable[[str], None], timeout_s: float
@@ -158,12 +157,12 @@ class StopRequests:
         """Run a function that may wait for other nodes, while the event loop goes on.
 
         Raises:
-            SignalException: the launcher was asked to stop meanwhile.
+            SignalException: the launcher was asked to stop.
         """
         return self._reactor.call_blocking(function, self.check)
 
     def check(self) -> None:
-        """Break off what is going on if the launcher was asked to stop.
+        """Interrupt the caller if the launcher was asked to stop.
 
         Raises:
             SignalException: it was.
@@ -174,7 +173,7 @@ class StopRequests:
             raise SignalException(f"received {number.name}", sigval=number)
 
     def report(self, *, ranks: int) -> None:
-        """Say once that the launcher was asked to stop, and to how many ranks that is forwarded."""
+        """Print once that the launcher was asked to stop, and how many ranks get the signal."""
         if not self._is_reported:
             self._is_reported = True
             name = self._signals.received[0].name

@@ -1,4 +1,4 @@
-"""What this launcher and the coordinator agree on: the member's machine with its clock, its connection, its effects.
+"""Connection of this launcher to the coordinator: the member's machine with its clock, its connection, its effects.
 
 The agent's machine ``tell``s how the node stands, and ``on_decision`` has what was decided. Everything happens on the
 launcher's loop; nothing here waits.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.decisions import Ballot, Held
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import OfLearning, Reviewed
@@ -31,7 +32,7 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
-        follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed, and where.
+        kill_coordinators: kills the coordinators that this launcher has started, but for one at that address.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
         says_all: lines that another launcher of the job prints are printed here, too.
@@ -44,27 +45,26 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
-        follow_elsewhere: Callable[[int, str], None] = lambda _session, _address: None,
+        kill_coordinators: Callable[[str], None] = lambda _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
         says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
-        self.begun: Held | None = None
-        """The last cycle that this node has a place in."""
+        self.assignment = Assignment()
         self.left: edge.Leave | None = None
         """This launcher's job is over."""
         self.on_begin: Callable[[Held], None] = lambda held: None
         """A cycle begins in which this node has a place."""
         self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
-        """It has ended, and why."""
+        """Called with the verdict on a cycle that has ended."""
         self.on_left_out: Callable[[], None] = lambda: None
         """The job goes on without this node: it was excluded, or stands by."""
         self.on_decision: Callable[[OfCycle | m.Speak | edge.LeftOut | edge.Leave], None] = lambda _decision: None
         """Any of these."""
         self._open_store = open_store
         self._announce = announce
-        self._follow_elsewhere = follow_elsewhere
+        self._kill_coordinators = kill_coordinators
         self._reactor = reactor
         self._say = say
         self._says_all = says_all
@@ -77,11 +77,9 @@ class Coordination:
         self._transport = transport(self)
 
     def start(self) -> None:
-        """Look for the coordinator."""
         self._do(self.member.tick(time.monotonic()))
 
     def close(self) -> None:
-        """Send what is unsent, and say nothing more."""
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()
@@ -101,31 +99,25 @@ class Coordination:
     # -- what the connection says -----------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """It is there."""
         self._do(self.member.opened(time.monotonic()))
 
     def failed(self, problem: str) -> None:
-        """The connection can't be made; ``problem``: why, in words."""
         self._do(self.member.failed(time.monotonic(), problem))
 
     def broken(self, *, silent: bool = False) -> None:
-        """It has ended."""
         self._do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:
-        """The other end isn't this job's coordinator, or doesn't let this launcher in."""
         self.heard(m.Dismiss(m.REFUSED, text))
 
     def gave_up(self, text: str) -> None:
         """This launcher can't keep a coordinator alive; where the job begins, there is none then."""
-        self.member.owns("")
         if self.member.memory.decided is None and self.member.identity.address == self.member.identity.endpoints[0]:
             self._leave(edge.Leave(1, text))
         else:
             self._say(text)
 
     def heard(self, message: m.ToMember) -> None:
-        """The coordinator has said something."""
         self._do(self.member.heard(message, time.monotonic()))
 
     # -- what follows -----------------------------------------------------------------------------------------
@@ -143,17 +135,15 @@ class Coordination:
 
     def _carry_out(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
             case edge.OpenStore(held):
                 self._provide_store(held)
             case edge.Begin(held):
-                self.begun = held
                 self.on_begin(held)
                 self.on_decision(effect)
             case m.Verdict():
-                if self.begun is not None and effect.cycle == self.begun.decision.cycle:
-                    self.on_verdict(effect)
+                self.on_verdict(effect)
                 self.on_decision(effect)
             case edge.LeftOut() | edge.StandBy():
                 self.on_left_out()
@@ -169,7 +159,7 @@ class Coordination:
                 self.on_decision(effect)
 
     def _send(
-        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.FollowElsewhere
+        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.KillCoordinators
     ) -> None:
         match effect:
             case edge.Connect(address):
@@ -180,8 +170,8 @@ class Coordination:
                 self._transport.transmit(message)
             case edge.Announce(address, moved):
                 self._announce(address, moved)
-            case edge.FollowElsewhere(session, address):
-                self._follow_elsewhere(session, address)
+            case edge.KillCoordinators(address):
+                self._kill_coordinators(address)
 
     def _provide_store(self, held: Held) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""

@@ -8,27 +8,40 @@ import ipaddress
 import select
 import socket
 import time
+from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Open
+from megatron_ft.core.wording import listed, printable
+from megatron_ft.ipc.linux.listeners import PortHolder, holders
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES
 from megatron_ft.ipc.wire import VersionError, encode
 
 _ANSWER_S = 15.0
 """A coordinator may just be starting, on a machine that has much to do; one whose job has ended stays for 5 s."""
-_CERTAIN_S = 1.0
-"""What refuses connections, or ends them, for so long isn't a coordinator that is just being replaced."""
+_CERTAIN_S = 5.0
+"""What refuses connections, or ends them, for so long isn't a coordinator that is just being replaced, or a process
+that is about to end."""
 _PAUSE_S = 0.02
+_ALIVE_S = 1.0
+"""Seconds that another host has to answer."""
+_ELSEWHERE = "192.0.2.1"
+"""An address that no host has, to find the one from which this machine reaches others."""
 
 
-class _Holder(enum.Enum):
-    """Which process has a port."""
+class _Kind(enum.Enum):
+    """What answers at a port."""
 
-    COORDINATOR = "coordinator"
+    COORDINATOR = "a coordinator"
     OVER = "a coordinator whose job has ended"
-    NOBODY = "no process any more"
+    NOBODY = "no process"
     OTHER = "another program"
+
+
+class _Answer(NamedTuple):
+    kind: _Kind
+    job: str = ""
 
 
 def listen_anywhere(endpoint_host: str) -> socket.socket:
@@ -40,9 +53,50 @@ def listen_anywhere(endpoint_host: str) -> socket.socket:
     return tcp.listen(_bind_host(endpoint_host), 0)
 
 
+def take_again(host: str, port: int) -> socket.socket | None:
+    """Listen at the endpoint, which is this machine, if no other process does now."""
+    try:
+        return tcp.listen(_bind_host(host), port)
+    except OSError:
+        return None
+
+
+def check_names_one_host(host: str, port: int) -> None:
+    """Refuse an endpoint whose name stands for this machine and for others: each of them would begin a job of its own.
+
+    Raises:
+        ConfigError: another host answers at an address of that name.
+    """
+    try:
+        found = [] if is_loopback(host) else tcp.look_up(host, port)
+    except OSError:
+        return
+    others = {str(address[0]) for family, *_, address in found if not is_own_address(family, address)}
+    if len(others) == len({address[0] for *_, address in found}):
+        return
+    alive = sorted(each for each in others if _is_alive(each, port))
+    if alive:
+        raise ConfigError(
+            f"--rdzv-endpoint: {host} is the name of this host and of others ({listed(alive)}): name one host, or set "
+            "--rdzv-conf is_host=true for one launcher and is_host=false for the others"
+        )
+
+
+def _is_alive(host: str, port: int) -> bool:
+    """Return True if a host answers at this address, with a listening process or without."""
+    try:
+        socket.create_connection((host, port), timeout=_ALIVE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def take_endpoint(host: str, port: int) -> socket.socket | None:
-    """Listen at the endpoint, which is this machine; 0 is any free port. None if another launcher has a coordinator
-    there: of several on one machine one is the first, and one that is started again may find the old coordinator.
+    """Listen at the endpoint, which is this machine; 0 is any free port. None if a coordinator answers there already,
+    where the other nodes look for it: of several launchers on one machine one is the first, and one that is started
+    again may find the old coordinator.
 
     Raises:
         ConfigError: another program has the port, or it can't be opened.
@@ -56,35 +110,47 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"the rendezvous endpoint {host}:{port} can't be used: {error.strerror}") from None
         now_s = time.monotonic()
-        holder = _holder(host, port, begun_s + _ANSWER_S - now_s)
-        if holder is _Holder.COORDINATOR:
+        kinds = [_ask(address, port, begun_s + _ANSWER_S - now_s).kind for address in _peers_addresses(host)]
+        if _Kind.COORDINATOR in kinds:
             return None
-        if holder is _Holder.OVER:
+        if _Kind.OVER in kinds:
             doubted_s = None
         elif doubted_s is None:
             doubted_s = now_s
-        certain = doubted_s is not None and now_s - doubted_s >= _CERTAIN_S
-        if certain or time.monotonic() - begun_s >= _ANSWER_S:
-            raise ConfigError(
-                f"another program has the port of the rendezvous endpoint {host}:{port} on this machine: "
-                "end it, or choose another port"
-            )
+        is_certain = doubted_s is not None and time.monotonic() - doubted_s >= _CERTAIN_S
+        if is_certain or time.monotonic() - begun_s >= _ANSWER_S:
+            raise ConfigError(_taken(host, port))
         time.sleep(_PAUSE_S)
 
 
-def _holder(host: str, port: int, within_s: float) -> _Holder:
-    """Who listens at a port of this machine."""
+def _taken(host: str, port: int) -> str:
+    """Return the line for the user: what has the port."""
+    found = [_described(each, port) for each in holders(port)] or ["another program"]
+    return (
+        f"{listed(found)} has the port of the rendezvous endpoint {host}:{port} on this machine: "
+        "end it, or choose another port"
+    )
+
+
+def _described(holder: PortHolder, port: int) -> str:
+    answer = _ask("" if holder.host in ("::", "0.0.0.0") else holder.host, port, _ANSWER_S)
+    if answer.kind in (_Kind.COORDINATOR, _Kind.OVER):
+        return f"a coordinator of job {printable(answer.job) or 'unknown'} ({holder})"
+    return f"another program ({holder})"
+
+
+def _ask(host: str, port: int, within_s: float) -> _Answer:
+    """Find out what answers at a port of this machine."""
     until_s = time.monotonic() + within_s
-    bound = _bind_host(host)
     try:
-        family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     except OSError:
-        return _Holder.OTHER
+        return _Answer(_Kind.OTHER)
     with sock:
         sock.settimeout(max(0.01, within_s))
         try:
-            sock.connect((bound or "127.0.0.1", port))
+            sock.connect((host or "127.0.0.1", port))
             peer = tcp.Peer(sock, allowance=HANDSHAKE_BYTES)
             peer.write(encode(Ask()))
             while peer.is_open and (left_s := until_s - time.monotonic()) > 0:
@@ -92,15 +158,50 @@ def _holder(host: str, port: int, within_s: float) -> _Holder:
                 select.select([sock], [], [], left_s)
                 for message in map(HANDSHAKE.parse, peer.read()):
                     if isinstance(message, Open | Challenge):
-                        return _Holder.OVER if message.over else _Holder.COORDINATOR
-                    return _Holder.OTHER
+                        return _Answer(_Kind.OVER if message.over else _Kind.COORDINATOR, message.job)
+                    return _Answer(_Kind.OTHER)
         except VersionError:
-            return _Holder.COORDINATOR  # of another version: a launcher that connects to it is refused
+            return _Answer(_Kind.COORDINATOR)  # of another version: a launcher that connects to it is refused
         except ConnectionRefusedError:
-            return _Holder.NOBODY
+            return _Answer(_Kind.NOBODY)
         except (OSError, ProtocolError):
-            return _Holder.OTHER
-    return _Holder.OTHER
+            return _Answer(_Kind.OTHER)
+    return _Answer(_Kind.OTHER)
+
+
+def _peers_addresses(host: str) -> list[str]:
+    """Return this machine's addresses at which other nodes connect to the endpoint."""
+    if is_loopback(host):
+        return [_bind_host(host)]
+    try:
+        found = [str(address[0]) for *_, address in tcp.look_up(host, 0)]
+    except OSError:
+        found = []
+    # a machine may know itself by a loopback address (127.0.1.1), and others know it by another one
+    routed = [each for each in dict.fromkeys(found) if not is_loopback(each)]
+    return routed or [_own_address()]
+
+
+def _own_address() -> str:
+    """Return the address from which this machine reaches others; loopback if it reaches none. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((_ELSEWHERE, 9))
+            return str(sock.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def is_own_address(family: int, address: tuple[Any, ...]) -> bool:
+    """The kernel reaches its own addresses from the same address. Nothing is sent."""
+    if is_loopback(address[0]):
+        return True
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address[0], 9, *address[2:]))
+            return bool(sock.getsockname()[0] == address[0])
+    except OSError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -112,7 +213,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _bind_host(host: str) -> str:
-    """What to listen on, where launchers connect to ``host``: on loopback only if they come from nowhere else."""
+    """Return the host to listen on for launchers that connect to ``host``: loopback if none comes from elsewhere."""
     if not is_loopback(host):
         return ""
     return "127.0.0.1" if host == "localhost" else host

@@ -19,7 +19,7 @@ class HostAddresses:
         self._silent: dict[str, Target] = {}
 
     def take(self, address: str, now_s: float) -> list[Target]:
-        """Those to try now, in order; empty if the name has to be looked up."""
+        """Return the addresses to try now, in order; empty if the name has to be looked up."""
         at_s, targets = self._remembered.pop(address, (now_s, []))
         return self.in_order(address, targets) if now_s - at_s <= _KEPT_S else []
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.messages import Identity
+from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.messages import Identity, JobDefinition
 from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
-from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
+from megatron_ft.launcher.coordination.endpoint import check_names_one_host, listen_anywhere, take_again, take_endpoint
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Announcer, Sockets
@@ -37,7 +38,7 @@ class AlreadyFinishedError(FaultToleranceError):
 
 @dataclass(frozen=True)
 class Launcher:
-    """What a launcher brings along when it joins a job.
+    """Parts of a launcher that joins a job.
 
     Args:
         children: of the launcher; a coordinator that it starts is one of them.
@@ -59,6 +60,7 @@ class Past:
     bad: Mapping[str, str] = field(default_factory=dict)
 
 
+_TAKE_AGAIN_S = 0.5
 _HERE = "this process"
 """The address of a coordinator that is one."""
 
@@ -89,7 +91,7 @@ def joined(
         coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished)
     else:
         coordination = _alone(launcher, place, store, past)
-    rendezvous.register(config, coordination=coordination, store=store)
+    rendezvous.register(config, assignment=coordination.assignment, store=store)
     coordination.start()
     try:
         yield coordination
@@ -121,23 +123,37 @@ def _with_others(
     here: str,
     past: Past,
     is_finished: Callable[[], bool],
-) -> tuple[Coordination, CoordinatorProcess, Announcer]:
+) -> tuple[Coordination, _OwnCoordinators, Announcer]:
     secret = read_secret(os.environ)
-    listener, name, is_founder = launcher.stop.blocking(lambda: _socket(place, here))
+    listener, name, is_endpoint = launcher.stop.blocking(lambda: _socket(place, here))
+    is_founder = is_endpoint and place.is_founder
     if is_founder and is_finished():
         listener.close()
         raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-    process = CoordinatorProcess(
-        launcher.reactor,
-        listener,
-        name,
-        founds=is_founder,
-        secret=secret,
-        environ=os.environ,
-        led_at=lambda: coordination.member.led_at,
-        say=launcher.say,
-        gave_up=lambda text: coordination.gave_up(text),
-    )
+
+    def gave_up(text: str) -> None:
+        own.note_addresses()
+        coordination.gave_up(text)
+
+    def made(listener: socket.socket, name: str, *, is_endpoint: bool) -> CoordinatorProcess:
+        process = CoordinatorProcess(
+            launcher.reactor,
+            listener,
+            name,
+            founds=is_endpoint and place.is_founder,
+            is_endpoint=is_endpoint,
+            defined=JobDefinition(place.job, place.rules, place.arguments),
+            secret=secret,
+            environ=os.environ,
+            led_at=lambda: coordination.member.led_at,
+            say=launcher.say,
+            gave_up=gave_up,
+        )
+        launcher.children.add(process.pids)
+        return process
+
+    own = _OwnCoordinators(launcher.reactor, place, made)
+    process = own.add(listener, name, is_endpoint=is_endpoint)
     endpoints = (process.address, *place.endpoints[1:]) if is_founder else place.endpoints
     announcer = Announcer(launcher.reactor, secret)
     coordination = Coordination(
@@ -145,30 +161,87 @@ def _with_others(
         transport=lambda listener: Sockets(launcher.reactor, secret, listener, say=launcher.say),
         open_store=store.open,
         announce=announcer.announce,
-        follow_elsewhere=process.follow_elsewhere,
+        kill_coordinators=own.kill,
         reactor=launcher.reactor,
         say=launcher.say,
         says_all=launcher.says_all,
     )
-    launcher.children.add(process.pids)
-    coordination.member.owns(process.address)
-    process.start()
-    return coordination, process, announcer
+    own.start(coordination.member, at_once=is_founder)
+    return coordination, own, announcer
+
+
+class _OwnCoordinators:
+    """The sockets where this launcher starts coordinators: one at its own address, and one at the endpoint of the job.
+
+    Where another launcher of this machine, or a coordinator that outlives its launcher, has the endpoint's port, it is
+    taken as soon as that one is gone: launchers that come later look for the job there.
+    """
+
+    def __init__(self, reactor: Reactor, place: MeetingPlace, make: Callable[..., CoordinatorProcess]) -> None:
+        self._reactor = reactor
+        self._place = place
+        self._make = make
+        self._all: list[CoordinatorProcess] = []
+        self._member: Member | None = None
+        self._has_endpoint = place.here is None
+        self._timer: Timer | None = None
+
+    def add(self, listener: socket.socket, name: str, *, is_endpoint: bool) -> CoordinatorProcess:
+        self._has_endpoint |= is_endpoint
+        process = self._make(listener, name, is_endpoint=is_endpoint)
+        self._all.append(process)
+        return process
+
+    def start(self, member: Member, *, at_once: bool) -> None:
+        self._member = member
+        for process in self._all:
+            process.start(at_once=at_once)
+        self.note_addresses()
+        self._take_endpoint_later()
+
+    def kill(self, address: str) -> None:
+        for process in self._all:
+            if process.address != address:
+                process.kill()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for process in self._all:
+            process.close()
+
+    def note_addresses(self) -> None:
+        assert self._member is not None
+        self._member.owns(*(process.address for process in self._all if not process.is_closed))
+
+    def _take_endpoint_later(self) -> None:
+        if not self._has_endpoint:
+            self._timer = self._reactor.call_later(_TAKE_AGAIN_S, self._take_endpoint)
+
+    def _take_endpoint(self) -> None:
+        assert self._place.here is not None
+        name, port = parse_address(self._place.endpoints[self._place.here])
+        listener = take_again(name, port)
+        if listener is not None:
+            self.add(listener, name, is_endpoint=True).start(at_once=False)
+            self.note_addresses()
+        self._take_endpoint_later()
 
 
 def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:
-    """Where this launcher's coordinator listens, by which name others know this host, and whether the job begins here.
+    """Return this launcher's listening socket, the name of this host for others, and whether it is an endpoint.
 
     May wait for the one that has the port. Of several launchers on one machine, the first has it.
     """
     if place.here is not None:
         name, port = parse_address(place.endpoints[place.here])
+        if not place.is_host_given:
+            check_names_one_host(name, port)
         listener = take_endpoint(name, port)
         if listener is not None:
-            return listener, name, place.is_founder
+            return listener, name, True
     first, _ = parse_address(place.endpoints[0])
-    listener = listen_anywhere(first)
-    return listener, here, False
+    return listen_anywhere(first), here, False
 
 
 def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], past: Past) -> Identity:
@@ -185,4 +258,6 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], pas
         bad=past.bad.get(socket.gethostname(), ""),
         started_s=time.monotonic() - age_s(os.getpid()),
         names_life=place.names_life,
+        is_named=place.is_named,
+        arguments=place.arguments,
     )

@@ -5,6 +5,7 @@ that are looked up in `is_this_machine`, and the driver that `nvlink_domain` ask
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import re
 import shutil
@@ -12,22 +13,23 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.messages import Rules
+from megatron_ft.core.job.messages import Arguments, Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.endpoint import is_loopback
+from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address
 from megatron_ft.launcher.scheduler import environment
 
 _PORT = 29500
 _C10D_PORT = 29400
 """torch's own for ``--rdzv-backend c10d``."""
 _MOST_CANDIDATES = 8
+_MOST_WORDS, _LONGEST_WORD = 200, 200
+"""Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
@@ -46,25 +48,31 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
-    """Where and how this launcher meets the others of its job."""
+    """Place and way of this launcher to meet the others of its job."""
 
     kind: Kind
     job: str
-    """What tells this job from all others: no secret."""
+    """Identifier of the job, not a secret."""
     rules: Rules
     """Of the whole job."""
     names_life: bool = False
     """``job`` contains the scheduler's identifier of this life of the job."""
+    is_named: bool = False
+    """The user (``--rdzv-id``) or the scheduler has named the job."""
+    arguments: Arguments = Arguments()  # noqa: RUF009 - frozen
+    """Of the script, of a job without a name."""
     endpoints: tuple[str, ...] = ()
     """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
     here: int | None = None
     """Which of the endpoints is on this machine; None if none is. Of several launchers there, one gets the port."""
+    is_host_given: bool = False
+    """The user has said whether this is the first endpoint's host."""
     rank: int | None = None
     """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
     rank_source: str = ""
-    """Who said it: an option or a variable."""
+    """Option or variable that gave the rank."""
     domain: str = ""
-    """Of NVLink, if the rules have segments."""
+    """NVLink domain, if the rules have segments."""
     ranks_store: str = ""
     """``host:port`` where the ranks of a job of one node meet, if the user named it; else any free port will do."""
     note: str = ""
@@ -87,10 +95,7 @@ def check(line: CommandLine) -> None:
     Raises:
         ConfigError: one was found.
     """
-    if _kind(line) is Kind.COORDINATED:
-        _endpoints(line)
-    else:
-        _named_store(line)
+    _endpoints(line)
     _rules(line)
     _is_host(line.rendezvous_settings)
 
@@ -98,7 +103,7 @@ def check(line: CommandLine) -> None:
 def meeting_place(
     line: CommandLine, environ: Mapping[str, str], *, is_local: Callable[[str], bool] | None = None
 ) -> MeetingPlace:
-    """What they add up to. Name lookups may take as long as the name server does.
+    """Return the meeting place. Name lookups may take as long as the name server does.
 
     Args:
         is_local: in place of `is_this_machine`.
@@ -126,9 +131,12 @@ def meeting_place(
         kind=kind,
         job=job,
         names_life=bool(line.where.run_id),
+        is_named=_is_named(line),
+        arguments=_arguments(line, environ),
         rules=rules,
         endpoints=tuple(endpoints),
         here=here,
+        is_host_given=_is_host(line.rendezvous_settings) is not None,
         rank=rank,
         rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",
@@ -137,12 +145,8 @@ def meeting_place(
 
 
 def _kind(line: CommandLine) -> Kind:
-    if line.namespace.standalone:
-        return Kind.ALONE
-    if line.max_nodes > 1:
-        return Kind.COORDINATED
-    names_coordinator = line.namespace.rdzv_backend == "c10d" and _endpoints(line)[0][1] != 0
-    return Kind.COORDINATED if names_coordinator else Kind.ALONE
+    """A job of at most one node is never coordinated with another launcher, whatever endpoint it names."""
+    return Kind.COORDINATED if line.max_nodes > 1 and not line.namespace.standalone else Kind.ALONE
 
 
 def _endpoints(line: CommandLine) -> list[tuple[str, int]]:
@@ -191,18 +195,40 @@ def _is_host(settings: Mapping[str, str]) -> bool | None:
 
 def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, str]:
     rank = line.node_rank
-    if rank is None and not line.options.use_infra_group_rank:
-        return None, ""
     if rank is None:
         return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 
+def _is_named(line: CommandLine) -> bool:
+    return line.is_named or bool(line.where.run_id)
+
+
 def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
-    """Arguments and directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
+    """Directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
     script = os.path.basename(str(line.namespace.training_script))
     start = line.where.life or environ.get("SLURM_JOB_ID", "")
     return "/".join([line.run_id, str(os.getuid()), start, script])
+
+
+def _arguments(line: CommandLine, environ: Mapping[str, str]) -> Arguments:
+    """Return the script's arguments where nothing else tells the job from another one with the same script."""
+    if _is_named(line):
+        return Arguments()
+    words = [_short(word) for word in line.namespace.training_script_args]
+    if len(words) > _MOST_WORDS:
+        words[_MOST_WORDS:] = [_hash("\0".join(words[_MOST_WORDS:]))]
+    rank, _ = _rank(line, environ)
+    names = {*environment.own_names(environ, socket.gethostname()), line.namespace.local_addr, rank}
+    return Arguments(tuple(words), tuple(sorted(str(name) for name in names if name not in (None, ""))))
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}...{_hash(word)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
 
 def _rules(line: CommandLine) -> Rules:
@@ -222,7 +248,6 @@ def _rules(line: CommandLine) -> Rules:
         max_failed_starts=options.max_failed_starts,
         at_once=options.scale_up_at_once,
         last_call_s=_seconds(settings, "last_call_timeout"),
-        no_progress_code=options.no_restart_exit_code,
         try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
         segment=_segment(line, is_alone=is_alone),
@@ -266,19 +291,7 @@ def is_this_machine(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return host == socket.getfqdn()  # others may know it by a name that isn't known here
-    return any(_is_own_address(family, address) for family, _, _, _, address in found)
-
-
-def _is_own_address(family: int, address: tuple[Any, ...]) -> bool:
-    """The kernel reaches its own addresses from the same address. Nothing is sent."""
-    if is_loopback(address[0]):
-        return True
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address[0], 9, *address[2:]))
-            return bool(sock.getsockname()[0] == address[0])
-    except OSError:
-        return False
+    return any(is_own_address(family, address) for family, _, _, _, address in found)
 
 
 def nvlink_domain(environ: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ _CONNECT_S = 30.0
 _NEIGHBOURS = 2
 """Ports after MASTER_PORT that stay free: in-process restart wrappers open their own stores there."""
 _GROUP = 4
-"""Of this many ports one is preferred (an odd one: Linux gives those to servers), so that the ports of two launchers on
+"""One of this many ports is preferred (an odd one: Linux gives those to servers), so that the ports of two launchers on
 one host don't overlap."""
 _TRIES = 128
 """Ports to try before a port with a taken neighbour is used. Only preferred ports are accepted in the first half."""
@@ -32,7 +32,7 @@ _RACES = 3
 _FILES = 16
 """More than the server opens, and the client that it makes at once."""
 _WAIT_S = 300.0
-"""So long this launcher waits in it for what another one is to write: torch's own default."""
+"""Seconds this launcher waits in the store for another one's value: torch's own default."""
 
 
 class RankStoreError(FaultToleranceError):

@@ -6,7 +6,6 @@ Who meets, in which places, and when is the coordinator's work; torch's agent as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -18,26 +17,18 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.decisions import Held
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 
 BACKEND = "megatron_ft"
 
 
-class Begun(Protocol):
-    """Who knows what was decided."""
-
-    @property
-    def begun(self) -> Held | None:
-        """The cycle that has begun last, as this node has it."""
-
-
 class CoordinatedRendezvous(RendezvousHandler):
-    """Of one launcher."""
+    """Rendezvous of one launcher at the coordinator."""
 
-    def __init__(self, coordination: Begun, store: RankStore, run_id: str) -> None:
-        self._coordination = coordination
+    def __init__(self, assignment: Assignment, store: RankStore, run_id: str) -> None:
+        self._assignment = assignment
         self._store = store
         self._run_id = run_id
 
@@ -47,11 +38,9 @@ class CoordinatedRendezvous(RendezvousHandler):
         return True
 
     def get_backend(self) -> str:
-        """By this name torch asks for it."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """torchrun's --rdzv-id."""
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -60,7 +49,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         Raises:
             RendezvousConnectionError: it can't connect.
         """
-        held = self._coordination.begun
+        held = self._assignment.begun
         assert held is not None, "no cycle has begun"
         assert held.place is not None, "this node has no place in the cycle"
         try:
@@ -74,28 +63,28 @@ class CoordinatedRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def num_nodes_waiting(self) -> int:
-        """None that torch would have to see to."""
+        """Return 0: torch need not restart ranks for waiting nodes."""
         return 0
 
     def shutdown(self) -> bool:
-        """Nothing to do: the launcher closes what it has opened."""
+        """Return True and do nothing: the launcher closes what it has opened."""
         return True
 
 
 _make: list[Callable[[RendezvousParameters], RendezvousHandler]] = []
-"""That of the last registration."""
+"""Factory of the last registration, alone."""
 
 
-def register(config: LaunchConfig, *, coordination: Begun, store: RankStore) -> None:
-    """Have the job that is launched with ``config`` meet by what ``coordination`` knows.
+def register(config: LaunchConfig, *, assignment: Assignment, store: RankStore) -> None:
+    """Have the job that is launched with ``config`` meet by its ``assignment``.
 
     torch has one registry for the whole process, in which a name can't be given to another: what is registered is
     ``_create``, which makes what was asked for last.
     """
-    _make[:] = [lambda parameters: CoordinatedRendezvous(coordination, store, parameters.run_id)]
+    _make[:] = [lambda parameters: CoordinatedRendezvous(assignment, store, parameters.run_id)]
     rendezvous_handler_registry.register(BACKEND, _create)
     config.rdzv_backend = BACKEND
 

@@ -53,14 +53,14 @@ class Sockets:
         self._looking_up: set[str] = set()
         """Addresses whose host's name is being looked up, each in a thread: a name server may be silent for minutes."""
         self._address = ""
-        """Where it is connected, or connecting; empty if nowhere."""
+        """Address of the connection, made or in progress; empty if none."""
         self._hosts = HostAddresses()
         self._targets: list[tcp.Target] = []
         """Addresses of that host that are still to be tried."""
         self._are_remembered = False
-        """They are from an earlier look-up or connection."""
+        """True if the targets are from an earlier look-up or connection."""
         self._target: tcp.Target | None = None
-        """Where it is connected, or connecting."""
+        """Target of the connection, made or in progress."""
         self._expects_answer = is_answered
         self._is_answered = False
         """A coordinator has answered there, and hasn't refused this launcher."""
@@ -68,14 +68,13 @@ class Sockets:
         """Why the last one couldn't be connected to."""
         self._peer: tcp.Peer | None = None
         self._handshake: LauncherHandshake | None = None
-        """None until the connection is there."""
+        """Handshake of the connection; None until it is made."""
         self._waits_for_room = False
         self._soon: Timer | None = None
 
     # -- what is asked for ------------------------------------------------------------------------------------
 
     def connect(self, address: str) -> None:
-        """As in `Transport`."""
         self.disconnect()
         self._address = address
         try:
@@ -93,7 +92,6 @@ class Sockets:
         self._try_next()
 
     def disconnect(self) -> None:
-        """As in `Transport`."""
         if self._soon is not None:
             self._soon.cancel()
         self._release_target()
@@ -101,12 +99,10 @@ class Sockets:
         self._drop_peer()
 
     def transmit(self, message: FromMember) -> None:
-        """As in `Transport`."""
         if self._peer is not None and self._handshake is not None and self._handshake.is_done:
             self._send(encode(message))
 
     def close(self, within_s: float = 0.5) -> None:
-        """As in `Transport`."""
         peer = self._peer
         if peer is not None and self._handshake is not None:
             _flush_within(peer, within_s)
@@ -230,7 +226,7 @@ class Sockets:
             self._ended(peer)
 
     def _heard(self, peer: tcp.Peer) -> Iterator[Callable[[], None]]:
-        """What to tell the listener, one after the other. An error that it raises itself isn't the other end's."""
+        """Yield calls of the listener, one by one. An error raised by the listener isn't the other end's."""
         try:
             for body in peer.read_bodies():
                 tell = self._understood(body)
@@ -248,7 +244,7 @@ class Sockets:
             peer.give_up()  # it is no coordinator
 
     def _understood(self, body: bytes) -> Callable[[], None] | None:
-        """What to tell the listener, if anything.
+        """Return the call of the listener for a message, if any.
 
         Raises:
             ProtocolError: no coordinator says that, or none of this job.
@@ -309,18 +305,15 @@ class Announcer:
         self._moved: Moved | None = None
 
     def announce(self, address: str, moved: Moved) -> None:
-        """Say it to ``host:port``; what is under way is given up."""
         self._moved = moved
         self._sockets.connect(address)
 
     def close(self) -> None:
-        """Say nothing more."""
         self._sockets.close(within_s=0.0)
 
     # -- what the connection says -----------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """It is there."""
         if self._moved is not None:
             self._sockets.transmit(self._moved)
 
@@ -331,7 +324,7 @@ class Announcer:
         """The message was received, or the process there has ended."""
 
     def refused(self, text: str) -> None:
-        """It is another job's."""
+        """Ignore another job's coordinator."""
 
     def heard(self, message: ToMember) -> None:
         """No answer is expected."""

@@ -17,13 +17,13 @@ class Listener(Protocol):
     """Is called with what happens to the connection: from the launcher's loop, never from inside `Transport`."""
 
     def opened(self) -> None:
-        """It is there, and the coordinator has shown that it knows the secret, if there is one."""
+        """Connected, and the coordinator has proved the secret, if there is one."""
 
     def failed(self, problem: str) -> None:
         """The connection can't be made; ``problem``: why, in words."""
 
     def broken(self, *, silent: bool = False) -> None:
-        """It has ended. ``silent``: the other host answers no packet any more."""
+        """Disconnected. ``silent``: the other host answers no packet any more."""
 
     def refused(self, text: str) -> None:
         """There won't be one with that coordinator: the secret is wrong, or the version. Why, for the user."""
@@ -59,33 +59,29 @@ class InProcess:
         self._listener = listener
         name = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
         self._machine: Coordinator | None = Coordinator(name, founds=True, owned=True, now_s=time.monotonic())
-        """None once it has nothing to do any more."""
+        """The coordinator's machine; None once it has nothing to do any more."""
         self._links = 0
         self._link: int | None = None
         self._is_settling = False
         self._alarm: Timer | None = None
 
     def connect(self, address: str) -> None:
-        """As in `Transport`."""
         self.disconnect()
         self._links += 1
         link = self._link = self._links
         self._later(link, self._listener.opened if self._machine is not None else self._fail)
 
     def disconnect(self) -> None:
-        """As in `Transport`."""
         link, self._link = self._link, None
         if link is not None:
             self._reactor.call_later(0.0, lambda: self._tell(edge.Broken(link)))
 
     def transmit(self, message: FromMember) -> None:
-        """As in `Transport`."""
         link = self._link
         if link is not None:
             self._reactor.call_later(0.0, lambda: self._tell(edge.Heard(link, message)))
 
     def close(self, within_s: float = 0.5) -> None:
-        """As in `Transport`."""
         self._link = self._machine = None
         if self._alarm is not None:
             self._alarm.cancel()

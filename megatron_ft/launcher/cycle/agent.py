@@ -1,7 +1,7 @@
-"""torch's elastic agent around the launcher's machine: turns what happens into events, and does what follows.
+"""torch's elastic agent around the launcher's machine: turns occurrences into events, and carries out effects.
 
-What that is, `core.agent` decides. What takes its time is done on torch's loop, one thing after the other; everything
-else at once, wherever the launcher is.
+`core.agent` makes the decisions. Effects that take time run on torch's loop, one after the other; all others at once,
+wherever the launcher is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
+from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
@@ -45,16 +46,16 @@ from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 
 class JobOverError(FaultToleranceError):
-    """This launcher's part in the job is over, and its lines about that are printed."""
+    """Raised when this launcher's part in the job is over, and its lines about that are printed."""
 
 
 class _CycleOverError(FaultToleranceError):
-    """The next cycle isn't to start any more: what was being done for it is given up."""
+    """Raised when the next cycle isn't wanted any more, to give up its preparation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherServices:
-    """What the agent uses of its launcher: the event loop, what comes in by it, and where the agent reports."""
+    """Parts of the launcher for the agent: event loop, event sources, and outputs."""
 
     line: CommandLine
     reactor: Reactor
@@ -92,15 +93,16 @@ class FaultTolerantAgent(TorchAgent):
         self._ranks = ranks
         self._coordination = coordination
         options = _options(launcher.line)
-        self._machine = Agent(options, monitors.paused)
+        self._machine = Agent(options, monitors.paused, coordination.assignment)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._restarts_left = 0
+        self._shift = 0
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
-        """When it rings; None if it doesn't."""
+        """Time of the timer; None without one."""
         monitors.on_event = self._hear
         launcher.control.on_request = self._hear
         launcher.signals.on_signals = self._signalled
@@ -113,7 +115,7 @@ class FaultTolerantAgent(TorchAgent):
     # -- torch's loop -------------------------------------------------------------------------------------
 
     def run_job(self) -> RunResult:
-        """Serve what happens, until the machine says that this launcher's part is over."""
+        """Serve events until the machine says that this launcher's part is over."""
         try:
             self._signalled(continued=False)
             self._hear(edge.Tick())
@@ -137,7 +139,7 @@ class FaultTolerantAgent(TorchAgent):
         return self._result(self._over)
 
     def _serve(self) -> None:
-        """Wait until something happens."""
+        """Wait for an event."""
         if self._machine.phase is not AgentPhase.RUNNING:
             self._launcher.reactor.run_once(None)
             return
@@ -162,8 +164,11 @@ class FaultTolerantAgent(TorchAgent):
 
     def _hear(self, event: edge.Event) -> None:
         """Tell the machine, and do what can be done at once."""
-        seen = self._ranks.readings(self._machine.cycle.record.cycle)
-        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), seen)):
+        seen, before = self._ranks.readings(self._machine.cycle.record.cycle), self._machine.phase
+        effects = self._machine.handle(event, time.monotonic_ns(), seen)
+        if effects or self._machine.phase is not before:
+            LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", effects)
+        if not self._mailbox.post(effects):
             return
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
@@ -195,7 +200,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _ended(self, worker: Worker) -> None:
         self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
-        # what the rank or its monitor said before it ended is to be known first
+        # first read the messages of the rank or its monitor from before the exit
         self._launcher.control.accept_all()
         self._monitors.hear_all()
         assert worker.exitcode is not None
@@ -240,8 +245,8 @@ class FaultTolerantAgent(TorchAgent):
         match work:
             case edge.CheckHealth():
                 self._check_health()
-            case edge.StartRanks(restarts_left):
-                self._start_ranks(restarts_left)
+            case edge.StartRanks(restarts_left, shift):
+                self._start_ranks(restarts_left, shift)
             case edge.TerminateRanks():
                 self._terminate(work)
 
@@ -284,8 +289,8 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
-    def _start_ranks(self, restarts_left: int) -> None:
-        self._restarts_left = restarts_left
+    def _start_ranks(self, restarts_left: int, shift: int) -> None:
+        self._restarts_left, self._shift = restarts_left, shift
         self._ranks.forget()
         failed: Cause | None = None
         try:
@@ -303,6 +308,7 @@ class FaultTolerantAgent(TorchAgent):
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
         """Meet, for as long as ranks are wanted."""
         starting.meet(rendezvous, group, reactor=self._launcher.reactor, check=self._check_wanted)
+        starting.rotate(group.workers, self._shift)
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(edge.RanksMet(ranks, group.group_rank or 0, nodes, size))
@@ -312,7 +318,7 @@ class FaultTolerantAgent(TorchAgent):
         self._check(self._machine.wants_ranks)
 
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
-        """The ranks of a cycle, once there is room for them."""
+        """Return the ranks of a cycle, once there is room for them."""
         return self._ranks.make(
             cycle=self._machine.cycle.record.cycle,
             restarts_left=self._restarts_left,
@@ -329,7 +335,6 @@ def _options(line: CommandLine) -> Options:
     given = line.options
     configured = {name: getattr(given.config, name) for name in CONFIGURED_FIELDS if given.config.is_set(name)}
     return Options(
-        min_nodes=line.min_nodes,
         max_nodes=line.max_nodes,
         min_healthy=given.is_min_healthy,
         max_restarts=line.namespace.max_restarts,
@@ -341,12 +346,12 @@ def _options(line: CommandLine) -> Options:
         hang_signal=given.config.rank_termination_signal,
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
-        checks_health=line.node_health_command is not None or bool(given.node_health),
-        watches_collectives=given.watch_collectives != "off",
-        collectives_timeout_s=given.watch_collectives_timeout,
-        ends_for_collectives=given.watch_collectives == "end",
+        checks_health=given.node_health_command is not None,
+        watches_collectives=given.watches_collectives,
+        collectives_timeout_s=given.collectives_timeout_s,
+        ends_for_collectives=given.ends_for_collectives,
         says_all=line.says_all,
-        shares_output=line.where.launchers > 0,  # srun's, unless it was told otherwise
+        shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
         learn=given.config.learn,
         safety_factor=given.config.safety_factor,
         configured=configured,

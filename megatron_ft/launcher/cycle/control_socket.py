@@ -1,4 +1,4 @@
-"""The socket on which ranks (``FT_LAUNCHER_IPC_SOCKET``) and ``megatron-ft`` send requests to this node's launcher."""
+"""Socket for requests of ranks (``FT_LAUNCHER_IPC_SOCKET``) and ``megatron-ft`` to this node's launcher."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ _MAX_DESCRIPTION = 500
 
 
 class ControlSocket:
-    """Serves requests of ranks. What a rank sent before it died at once is read, too: it stays in the socket."""
+    """Serves requests. A request that a rank sent just before it died is read, too: it stays in the socket."""
 
     def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
         self.path = path
         self.on_request: Callable[[WorkloadControl], None] = lambda _request: None
         self.on_order: Callable[[PauseDetection | ResumeDetection, int], bool] = lambda _order, _pid: False
-        """``megatron-ft pause`` and ``resume``, with the process that sends it; whether it changes anything."""
+        """Handler of ``megatron-ft pause`` and ``resume``, called with the sender's PID; returns True if it has an
+        effect."""
         self.on_question: Callable[[], JobFacts] | None = None
-        """`megatron-ft status`."""
+        """Handler of `megatron-ft status`."""
         self._reactor = reactor
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
@@ -59,11 +60,11 @@ class ControlSocket:
         self._reactor.watch(self._listener.fileno(), self.accept_all)
 
     def is_lost(self) -> bool:
-        """Whether the socket was removed."""
+        """Return True if the socket was removed."""
         return self._listener is not None and not os.path.lexists(self.path)
 
     def listen_again(self) -> None:
-        """Create the socket again if it was removed; connections stay open.
+        """Recreate the socket if it was removed; connections stay open.
 
         Raises:
             OSError: the path can't be used.
@@ -75,8 +76,8 @@ class ControlSocket:
             lost.close()
 
     def accept_all(self) -> None:
-        """Take every connection that waits, and what was sent on it."""
-        for _ in range(_BACKLOG + 1):  # those who come meanwhile have their turn later: others wait, too
+        """Accept all waiting connections, and read from them."""
+        for _ in range(_BACKLOG + 1):  # bounded: later connections have their turn after others that wait
             if self._listener is None:
                 return
             try:
@@ -114,10 +115,10 @@ class ControlSocket:
     def _read(self, fd: int) -> None:
         channel, pid = self._channels[fd]
         try:
-            received = channel.receive(everything=False)  # the others have their turn, too
+            received = channel.receive(everything=False)  # leaves other connections their turn
             answers = [self._take(REQUESTS.parse(item.message), pid) for item in received]
             for answer in answers:
-                if answer is None:  # a question changes nothing, and is answered when its turn comes
+                if answer is None:  # a question changes nothing, and is answered in order
                     assert self.on_question is not None
                     answer = self.on_question()
                 # a client that has disconnected counts as answered; one that doesn't read blocks nothing
@@ -131,15 +132,15 @@ class ControlSocket:
             self._drop(fd)
 
     def _take(self, asked: Request, pid: int) -> Answer | None:
-        """Act on one message; the answer, None to a question."""
+        """Act on one message. Return the answer, None for a question."""
         if isinstance(asked, Status):
             return None
         if isinstance(asked, PauseDetection | ResumeDetection):
             return Ok(changed=self.on_order(asked, pid))
-        # what a terminal would obey, or no file can hold, isn't passed on as it is
+        # control sequences for a terminal, and characters that no file can hold, are replaced
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
         request = replace(asked, description=" ".join(words)[:_MAX_DESCRIPTION], pid=pid)
-        # "Continue" has no effect but its record in the log, and repeated ones are logged at a limited rate
+        # "Continue" only leaves a record in the log, and repetitions are logged at a limited rate
         if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
             self.on_request(request)
         return Accepted()

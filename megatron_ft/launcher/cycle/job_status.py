@@ -1,4 +1,4 @@
-"""What this launcher tells `megatron-ft status`: the facts of its job, and a row for each of its ranks."""
+"""This launcher's answers to `megatron-ft status`: facts of its job, and a row for each of its ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LONGEST_TEXT = 2000
 
 
 class JobStatus:
-    """Answers status requests; all facts are collected when one comes."""
+    """Answers status requests; all facts are collected on request."""
 
     def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
         self.agent: Agent | None = None
-        """The agent whose state is reported; None before there is one."""
+        """The reported agent; None before there is one."""
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors
         self._started_ns = time.monotonic_ns()
 
     def last_iteration(self) -> int | None:
-        """The furthest that a rank of this node has reported in the last cycle."""
+        """Return the furthest iteration that a rank of this node has reported in the last cycle."""
         record = self._record
         if record is None:
             return None
@@ -38,16 +38,16 @@ class JobStatus:
 
     @property
     def _record(self) -> CycleRecord | None:
-        """The record of the last cycle whose ranks were started."""
+        """Record of the last cycle whose ranks were started."""
         return None if self.agent is None or self.agent.started is None else self.agent.started.record
 
     def facts(self) -> JobFacts:
-        """The answer to a status request."""
+        """Return the answer to a status request."""
         agent, record, paused = self.agent, self._record, self._monitors.paused
         met = None if agent is None or agent.started is None else agent.started.met
         max_restarts = self._line.namespace.max_restarts
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
-        now_ns = time.monotonic_ns()  # after the boards were read, so that nothing on them lies in the future
+        now_ns = time.monotonic_ns()  # taken after the boards were read, so that nothing on them lies in the future
         return JobFacts(
             run_id=self._line.run_id,
             launcher_pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""This node's ranks of the current cycle: what is read of them, and what is done to them."""
+"""This node's ranks of the current cycle: readings and actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.base import bounded_file_calls
-from megatron_ft.launcher.cycle.reference_names import CycleInfo, checkpointed
+from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import process_tree
@@ -36,7 +36,6 @@ class NodeRanks:
     """The ranks of this node.
 
     ``checkpoint_file`` holds the iteration of the last checkpoint; None: there is no such file.
-    ``cycle_info`` of None: ``--ft-cycle-info-dir`` isn't given.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class NodeRanks:
         termination: Termination,
         device_memory: DeviceMemoryWait,
         crash_evidence: CrashEvidence,
-        cycle_info: CycleInfo | None,
         checkpoint_file: str | None,
     ) -> None:
         self._monitors = monitors
@@ -57,18 +55,17 @@ class NodeRanks:
         self._termination = termination
         self._device_memory = device_memory
         self._crash_evidence = crash_evidence
-        self._cycle_info = cycle_info
         self._checkpointed = functools.partial(checkpointed, checkpoint_file)
         self._workers: dict[int, Worker] = {}
-        """Of the last cycle, by local rank."""
+        """Ranks of the last cycle, by local rank."""
         self._error_files: dict[int, str] = {}
         self._stderrs: dict[int, str] = {}
-        """Where standard error goes, of those that don't have the launcher's."""
+        """Files of standard error, for ranks that don't use the launcher's."""
 
     # -- what is read -----------------------------------------------------------------------------------------
 
     def readings(self, cycle: int) -> edge.Readings:
-        """The state of the ranks: each value is read on its first access, and not again."""
+        """Return the state of the ranks: each value is read on its first access, and not again."""
         monitors = self._monitors
         return edge.Readings(
             boards=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).snapshot),
@@ -84,7 +81,7 @@ class NodeRanks:
         return read_last_words(reported, self._error_files.get(local_rank, ""))
 
     def failures(self, failed: Sequence[RankExited], cause: Cause | None) -> dict[int, ProcessFailure]:
-        """torch's table of failures, by global rank; torch takes the one with the earliest time for the root cause."""
+        """Return torch's table of failures, by global rank; torch takes the earliest one for the root cause."""
         first = None if cause is None else cause.rank
         failures: dict[int, ProcessFailure] = {}
         earliest = 0
@@ -96,14 +93,14 @@ class NodeRanks:
         return failures
 
     def poll_ends(self) -> None:
-        """Take note of those that have ended."""
+        """Note the ranks that have ended."""
         for worker in self._workers.values():
             worker.poll_end()
 
     # -- how they start ---------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Forget the ranks of the last cycle: others are about to be created."""
+        """Drop the ranks of the last cycle, before others are created."""
         self._workers = {}
 
     def make(
@@ -117,12 +114,12 @@ class NodeRanks:
         envs: dict[int, dict[str, str]],
         **given: Any,
     ) -> WorkerContext:
-        """The ranks of a cycle, not started yet, once the device memory of the last ones is free.
+        """Prepare the ranks of a cycle, once the device memory of the last ones is free.
 
-        ``check`` is called while that is waited for. ``given`` is what torch gives to its ``start_processes``.
+        ``check`` is called during the wait. ``given``: torch's arguments of ``start_processes``.
 
         Raises:
-            whatever ``check`` raises.
+            any exception of ``check``.
         """
         self._device_memory.wait(check)
         context = self._starter.prepare(
@@ -136,7 +133,7 @@ class NodeRanks:
     # -- what is done to them ---------------------------------------------------------------------------------
 
     def act(self, effect: edge.Effect) -> None:
-        """Do what the launcher's machine asks for."""
+        """Carry out an effect of the launcher's machine."""
         match effect:
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
@@ -154,7 +151,7 @@ class NodeRanks:
                 self._crash_evidence.keep(ended, words, snapshot=snapshot, stderr=stderr)
 
     def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
-        """Terminate them as asked, then call ``end_rest``. Returns processes that couldn't be ended."""
+        """Terminate the ranks as ordered, then call ``end_rest``. Return processes that couldn't be ended."""
         workers = list(self._workers.values())
         if work.way is edge.Way.KILLED:
             self._termination.kill(workers)
@@ -167,8 +164,6 @@ class NodeRanks:
 
     def let_go(self) -> None:
         """Give up what belonged to ranks that have ended."""
-        if self._cycle_info is not None:
-            self._cycle_info.ended()
         self._device_memory.begin(self._termination.take_let_go())
 
 

@@ -1,16 +1,18 @@
-"""The start of a cycle's ranks: torch numbers those of all nodes; this node's get their environment and are made."""
+"""Start of a cycle's ranks: torch numbers those of all nodes; this node's get their environment and are made."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import Worker as TorchWorker
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
+from megatron_ft.core.job.rotation import rotated
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.environment import rank_environment
@@ -34,13 +36,13 @@ _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "ma
 def meet(
     rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup, *, reactor: Reactor, check: Callable[[], None]
 ) -> None:
-    """Let torch number the ranks, in the store of the cycle. ``check`` is called meanwhile, after each event.
+    """Let torch number the ranks, in the store of the cycle. ``check`` is called after each event.
 
     Raises:
         RendezvousError: the store, or the nodes, can't be reached.
-        whatever ``check`` raises.
+        any exception of ``check``.
     """
-    # into one of its own: a thread that is given up may come back from where it waits while the next cycle runs
+    # a separate group: an abandoned thread may return from its wait while the next cycle runs
     met = WorkerGroup(group.spec)
 
     def number_ranks() -> None:
@@ -48,24 +50,31 @@ def meet(
             rendezvous(met)
         except RendezvousError:
             raise
-        except RuntimeError as error:  # torch's for stores, whatever it is
+        except RuntimeError as error:  # torch raises it for every error of a store
             raise RendezvousConnectionError("The store of the ranks can't be reached.") from error
 
     reactor.call_blocking(number_ranks, check)
-    private_names.warn_of_no_lost_connections()  # until now they say why a host can't be reached
+    private_names.warn_of_no_lost_connections()  # until now such warnings tell why a host can't be reached
     for name in _MET:
         setattr(group, name, getattr(met, name))
 
 
+def rotate(workers: Sequence[TorchWorker], shift: int) -> None:
+    """Give each process the rank of the one that is ``shift`` places further on this node; its LOCAL_RANK stays."""
+    ranks = rotated([(worker.global_rank, worker.role_rank) for worker in workers], shift)
+    for worker, (rank, role_rank) in zip(workers, ranks, strict=True):
+        worker.global_rank, worker.role_rank = rank, role_rank
+
+
 def shared_environment(line: CommandLine) -> dict[str, str]:
-    """The environment that all ranks of this node have in common."""
+    """Return the common environment of this node's ranks."""
     options = line.options
-    watches = options.watch_collectives != "off"
-    return rank_environment(os.environ, reference_names=options.reference_names == "on", watches=watches)
+    is_served = options.reference_names == "on"
+    return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
 
 
 class RankVariables:
-    """The variables of each rank in a cycle; ``cycle_info`` is None without ``--ft-cycle-info-dir``."""
+    """The variables of each rank in a cycle."""
 
     def __init__(
         self,
@@ -73,24 +82,18 @@ class RankVariables:
         *,
         monitors: Monitors,
         control: ControlSocket,
-        cycle_info: reference_names.CycleInfo | None,
     ) -> None:
         self._monitors = monitors
         self._control = control
-        self._watch = "off" if line.options.watch_collectives == "off" else "on"
+        self._watch = "on" if line.options.watches_collectives else "off"
         self._infra_rank = reference_names.infra_rank(line, os.environ)
-        self._cycle_info = cycle_info
 
     def complete(self, envs: Mapping[int, dict[str, str]], cycle: int) -> None:
-        """Add them to the environments of the ranks (by local rank) that are about to start."""
+        """Add the variables to the environments of the ranks (by local rank) that are about to start."""
         now = time.time()
         for local_rank, env in envs.items():
             env.update(self._of_rank(local_rank, cycle))
             env.update(reference_names.variables(cycle, now, self._infra_rank))
-            if self._cycle_info is not None:
-                env["NVRX_CURRENT_CYCLE_INFO"] = self._cycle_info.current
-        if self._cycle_info is not None and envs[0].get("GROUP_RANK") == "0":
-            self._cycle_info.begun(cycle, nodes=int(envs[0]["GROUP_WORLD_SIZE"]))
 
     def _of_rank(self, local_rank: int, cycle: int) -> dict[str, str]:
         return {
@@ -103,7 +106,7 @@ class RankVariables:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStarter:
-    """Starts the ranks of this node, with the processes and services of its launcher."""
+    """Starter of this node's ranks, with the processes and services of its launcher."""
 
     line: CommandLine
     reactor: Reactor
@@ -112,7 +115,7 @@ class RankStarter:
     run_dir: RunDirectory
     variables: RankVariables
     forking: ForkingSpawner | None
-    """None: ranks are never forked."""
+    """Spawner that forks ranks; None if ranks are never forked."""
     spawner: Spawner
     termination: Termination
 
@@ -126,7 +129,7 @@ class RankStarter:
         envs: dict[int, dict[str, str]],
         **given: Any,
     ) -> WorkerContext:
-        """The ranks of a cycle, not started. ``given`` is what torch gives to its ``start_processes``.
+        """Return the ranks of a cycle, not started. ``given``: torch's arguments of ``start_processes``.
 
         Nodes that join or leave restart ranks, too, so a job of several nodes always expects a restart.
         """

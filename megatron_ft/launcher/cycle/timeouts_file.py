@@ -1,4 +1,4 @@
-"""The file of learned timeouts, read and written in a thread: a file server that doesn't answer stops no launcher."""
+"""The file of learned timeouts, read and written in a thread: a stuck file server must not stop the launcher."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from megatron_ft.ipc.files.state_file import (
 from megatron_ft.launcher.base.event_loop import Reactor
 
 _LAST_WRITE_S = 2.0
-"""How long the launcher's exit waits for a write."""
+"""Seconds the launcher's exit waits for a write."""
 
 Result = edge.StateRead | edge.StateWritten
 
 
 class TimeoutsFile:
-    """One launcher's. ``hear`` gets each result, on the launcher's loop."""
+    """Learned timeouts of one launcher. ``hear`` gets each result, on the launcher's loop."""
 
     def __init__(self, reactor: Reactor, hear: Callable[[Result], None], configured: Mapping[str, Any]) -> None:
         self._reactor = reactor
@@ -43,7 +43,7 @@ class TimeoutsFile:
         self._done_fd = -1
 
     def act(self, effect: edge.ReadState | edge.WriteState) -> None:
-        """Read or write; the result is heard later."""
+        """Start reading or writing; the result goes to ``hear``."""
         match effect:
             case edge.ReadState(path, sets_aside):
                 failed: Result = edge.StateRead(path, None, f"{path} can't be read: no thread is left", may_write=False)
@@ -53,11 +53,11 @@ class TimeoutsFile:
                 self._do(functools.partial(write, path, state, self._configured, moment), failed)
 
     def close(self) -> None:
-        """Wait for a write that hasn't ended, 2 s at most."""
+        """Wait up to 2 s for a write in progress."""
         self._thread.finish(_LAST_WRITE_S)
         if self._done_fd >= 0:
             self._reactor.unwatch(self._done_fd)
-            # it stays open: a read that hangs may end yet, and must not wake what has the number then
+            # stays open: a hung read may still end, and must not wake a descriptor with the same number
 
     def _do(self, job: Callable[[], Result], failed: Result) -> None:
         if self._done_fd < 0:
@@ -80,7 +80,7 @@ class TimeoutsFile:
 
 
 def read(path: str, *, sets_aside: bool) -> edge.StateRead:
-    """Read the file. Only one that was read and does not parse is set aside, and only if ``sets_aside``."""
+    """Read the file. A file that was read and does not parse is renamed if ``sets_aside``."""
     try:
         document = read_state(path)
         return edge.StateRead(path, None if document is None else parse(document))
@@ -98,7 +98,7 @@ def read(path: str, *, sets_aside: bool) -> edge.StateRead:
 
 
 def write(path: str, state: LearnedState, configured: Mapping[str, Any], moment: Moment | None) -> edge.StateWritten:
-    """Write the file; its directory is made if it doesn't exist."""
+    """Write the file, creating its directory if needed."""
     try:
         directory = os.path.dirname(path)
         if directory:

@@ -25,7 +25,7 @@ _STOP_WAIT_S = 2.0
 
 
 class Monitors:
-    """All monitors of this node. ``on_event`` gets what they say of their ranks."""
+    """All monitors of this node. ``on_event`` gets their reports on ranks."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Monitors:
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def listen(self) -> None:
-        """Make their sockets. Ranks can connect from now on, whether their monitor is up yet or not.
+        """Create the sockets. Ranks can connect from now on, whether their monitor is up yet or not.
 
         Raises:
             OSError: a socket can't be made.
@@ -69,21 +69,21 @@ class Monitors:
             slot.listen()
 
     def is_lost(self) -> bool:
-        """Whether the socket of a monitor was removed."""
+        """Return True if the socket of a monitor was removed."""
         return any(slot.is_lost() for slot in self._slots)
 
     def listen_again(self) -> None:
-        """Make those sockets again that are lost.
+        """Recreate removed sockets.
 
         Raises:
-            OSError: one can't be made.
+            OSError: a socket can't be made.
         """
         for slot in self._slots:
             if slot.is_lost():
                 slot.listen_again()
 
     def start(self) -> None:
-        """Start them all: before the ranks, whose groups they end if the launcher is killed.
+        """Start all monitors: before the ranks, whose groups they end if the launcher is killed.
 
         Raises:
             OSError: a process can't be started.
@@ -92,20 +92,19 @@ class Monitors:
             slot.start()
 
     def __getitem__(self, local_rank: int) -> MonitorSlot:
-        """The monitor of one rank."""
         return self._slots[local_rank]
 
     def pids(self) -> set[int]:
-        """Process ids of those that run."""
+        """Return the PIDs of running monitors."""
         return {slot.pid for slot in self._slots if slot.pid is not None}
 
     def release(self, order: Release) -> None:
-        """Let ranks that were found hung be terminated now: the evidence of all ranks is collected."""
+        """Let monitors terminate hung ranks now: the evidence of all ranks is collected."""
         for slot in self._slots:
             slot.order(order)
 
     def pause_or_resume(self, order: PauseDetection | ResumeDetection, by: int) -> bool:
-        """Suspend hang detection on this node, or resume it, as process ``by`` asks; whether that changes anything.
+        """Suspend hang detection on this node, or resume it, for process ``by``. Return True if that changes anything.
 
         The time of a pause counts for no rank.
         """
@@ -128,17 +127,17 @@ class Monitors:
         return True
 
     def check_states(self) -> None:
-        """Replace those that were stopped by a signal. Called after each SIGCHLD."""
+        """Replace monitors that were stopped by a signal. Called after each SIGCHLD."""
         for slot in self._slots:
             slot.replace_if_stopped()
 
     def hear_all(self) -> None:
-        """Read what is there from all of them now."""
+        """Read all pending messages of monitors."""
         for slot in self._slots:
             slot.read()
 
     def stop(self) -> None:
-        """End all of them and give everything back."""
+        """End all monitors and release everything."""
         self._timer.cancel()
         for slot in self._slots:
             slot.ask_to_stop()
@@ -159,7 +158,7 @@ class Monitors:
 
 
 def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
-    """Return a monitor's report as an event of the launcher's machine; None if it says nothing of a rank."""
+    """Return a monitor's report as an event of the launcher's machine; None if it isn't about a rank."""
     match report:
         case Warning_():
             return None

@@ -31,7 +31,7 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 
 _ATTACHED_FDS = 5
-"""The board, and what a monitor that comes in this one's place would need to go on with the rank."""
+"""The board, and what a replacement monitor needs to go on with the rank."""
 _OVERDUE_NS = 5_000_000_000
 _SHORT_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
@@ -41,7 +41,7 @@ _MAX_LAST_WORDS_BYTES = 1 << 20
 
 
 class MonitorSlot:
-    """Keeps one monitor at work; a new process goes on with the board, timeouts and waiting ranks of the old one."""
+    """Keeps one monitor at work; a new process takes over the board, timeouts and waiting ranks of the old one."""
 
     def __init__(
         self,
@@ -75,31 +75,31 @@ class MonitorSlot:
         self._rank_pid: int | None = None
         self._started_rank: int | None = None
         self._arm: Arm | None = None
-        """Learned timeouts that were armed last; they are those of one cycle."""
+        """Learned timeouts armed last, for one cycle."""
 
     @property
     def pid(self) -> int | None:
-        """Of the process that serves it now."""
+        """PID of the current process; None without one."""
         return None if self._process is None else self._process.pid
 
     def listen(self) -> None:
-        """Make the socket: a rank can connect, and waits."""
+        """Create the socket: a rank can connect, and waits."""
         self._listener = listen(self.socket_path)
 
     def is_lost(self) -> bool:
-        """Whether its socket was removed."""
+        """Return True if the socket was removed."""
         return self._listener is not None and not os.path.lexists(self.socket_path)
 
     def listen_again(self) -> None:
-        """Make the socket again, and a process that serves it.
+        """Recreate the socket, and a process that serves it.
 
         Raises:
-            OSError: it can't be made.
+            OSError: the socket can't be made.
         """
         lost, self._listener = self._listener, listen(self.socket_path)
         if lost is not None:
             lost.close()
-        if self._process is not None:  # else one is about to be started
+        if self._process is not None:  # otherwise a process is about to be started
             self._replace("has lost its socket")
 
     def start(self) -> None:
@@ -132,24 +132,24 @@ class MonitorSlot:
         if self._rank_pid is not None:
             self._order(GuardGroup(self._rank_pid, self._started_rank))
         if self._paused_since_ns is not None:
-            self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
+            self._order(Pause(self._paused_since_ns))  # read before it checks a rank
         self._arm_attached()
 
     def reading(self, cycle: int) -> RankReading:
-        """The rank's board in this cycle and its collectives, or that the board is damaged.
+        """Return the rank's board in this cycle and its collectives, or that the board is damaged.
 
-        Of a rank without hooks only its collectives; nothing, if none is attached.
+        For a rank without hooks only its collectives; nothing if no rank is attached.
         """
         if self._board is None or self._attached is None or self._attached.cycle != cycle:
             return RankReading()
         try:
             snapshot = self._board.snapshot()
         except BoardDamagedError:
-            return RankReading(damaged=True)  # its monitor renews it and says so
+            return RankReading(damaged=True)  # the monitor renews it and reports that
         return RankReading(None if snapshot.watch_only else snapshot, collectives=snapshot.collectives)
 
     def read(self) -> None:
-        """Take what the monitor has sent."""
+        """Read the monitor's messages."""
         complaint = self._take_all()
         if complaint is not None:
             self._replace(complaint)
@@ -175,15 +175,12 @@ class MonitorSlot:
         self._seen_overdue = overdue
 
     def rank_started(self, pid: int, rank: int | None) -> None:
-        """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group.
-
-        ``rank`` is the global rank.
-        """
+        """Tell the monitor, and replacements, which group to end if the launcher dies. ``rank`` is global."""
         self._rank_pid, self._started_rank = pid, rank
         self._order(GuardGroup(pid, rank))
 
     def last_words(self, cycle: int) -> str:
-        """What the rank of this cycle wrote of its stacks and of its last exception; empty if it never connected."""
+        """Return what the rank of this cycle wrote of its stacks and last exception; empty if it never connected."""
         if self._attached is None or self._attached.cycle != cycle:
             return ""
         return os.pread(self._attached.stack_fd, _MAX_LAST_WORDS_BYTES, 0).decode(errors="replace")
@@ -197,29 +194,28 @@ class MonitorSlot:
             self._order(order)
 
     def state_written(self, value: int) -> None:
-        """Tell the rank what became of the learned timeouts that were to be written: a STATE_ value of the board."""
+        """Tell the rank what became of the learned timeouts: a STATE_ value of the board."""
         if self._board is not None:
             self._board.words[layout.W_STATE_WRITTEN] = value
 
     def pause(self, since_ns: int | None) -> None:
-        """Suspend its hang detection, also in a process that replaces it. ``since_ns``: from when on (monotonic)."""
+        """Suspend hang detection, also in a replacement process, from ``since_ns`` on (monotonic)."""
         self._paused_since_ns = since_ns
         self._order(Pause(since_ns))
 
     def resume(self) -> None:
-        """Resume its hang detection."""
         self._paused_since_ns = None
         self._order(Resume())
 
     def ask_to_stop(self) -> None:
-        """Say that the job is over."""
+        """Tell the monitor that the job is over."""
         if self._channel is not None:
             fd = self._channel.fileno()
             self._order(Stop())
-            self._reactor.unwatch(fd)  # what it writes while it ends is not needed
+            self._reactor.unwatch(fd)  # its output while it ends is not needed
 
     def end(self, deadline: float) -> None:
-        """Wait for its end until the deadline (time.monotonic), then make it end; give everything back."""
+        """Wait for its end until the deadline (time.monotonic), then kill it; release everything."""
         if self._process is not None:
             if not wait_gone(self._pidfd, max(0.0, deadline - time.monotonic())):
                 send_signal(self._pidfd, signal.SIGKILL)
@@ -242,7 +238,7 @@ class MonitorSlot:
         try:
             self._channel.send(order, timeout_s=0.1)
         except ChannelClosedError:
-            self._reactor.unwatch(fd)  # the process is ending: its pidfd says when
+            self._reactor.unwatch(fd)  # the process is ending: its pidfd reports that
             self._channel = None
 
     def _died(self) -> None:
@@ -252,11 +248,11 @@ class MonitorSlot:
         self._replace(f"exited ({lines.exit_code(self._process.returncode)})")
 
     def _let_go(self) -> None:
-        """Reap the process and close what belonged to it."""
+        """Reap the process and close its descriptors."""
         assert self._process is not None
         if self._pidfd >= 0:
             self._reactor.unwatch(self._pidfd)
-            # one whose log's file server doesn't answer may not even end by SIGKILL: it is reaped when it does
+            # a process that waits for a file server may not even end by SIGKILL: it is reaped when it does
             if wait_gone(self._pidfd, _KILLED_S):
                 self._process.wait()
             os.close(self._pidfd)
@@ -273,7 +269,7 @@ class MonitorSlot:
             send_signal(self._pidfd, signal.SIGKILL)
             self._let_go()
         lived_s = time.monotonic() - self._started_at
-        # one that can't live at all isn't started a thousand times a second
+        # a process that fails at once must not be restarted a thousand times a second
         self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
         self._pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
         self._say(lines.monitor_replaced(self._name(), reason, self._pause_s))
@@ -287,17 +283,17 @@ class MonitorSlot:
 
     def _spawn_again(self) -> None:
         if self._listener is None or self._listener.fileno() < 0:
-            return  # the job ended meanwhile
+            return  # the job has ended
         try:
             self.start()
         except OSError as error:
-            # the node is out of something; ranks go on unwatched, and that is said, until it works again
+            # the node is out of some resource; ranks are unwatched until it works again, which is reported
             self._pause_s = _LONGEST_PAUSE_S
             self._say(lines.monitor_replaced(self._name(), f"can't be started: {error}", self._pause_s))
             self._reactor.call_later(self._pause_s, self._spawn_again)
 
     def _take_all(self) -> str | None:
-        """Take what the monitor has sent; why it isn't to be listened to any more, if it isn't."""
+        """Read the monitor's messages. Return a complaint if it must be replaced."""
         channel = self._channel
         if channel is None:
             return None
@@ -308,13 +304,13 @@ class MonitorSlot:
                 self._take(received.popleft())
             return None
         except ChannelClosedError:
-            complaint = None  # the process is ending: its pidfd says when
+            complaint = None  # the process is ending: its pidfd reports that
         except ProtocolError as error:
             complaint = f"sent a message that the launcher can't read: {error}"
         for _, fds in received:
             close_fds(fds)
         if channel is not self._channel:
-            return None  # the report that was just handled led to an order, which found it closed
+            return None  # the report just handled led to an order, which found it closed
         self._reactor.unwatch(fd)
         channel.close()
         self._channel = None

@@ -1,4 +1,4 @@
-"""The evidence on a rank that ended by itself: how, where it was, and what it wrote last."""
+"""Evidence on a rank that ended by itself: its exit, its place, and its last output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_BYTES = 16_384
 
 
 def read_last_words(reported: str, error_file: str) -> CrashOutput:
-    """The last exception of a rank: as it has ``reported`` it to its monitor, and as torch finds it in a file."""
+    """Return the last exception of a rank, from its report to its monitor (``reported``) and torch's error file."""
     words = last_words(reported, library=LIBRARIES)
     told = words_of_error_file(bounded_file_calls.call(lambda: _content(error_file), ""), library=LIBRARIES)
     return words._replace(
@@ -37,7 +37,7 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
 
 @dataclass(frozen=True)
 class CrashEvidence:
-    """Writes evidence files on ranks that ended by themselves; ``log_dir`` None: no logs are written."""
+    """Writes evidence files on ranks that ended by themselves; ``log_dir`` None: no logs."""
 
     log: EventLog
     log_dir: str | None
@@ -47,8 +47,8 @@ class CrashEvidence:
         """Write the evidence on a rank that has ended.
 
         Args:
-            snapshot: its board; None if it can't be read.
-            stderr: the file of its standard error; empty if that is the launcher's.
+            snapshot: its board; None if unreadable.
+            stderr: file of its standard error; empty if that is the launcher's.
         """
         now_ns = time.monotonic_ns()
         evidence = ExitEvidence(

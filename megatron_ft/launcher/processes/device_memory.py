@@ -1,4 +1,4 @@
-"""Between two cycles: the new ranks wait until the driver has taken back the device memory of the last ones."""
+"""Wait between two cycles until the driver has taken back the device memory of the last ranks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor
 
 _TELL_AFTER_S = 1.0
 _DRIVER_S = 5.0
-"""A driver that takes so much longer for an answer isn't asked again."""
+"""Additional seconds for the driver's answer; a slower driver isn't asked again."""
 _OLD_S = 1.0
-"""A query that is older says nothing about now: the node may have been on standby since, for hours."""
+"""Age of a query beyond which it is outdated: the node may have been on standby for hours."""
 
 Query = Callable[[], list[Holding] | None]
 
 
 class DeviceMemoryWait:
-    """Queries while the nodes meet, so that usually no start waits. Does nothing where there is no NVIDIA driver."""
+    """Queries while the nodes meet, so that usually no start waits. Does nothing without an NVIDIA driver."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class DeviceMemoryWait:
         query: Callable[[Any], list[Holding] | None] = nvml.holdings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``load`` and ``query`` are the driver's library and the question to it; ``clock`` tells seconds."""
+        """``load`` and ``query``: the driver's library and the query to it; ``clock``: seconds."""
         self._reactor = reactor
         self._log = log
         self._say = say
@@ -54,17 +54,17 @@ class DeviceMemoryWait:
         self._gave_up = False
 
     def begin(self, ended: Collection[int]) -> None:
-        """These processes have ended: query, in a thread, until none of their device memory is held."""
+        """Query, in a thread, until no device memory of these ended processes is held."""
         library = None if self._gave_up or not ended else self._load()
         self._waiting = None
         if library is not None:
             self._waiting = _MemoryWait(frozenset(ended), lambda: self._query(library), self._clock)
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Until the memory is free, or not waited for any more; serves everything else meanwhile.
+        """Wait until the memory is free, or given up; serves everything else meanwhile.
 
         Raises:
-            whatever ``check`` raises, which is called after each event.
+            any exception of ``check``, which is called after each event.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -96,7 +96,7 @@ class DeviceMemoryWait:
 
 
 class _MemoryWait:
-    """One wait, in a thread of its own: the driver may take its time."""
+    """One wait, in a thread of its own: the driver may be slow."""
 
     def __init__(self, ended: frozenset[int], query: Query, clock: Callable[[], float]) -> None:
         self._ended = ended
@@ -110,12 +110,12 @@ class _MemoryWait:
         self.thread = self._start()
 
     def renew(self) -> None:
-        """Look once more, if it gave up and that is long ago."""
+        """Query again, if the wait was given up a while ago."""
         if self.held and not self.thread.is_alive() and self._clock() - self._looked_s > _OLD_S:
             self.thread = self._start()
 
     def left_s(self) -> float:
-        """Until it gives up by itself."""
+        """Return the seconds until the wait is given up."""
         return max(0.0, self._began_s + LONGEST_WAIT_S - self._clock())
 
     def _start(self) -> threading.Thread:

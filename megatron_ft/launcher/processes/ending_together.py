@@ -22,13 +22,13 @@ _VARIABLE = "MEGATRON_FT_RUN_PATH"
 
 
 def command(script: str, arguments: Sequence[str]) -> list[str]:
-    """Return the command of a rank. A command of its own has a process group, and ends with the launcher."""
+    """Return the command of a rank, which has its own process group, and ends with the launcher."""
     return [sys.executable, "-u", "-c", _RUN, script, *arguments]
 
 
 @contextlib.contextmanager
 def wait_for_each_other(commands: Sequence[Sequence[str]]) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """Make what ranks with these commands need to wait for each other: variables, and descriptors that they inherit.
+    """Create variables and inherited descriptors by which ranks with these commands wait for each other.
 
     Both are empty if the ranks aren't of ``--run-path``.
 
@@ -38,7 +38,7 @@ def wait_for_each_other(commands: Sequence[Sequence[str]]) -> Iterator[tuple[dic
     if not all(_RUN in words for words in commands):
         yield {}, ()
         return
-    # a rank that reads it gets to its end when no rank has the end for writing any more, dead ranks included
+    # a read returns once no rank has the write end open, dead ranks included
     ends = os.pipe()
     try:
         yield {_VARIABLE: ",".join(map(str, ends))}, ends

@@ -1,19 +1,19 @@
-"""The command that says whether this node is fit: ready checks and the user's, run with a bound, and ended whole."""
+"""``--ft-node-health-command``: run with a bound, and ended whole."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.node_health import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.config.options import ResolvedOptions
-from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
+from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import without_secret
@@ -24,44 +24,29 @@ from megatron_ft.launcher.processes.worker import find_setpriv
 _SHELL = "/bin/sh"
 _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
-"""How long a process may take to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
+"""Seconds for a process to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
 _LOOK_AGAIN_S = 0.01
-"""A process that isn't our child gives no notice when it ends."""
+"""Interval of looks at a process that isn't a child of the launcher, whose end isn't notified."""
 _KEPT_BYTES = 4096
 
 
-def command_of(options: ResolvedOptions, others: str | None, *, log_dir: str | None, ranks: int) -> str | None:
-    """The ready checks and what else says whether this node is fit, as one command; None: nothing is to be checked.
-
-    ``others`` runs where the ready checks have found nothing.
-    """
-    parts = [_ready_checks(options, log_dir, ranks)] if options.node_health else []
-    if others is not None:
-        parts.append(others)
-    return " || exit\n".join(parts) or None
-
-
-def _ready_checks(options: ResolvedOptions, log_dir: str | None, ranks: int) -> str:
-    """The command of ours; the directories are those that are known to be written to."""
+def job_directories(options: ResolvedOptions, log_dir: str | None) -> list[str]:
+    """Return the directories that this job is known to write to."""
     files = (options.checkpoint_iteration_file, os.environ.get("FAULT_TOL_FINISHED_FLAG_FILE"))
-    directories = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
-    words = [*isolated_command("megatron_ft.cli.node_health"), ",".join(options.node_health), f"--ranks={ranks}"]
-    if options.node_health_timeout is not None:  # so that it can say what doesn't answer
-        words.append(f"--bound={options.node_health_timeout * 0.8:g}")
-    words += [f"--directory={each}" for each in dict.fromkeys(directories) if each]
-    return shlex.join(words)
+    found = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """How the command ended."""
+    """Result of the command."""
 
     ended: str
-    """As in "exited with code 3"; empty if it exited with 0 in time."""
+    """Text such as "exited with code 3"; empty if it exited with 0 in time."""
     code: int | None
-    """As subprocess has it; None if it had to be killed."""
+    """Exit code as in ``subprocess``; None if it had to be killed."""
     last_line: str
-    """The last line that it wrote, to standard output or error."""
+    """Last line of standard output or error."""
     seconds: float
 
 
@@ -69,28 +54,38 @@ class HealthCheck:
     """Runs the command, one at a time, while everything else is served."""
 
     def __init__(
-        self, command: str, *, timeout_s: float | None, reactor: Reactor, known_children: Callable[[], Collection[int]]
+        self,
+        command: str,
+        *,
+        timeout_s: float | None,
+        reactor: Reactor,
+        known_children: Callable[[], Collection[int]],
+        directories: Sequence[str] = (),
     ) -> None:
-        """A timeout of None is none; ``known_children`` are no leftovers of it."""
+        """A timeout of None is none; ``known_children`` are no leftovers of it.
+
+        ``directories``: as of `job_directories`.
+        """
         self._command = command
         self._timeout_s = timeout_s
         self._reactor = reactor
         self._known_children = known_children
+        self._directories = os.pathsep.join(directories)
         self._setpriv = find_setpriv()
         self._process: subprocess.Popen[bytes] | None = None
         self._output = b""
         self._is_stuck = False
-        """It has outlived SIGKILL."""
+        """True if it has survived SIGKILL."""
 
     def pids(self) -> set[int]:
-        """Of the process that runs, if one does."""
+        """Return the PID of the running process, if any."""
         return set() if self._process is None else {self._process.pid}
 
     def run(self, environment: Mapping[str, str], check: Callable[[], None]) -> Checked:
-        """Run it; ``check`` is called after each event.
+        """Run the command; ``check`` is called after each event.
 
         Raises:
-            whatever ``check`` raises; then the command is killed.
+            any exception of ``check``; then the command is killed.
         """
         began_s = time.monotonic()
 
@@ -116,26 +111,26 @@ class HealthCheck:
         return checked(f"exited with code {code}" if code else "", code)
 
     def close(self) -> None:
-        """Kill what is left of it, and serve everything else meanwhile. One that is stuck is waited for only once."""
+        """Kill what is left of the command, serving everything else. A stuck one is waited for only once."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         deadline_s = time.monotonic() + (0.0 if self._is_stuck else _GONE_WAIT_S)
-        # what is served may have closed it, too
+        # a served callback may have closed it, too
         while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
             self._reactor.run_once(_LOOK_AGAIN_S)
         self._is_stuck = self._process is not None
 
     def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-        """Its process, and a pidfd of that.
+        """Return its process and pidfd.
 
         Raises:
-            OSError: it can't be started, or not be waited for; then it is killed.
+            OSError: it can't be started or waited for; then it is killed.
         """
         process = self._process = subprocess.Popen(
             [*self._setpriv, _SHELL, "-c", self._command],
-            env={**without_secret(os.environ), **environment},
+            env={**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -154,7 +149,7 @@ class HealthCheck:
     def _wait(
         self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float | None, check: Callable[[], None]
     ) -> int | None:
-        """How it ended; None if its time was over first."""
+        """Return the exit code; None at the deadline."""
         assert process.stdout is not None
         out_fd = process.stdout.fileno()
         os.set_blocking(out_fd, False)
@@ -180,7 +175,7 @@ class HealthCheck:
     def _read(self, fd: int) -> None:
         """Keep the end of its output. Output of a process that has left the command's session isn't waited for."""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(64):  # one that writes without end mustn't keep the launcher
+            for _ in range(64):  # endless output must not keep the launcher
                 data = os.read(fd, 65536)
                 if not data:
                     self._reactor.unwatch(fd)
@@ -188,7 +183,7 @@ class HealthCheck:
                 self._output = (self._output + data)[-_KEPT_BYTES:]
 
     def _let_go(self) -> bool:
-        """Whether nothing of it is left; then its number is given back."""
+        """Return True if nothing of it is left; then it is reaped."""
         process = self._process
         assert process is not None
         code = process_tree.exit_code_unreaped(process.pid)
@@ -199,12 +194,12 @@ class HealthCheck:
         if left:
             return False
         process_tree.reap(process.pid)
-        process.returncode = code  # else Popen would wait for a number that may be another's by then
+        process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
         self._process = None
         return True
 
     def _left(self) -> str:
-        """What is left of it and can't be killed: its shell, or what that has left."""
+        """Describe its processes that can't be killed: its shell, or what that has left."""
         assert self._process is not None
         pid = self._process.pid
         shell = read_stat(pid)
@@ -215,6 +210,6 @@ class HealthCheck:
 
 
 def last_line(output: bytes) -> str:
-    """The last line that isn't empty, harmless for a terminal."""
+    """Return the last line that isn't empty, harmless for a terminal."""
     found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     return printable(found[-1].strip()) if found else ""

@@ -11,10 +11,10 @@ VARIABLE = "NVRX_GPUS_PER_NUMA"
 
 
 def variable() -> int | None:
-    """GPUs on each NUMA node; None: ranks aren't bound.
+    """Return the number of GPUs on each NUMA node; None: ranks aren't bound.
 
     Raises:
-        ConfigError: it is no such number.
+        ConfigError: the value is invalid.
     """
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -25,7 +25,7 @@ def variable() -> int | None:
 
 
 def check() -> None:
-    """Before any rank starts.
+    """Check the setting before any rank starts.
 
     Raises:
         ConfigError: ranks are to be bound, and can't be.
@@ -35,7 +35,7 @@ def check() -> None:
 
 
 def prefix(local_rank: int, *, strict: bool) -> list[str]:
-    """What stands before a rank's command; ``strict``: memory of that node only."""
+    """Return the prefix of a rank's command; ``strict``: memory of that node only."""
     per_node = variable()
     if per_node is None:
         return []

@@ -1,4 +1,4 @@
-"""Processes below the launcher: those it started, those it inherited, and what is left of a rank's group."""
+"""Processes below the launcher: started, inherited, and left in ranks' groups."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from megatron_ft.launcher.base.event_loop import Reactor
 
 _STOPPED_FOR_S = 0.1
 _STRAYS_S = 1.0
-"""One that is stuck in the kernel isn't waited for any longer."""
+"""Longest wait; a process that is stuck in the kernel isn't waited for any longer."""
 _READ_S = 1.0
 _reads = FileThread()
 
 
 def children() -> set[int]:
-    """Process ids of our children, adopted ones and zombies included."""
+    """Return the PIDs of the launcher's children, adopted ones and zombies included."""
     return processes.children(os.getpid())
 
 
 def left_behind(leaders: Collection[int], known: Collection[int]) -> list[ProcessStat]:
-    """Living processes of the groups and sessions of leaders that have ended and aren't reaped yet.
+    """Return live processes in the groups and sessions of leaders that have ended and aren't reaped yet.
 
-    When a process ends, its children become ours (we are subreaper). So without a child that we don't know
-    nothing can be left, and the walk through /proc is spared.
+    When a process ends, its children become the launcher's (it is subreaper). So without an unknown child nothing can
+    be left, and the walk through /proc is skipped.
     """
     unknown = children().difference(known, leaders)
     if not unknown:
         return []
     mine = set(leaders)
     listed = {stat.pid: stat for stat in all_processes()}
-    # with hidepid=2 /proc doesn't even list what is another user's; our own children we know without it
+    # with hidepid=2 /proc doesn't list another user's processes; the launcher's own children are known without it
     hidden = [stat for pid in unknown - listed.keys() if (stat := read_stat(pid)) is not None]
     return [
         stat
@@ -45,18 +45,19 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
 
 
 def kill_left(stats: Iterable[ProcessStat], leaders: Collection[int]) -> None:
-    """SIGKILL what these processes have left, if it still is theirs.
+    """SIGKILL what these processes have left, if it is still theirs.
 
-    One by one, because a signal to their groups doesn't reach what has made a group of its own in their session.
+    One by one, because a signal to their groups doesn't reach a process that has made a group of its own in their
+    session.
     """
     for stat in stats:
         kill_if_still(stat, lambda now: now.group in leaders or now.session in leaders)
 
 
 def end_strays(leader: int, name: str, known: Callable[[], Collection[int]]) -> None:
-    """Kill what a leader that isn't reaped yet has left, and our children of this name, but those that are known.
+    """Kill the leftovers of a leader that isn't reaped yet, and unknown children of this name.
 
-    What they leave becomes ours, and is ended, too.
+    Their orphans become the launcher's, and are ended, too.
     """
 
     def is_stray(stat: ProcessStat) -> bool:
@@ -75,10 +76,10 @@ def end_strays(leader: int, name: str, known: Callable[[], Collection[int]]) -> 
 
 
 def tidies_up(stat: ProcessStat) -> bool:
-    """Whether it is a process that removes what others leave, shared memory say, and ends when they have ended."""
-    if stat.comm == "torch_shm_manag":  # of torch_shm_manager the kernel keeps 15 characters
+    """Return True for a process that removes leftovers of others, such as shared memory, and ends after them."""
+    if stat.comm == "torch_shm_manag":  # the kernel keeps 15 characters of torch_shm_manager
         return True
-    # of a process that is stuck in the kernel it can't be read: that waits, for ever maybe
+    # reading that of a process stuck in the kernel may block for ever
     return _reads.call(lambda: b"multiprocessing.resource_tracker" in _command_line(stat.pid), False, bound_s=_READ_S)
 
 
@@ -91,9 +92,9 @@ def _command_line(pid: int) -> bytes:
 
 
 def exit_code_unreaped(pid: int) -> int | None:
-    """How a child of ours has ended, as subprocess has it (negative: by that signal); None if it lives.
+    """Return how a child has ended, as in ``subprocess`` (negative: by that signal); None if it lives.
 
-    It stays a zombie, so its number and its process group can't become another's.
+    The child stays a zombie, so its PID and its process group can't be reused.
     """
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if status is None:
@@ -102,18 +103,18 @@ def exit_code_unreaped(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a child of ours is stopped by a signal now."""
+    """Return True if a child is stopped by a signal now."""
     stat = read_stat(pid)
     return stat is not None and stat.state in "Tt"
 
 
 def replace_if_stopped(reactor: Reactor, pid: Callable[[], int | None], replace: Callable[[], None]) -> None:
-    """Replace a helper process of the launcher that was stopped (SIGSTOP): it does no work any more.
+    """Replace a helper process of the launcher that was stopped (SIGSTOP), and so does no work any more.
 
     It is checked now and a moment later: when a whole node is continued, the launcher may be first.
 
     Args:
-        pid: the helper's process id; None if it has ended.
+        pid: returns the helper's PID; None if it has ended.
         replace: called if it is stopped at both times.
     """
 
@@ -126,33 +127,33 @@ def replace_if_stopped(reactor: Reactor, pid: Callable[[], int | None], replace:
 
 
 def reap(pid: int) -> None:
-    """Let a child that has ended go."""
+    """Reap a child that has ended."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED)
 
 
 class Orphans:
-    """Adopted processes that have ended are let go, one by one.
+    """Reaper of adopted processes that have ended, one by one.
 
-    Never with ``waitpid(-1)``: that would take the end of a rank from those who wait for it. What some library
-    of this process started is left to it: only what belongs to another session must be an orphan. As process 1 of a
-    container this process adopts every orphan, also those of its own session (what ``docker exec`` leaves): there,
-    what no process has asked for in ``LIBRARY_S`` seconds is an orphan, too.
+    Never with ``waitpid(-1)``, which would take the end of a rank from its waiter. A child of a library of this process
+    is left to the library: only a process of another session must be an orphan. As process 1 of a container this
+    process adopts every orphan, also those of its own session (left by ``docker exec``): there, a zombie that no code
+    has reaped in ``LIBRARY_S`` seconds is an orphan, too.
     """
 
     LIBRARY_S = 5.0
 
     def __init__(self) -> None:
         self._seen_s: dict[int, float] = {}
-        """As process 1, those of our own session: since when each has been seen ended (time.monotonic)."""
+        """Zombies of the own session, for process 1: since when each has been seen (time.monotonic)."""
 
     @property
     def are_awaited(self) -> bool:
-        """Whether some may be let go soon, without an event: check again."""
+        """True if some may be reaped soon, without an event: check again."""
         return bool(self._seen_s)
 
     def reap(self, is_known: Callable[[int], bool]) -> None:
-        """Let go those that have ended and aren't known."""
+        """Reap unknown zombies."""
         own_session, now_s = os.getsid(0), time.monotonic()
         seen_s, self._seen_s = self._seen_s, {}
         for pid in children():
@@ -175,16 +176,16 @@ class Orphans:
 class Children:
     """Processes that the launcher itself has started and still needs: no leftovers of a rank.
 
-    Each part of the launcher that starts processes adds what names their ids.
+    Each part of the launcher that starts processes adds a source of their PIDs.
     """
 
     def __init__(self) -> None:
         self._sources: list[Callable[[], Collection[int]]] = []
 
     def add(self, pids: Callable[[], Collection[int]]) -> None:
-        """``pids`` is asked for the process ids each time they are needed."""
+        """Add a source of PIDs, called each time they are needed."""
         self._sources.append(pids)
 
     def pids(self) -> set[int]:
-        """The ids of all of them now."""
+        """Return the PIDs of all of them now."""
         return {pid for source in self._sources for pid in source()}

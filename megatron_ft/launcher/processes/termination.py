@@ -1,4 +1,4 @@
-"""Terminating ranks with their process groups: a signal, a grace in seconds, SIGKILL. Stopped ones are continued."""
+"""Termination of ranks with their process groups: a signal, a grace in seconds, SIGKILL. Stopped ones are continued."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
 
 _KILL_WAIT_S = 10.0
-"""How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
+"""Seconds for a process to end by SIGKILL (a large one takes seconds) before it is given up."""
 _LEFTOVER_GRACE_S = 1.0
-"""What a rank leaves behind may go by itself for so long: a resource tracker, say, that removes shared memory."""
+"""Seconds for a rank's leftovers to end by themselves, such as a resource tracker that removes shared memory."""
 _LOOK_AGAIN_S = 0.01
 
 
@@ -39,18 +39,17 @@ class Termination:
         self._in_a_hurry = in_a_hurry
         self._say = say
         self._given_up: set[int] = set()
-        """Ranks that outlived SIGKILL: they aren't waited for again."""
+        """Ranks that survived SIGKILL: not waited for again."""
         self._left: list[ProcessStat] = []
-        """The same of what ranks left in their groups."""
+        """Processes of rank process groups that survived SIGKILL."""
         self._let_go: set[int] = set()
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
-        """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go.
+        """Signal live ranks, wait, SIGKILL the remaining ones, clear their groups, and reap them.
 
-        The grace is one for all of them, by the clock: it is the time that the user gives a cycle to end, and what
-        waits for a CPU has no more of it, unlike with `core.escalation`, which ends one rank that is hung.
-
-        With a grace of less than a second, what the ranks leave behind has no more time than they have.
+        The grace is one for all of them, by the clock: the user's time for a cycle to end, not extended by waits for a
+        CPU, unlike that of `core.escalation`, which ends one hung rank. With a grace below a second, leftovers get no
+        more time than the ranks.
         """
         is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
@@ -61,7 +60,7 @@ class Termination:
         self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
-        """Signal those that live."""
+        """Signal live ranks."""
         _ask((worker for worker in workers if not worker.poll_end()), number, whole_group=whole_group)
 
     def wait(self, workers: list[Worker], grace_s: float) -> None:
@@ -72,7 +71,7 @@ class Termination:
         )
 
     def kill(self, workers: list[Worker]) -> None:
-        """SIGKILL for the groups of those that still live."""
+        """SIGKILL the groups of live ranks."""
         stubborn = [worker for worker in workers if not worker.poll_end()]
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
@@ -84,7 +83,7 @@ class Termination:
             self._say(lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
 
     def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
-        """What could not be ended of these ranks and of their groups, and lives; what has ended meanwhile is let go."""
+        """Return live processes of these ranks and their groups that could not be ended; reap those that have ended."""
         if self._given_up or self._left:
             self.clear([worker for worker in workers if not worker.reaped])
             self._given_up.intersection_update(worker.pid for worker in workers if not worker.reaped)
@@ -94,7 +93,7 @@ class Termination:
         return [stat for stat in now if stat.pid in self._given_up or stat in self._left]
 
     def take_let_go(self) -> set[int]:
-        """Process ids of the ranks, and of what they left, that were let go since the last call."""
+        """Return PIDs of ranks and leftovers that were reaped since the last call."""
         let_go, self._let_go = self._let_go, set()
         return let_go
 
@@ -110,14 +109,14 @@ class Termination:
         quietly: bool = True,
         at_once: bool = False,
     ) -> None:
-        """End what the ranks that have ended left in their groups, then let the ranks go.
+        """End the leftovers of ended ranks in their groups, then reap the ranks.
 
         Args:
-            leftover_grace_s: how long that may take to end by itself.
-            ask: send SIGTERM to the groups of ranks that didn't end well (what follows a good end may be
-                finishing something); False if they had it already.
+            leftover_grace_s: seconds for leftovers to end by themselves.
+            ask: send SIGTERM to the groups of failed ranks (leftovers of a good end may be finishing something); False
+            if they had it already.
             quietly: don't report what must be killed.
-            at_once: only those that tidy up after the others have that time, the rest is killed.
+            at_once: only processes that clean up after the others have that time, the rest is killed.
         """
         ended = [worker for worker in workers if worker.poll_end() and not worker.reaped]
         left = self._left_behind(ended)
@@ -140,7 +139,7 @@ class Termination:
     def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
         deadline = time.monotonic() + _KILL_WAIT_S
         while left and time.monotonic() < deadline:
-            # the groups first: that reaches what forks meanwhile, too
+            # the groups first: that reaches concurrent forks, too
             for worker in ended:
                 worker.signal(signal.SIGKILL, whole_group=True)
             process_tree.kill_left(left, _pids(ended))
@@ -155,7 +154,7 @@ class Termination:
     def _wait_gone(
         self, ended: list[Worker], left: list[ProcessStat], grace_s: float, *, patient: bool
     ) -> list[ProcessStat]:
-        """Wait for processes that aren't our children, as long as allowed; returns those that live then."""
+        """Wait for processes that aren't children, as long as allowed. Return the live ones."""
         deadline = time.monotonic() + grace_s
         while left:
             in_time = self._await(left, deadline, patient=patient)
@@ -165,7 +164,7 @@ class Termination:
         return left
 
     def _await(self, stats: list[ProcessStat], deadline: float, *, patient: bool) -> bool:
-        """Whether all of them ended before the deadline (time.monotonic)."""
+        """Wait for all of them. Return False at the deadline (time.monotonic)."""
         waiting = set(_open_pidfds(stats))
         if not waiting:  # they have just ended, or no descriptor is left to wait with
             soon_s = min(deadline, time.monotonic() + _LOOK_AGAIN_S)
@@ -188,7 +187,7 @@ class Termination:
 
 
 def _ask(workers: Iterable[Worker], number: int = signal.SIGTERM, *, whole_group: bool = True) -> None:
-    """Signal them; a stopped process is continued, else the signal would wait with it."""
+    """Signal ranks; a stopped process is continued, otherwise the signal would stay pending."""
     for worker in workers:
         worker.signal(number, whole_group=whole_group)
         worker.signal(signal.SIGCONT, whole_group=whole_group)
@@ -203,7 +202,7 @@ def _all_ended(workers: list[Worker]) -> bool:
 
 
 def _stats(pids: Collection[int]) -> list[ProcessStat]:
-    """Those of them that live, as they are now."""
+    """Return the current state of those that live."""
     stats = [read_stat(pid) for pid in pids]
     return [with_owner(stat) for stat in stats if stat is not None and stat.state not in "ZX"]
 

@@ -33,16 +33,16 @@ class Worker:
     """Called once, when the end is seen."""
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     exitcode: int | None = None
-    """As subprocess has it; None while it lives."""
+    """Exit code as in ``subprocess``; None while it lives."""
     exited_at_ns: int = 0
     signals_sent: set[int] = field(default_factory=set)
-    """By the launcher, and by the rank's monitor as far as it has said so."""
+    """Signals sent by the launcher, and reported ones of the rank's monitor."""
     signalled_at_ns: int = 0
-    """When the launcher first sent it one that may end it (CLOCK_MONOTONIC)."""
+    """Time of the launcher's first signal that may end it (CLOCK_MONOTONIC)."""
     reaped: bool = False
 
     def poll_end(self) -> bool:
-        """Take note of its end, and call ``on_exit``, when it is first seen; returns whether it has ended."""
+        """Note its end, and call ``on_exit``, when it is first seen. Return True if it has ended."""
         if self.exitcode is None:
             self.exitcode = process_tree.exit_code_unreaped(self.pid)
             if self.exitcode is not None:
@@ -53,22 +53,22 @@ class Worker:
     def signal(self, number: int, *, whole_group: bool) -> None:
         """Send a signal to the rank, or to its whole group (also when the rank itself has ended)."""
         assert not self.reaped, "the number may be another's by now"
-        if self.exitcode is None and number != signal.SIGCONT:  # no process ends of that
+        if self.exitcode is None and number != signal.SIGCONT:  # SIGCONT ends no process
             self.signals_sent.add(number)
             self.signalled_at_ns = self.signalled_at_ns or time.monotonic_ns()
         if whole_group:
             try:
                 os.killpg(self.pid, number)
             except PermissionError:
-                pass  # all of the group became another user's (sudo): that they live on is reported later
+                pass  # all of the group belong to another user now (sudo): reported later if they live on
             except ProcessLookupError:
-                # forked a moment ago, and not the leader of its group yet; or nothing of it is left
+                # just forked, and not yet leader of its group; or nothing of it is left
                 send_signal(self.pidfd, number)
         else:
             signal_main_thread(self.pid, self.pidfd, number)
 
     def reap(self) -> None:
-        """Let the process go, once it has ended and nothing of its group is left."""
+        """Reap the process, once it has ended and nothing of its group is left."""
         assert self.exitcode is not None
         if not self.reaped:
             process_tree.reap(self.pid)
@@ -79,7 +79,7 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
-    """What a rank is to be; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
+    """Specification of a rank; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
 
     local_rank: int
     argv: Sequence[str]
@@ -89,13 +89,13 @@ class RankSpec:
 
 
 class Spawner(Protocol):
-    """A way to create ranks. With each of them the rank is a child of the launcher and leads its own session."""
+    """A way to create ranks, each a child of the launcher and leader of its own session."""
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
-        """Start ranks; ``on_spawned`` is called with each as soon as it is there.
+        """Start ranks; ``on_spawned`` is called with each one immediately.
 
         Raises:
-            OSError: one can't be started; those before it were.
+            OSError: a rank can't be started; those before it were.
         """
         ...
 
@@ -107,7 +107,6 @@ class FreshInterpreterSpawner:
         self._setpriv = find_setpriv()
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
-        """See ``Spawner``."""
         with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
             for spec in specs:
                 on_spawned(self._spawn(spec, variables, inherited))
@@ -127,18 +126,18 @@ class FreshInterpreterSpawner:
             )
 
         def on_reaped(code: int) -> None:
-            process.returncode = code  # else Popen would wait for a number that may be another's by then
+            process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
 
         return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
 
 
 def find_setpriv() -> list[str]:
-    """util-linux's setpriv, which asks for the parent-death signal and becomes the command; empty without one.
+    """Return the command of util-linux's setpriv, which sets the parent-death signal and becomes the rank; empty
+    without.
 
-    Before it prlimit, if the launcher has raised its own limit of open files.
-
-    Asking from Python needs a fork of this process, with all of torch in it: 7 ms for each rank on a quiet
-    machine, 30 on a busy one, where this costs none.
+    Preceded by prlimit, if the launcher has raised its own limit of open files. Setting it from Python needs a fork of
+    this process, with all of torch in it: 7 ms for each rank on a quiet machine, 30 on a busy one, where this costs
+    none.
     """
     path = shutil.which("setpriv")
     if path is None:
@@ -150,7 +149,7 @@ def find_setpriv() -> list[str]:
         if prlimit is None:
             return []
         command = [prlimit, f"--nofile={soft_limit}:", *command]
-    # others of that name (busybox) don't know the option
+    # other programs of that name (busybox) don't know the option
     known = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return command if known.returncode == 0 else []
 
@@ -159,7 +158,7 @@ def _die_with(launcher_pid: int) -> Callable[[], None]:
     def in_child() -> None:
         die_with_parent()
         restore_file_limit()
-        # the launcher may have died before the kernel was asked
+        # the launcher may have died before die_with_parent took effect
         if os.getppid() != launcher_pid:
             os._exit(1)
 
@@ -167,9 +166,9 @@ def _die_with(launcher_pid: int) -> Callable[[], None]:
 
 
 class Ranks:
-    """Those of the running cycle on this node, to which the signals that the user wants forwarded are sent.
+    """Ranks of the running cycle on this node, for forwarded signals.
 
-    Of these, one of ``save_signals`` is a request to stop where no rank handles it.
+    A signal of ``save_signals`` is a request to stop if no rank handles it.
     """
 
     def __init__(
@@ -187,11 +186,11 @@ class Ranks:
         self._workers: Mapping[int, Worker] = {}
 
     def follow(self, workers: Mapping[int, Worker]) -> None:
-        """The ranks of a new cycle, by local rank; more may be added while they start."""
+        """Set the ranks of a new cycle, by local rank; more may be added while they start."""
         self._workers = workers
 
     def pids(self) -> set[int]:
-        """Process ids of those that aren't reaped."""
+        """Return the PIDs of unreaped ranks."""
         return {worker.pid for worker in self._workers.values() if not worker.reaped}
 
     def forward_signals(self) -> None:
@@ -200,7 +199,7 @@ class Ranks:
             self._forward(number)
 
     def _forward(self, number: signal.Signals) -> None:
-        """To the ranks that have a handler for it; it would only kill the others."""
+        """Forward a signal to the ranks that handle it; it would only kill the others."""
         alive = [worker for worker in self._workers.values() if not worker.poll_end()]
         unready = [worker for worker in alive if would_end_by(worker.pid, number)]
         passed_on = [worker for worker in alive if worker not in unready]

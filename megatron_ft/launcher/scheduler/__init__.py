@@ -1,1 +1,1 @@
-"""What Slurm or Kubernetes tells this launcher in environment variables, and which options that sets."""
+"""Facts from Slurm or Kubernetes in environment variables, and the options they set."""

@@ -1,4 +1,4 @@
-"""What isn't given on the command line is taken from the scheduler; one line says what."""
+"""Defaults from the scheduler for options that aren't given; one line lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {Scheduler.SLURM: "Slurm", Scheduler.KUBERNETES: "Kubernetes"}
 
 
 def take(namespace: argparse.Namespace, given: Collection[str], where: SchedulerEnvironment) -> str:
-    """Fill in what isn't ``given`` (names of options). The line for the user; empty where nothing was taken.
+    """Fill in options that aren't ``given`` (names). Return the line for the user; empty if nothing was taken.
 
     Raises:
         ConfigError: the scheduler has started launchers that would stand in each other's way.
@@ -61,7 +61,7 @@ def doubt(namespace: argparse.Namespace, given: Collection[str], where: Schedule
     elif most is not None and most > 1:
         what = f"it waits for the other nodes' launchers (--nnodes {namespace.nnodes})"
     else:
-        return ""  # as the user says
+        return ""  # as the user wants
     return (
         f"{where.hint}: {what}. To start a launcher on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=0 "
         "--wait=0 --no-kill ft_launcher ..."

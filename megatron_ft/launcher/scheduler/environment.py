@@ -1,4 +1,4 @@
-"""What the scheduler says of this launcher's job, nodes and endpoint, from environment variables alone. Pure."""
+"""The scheduler's facts about this launcher's job, nodes and endpoint, from environment variables alone. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from megatron_ft.core.hosts import expand_hosts
 
 _FIRST_PORT = 20000
 _PORTS = 9000
-"""Below those that Linux gives to outgoing connections."""
+"""Below Linux's ports of outgoing connections."""
 _STEPS = 16
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm's own steps (the batch script, an interactive shell) have numbers from here on."""
+"""First number of Slurm's own steps (the batch script, an interactive shell)."""
 _OTHER_STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 """Variables of programs that start one launcher on each node, as srun does."""
 _KUBERNETES_PORT = 29500
 
 
 class Scheduler(enum.Enum):
-    """What has started this launcher; the values are those of ``--scheduler``."""
+    """Starter of this launcher; the values are those of ``--scheduler``."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
@@ -31,18 +31,18 @@ class Scheduler(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerEnvironment:
-    """What is known of the job. Empty texts and None are unknown; nothing here was given by the user.
+    """Facts about the job. Empty texts and None are unknown; nothing here was given by the user.
 
     Args:
         job: for people: "job 4711 step 0 restart 1".
-        life: tells this start of the job by the scheduler from all others, for launchers of any step.
-        run_id: the same for this step: the rendezvous id.
-        nodes: so many have a launcher.
-        launchers: so many were started, and none of them comes back when it has ended; 0: unknown.
-        endpoint: where the first of them is.
-        log_name: the name of a directory for all nodes and starts of one training.
-        own_log_name: the same if this launcher's training is one of several that the scheduler started together.
-        surplus: why some launchers would stand in each other's way, where not each is meant as a node.
+        life: distinguishes this start of the job from all others, for launchers of any step.
+        run_id: distinguishes this step, too: the rendezvous id.
+        nodes: number of nodes with a launcher.
+        launchers: number of launchers started, none of which is restarted when it has ended; 0: unknown.
+        endpoint: host and port of the first of them.
+        log_name: name of a directory for all nodes and starts of one training.
+        own_log_name: name of that directory if this launcher's training is one of several started together.
+        surplus: why some launchers would stand in each other's way, if not each is meant as a node.
         warnings: settings of the scheduler that defeat recovery.
         hint: why only one launcher runs, if the job has several nodes and the user seems to have forgotten the others.
     """
@@ -62,7 +62,7 @@ class SchedulerEnvironment:
 
 
 def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> SchedulerEnvironment:
-    """``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
+    """Return the facts. ``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
 
     Raises:
         ConfigError: there is no sign of that scheduler.
@@ -108,7 +108,7 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
 
 
 def _step(environ: Mapping[str, str]) -> int | None:
-    """Number of the step in which srun started this process; None in a batch script and in an interactive step."""
+    """Return the number of the step in which srun started this process; None in a batch script or interactive step."""
     step = _number(environ, "SLURM_STEP_ID")
     return step if step is not None and step < _FIRST_SPECIAL_STEP else None
 
@@ -121,7 +121,7 @@ def _forgotten_srun(environ: Mapping[str, str]) -> str:
 
 
 def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """srun's own settings, as it passes them on."""
+    """Return warnings about srun's own settings, as it passes them on."""
     told = []
     if environ.get("SLURM_KILL_BAD_EXIT", "0") not in ("", "0"):
         told.append(
@@ -136,7 +136,7 @@ def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _kubernetes(environ: Mapping[str, str], full_name: str) -> SchedulerEnvironment:
-    """An indexed Job calls its pods NAME-INDEX; a headless service is their domain."""
+    """Return the facts of a pod: an indexed Job calls its pods NAME-INDEX; a headless service is their domain."""
     index = environ.get("JOB_COMPLETION_INDEX", "")
     host, _, domain = full_name.partition(".")
     pod = re.fullmatch(r"(.+)-(\d+)", host)
@@ -155,18 +155,18 @@ def _kubernetes(environ: Mapping[str, str], full_name: str) -> SchedulerEnvironm
 
 
 def hosts(environ: Mapping[str, str], most: int) -> tuple[str, ...]:
-    """The first ``most`` hosts of Slurm's step, or of its job where this is no step."""
+    """Return the first ``most`` hosts of Slurm's step, or of its job outside a step."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     return expand_hosts(listed, most)
 
 
 def own_names(environ: Mapping[str, str], hostname: str) -> frozenset[str]:
-    """By these names the scheduler may know this machine."""
+    """Return the names by which the scheduler may know this machine."""
     return frozenset({hostname, hostname.partition(".")[0], environ.get("SLURMD_NODENAME") or hostname})
 
 
 def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> tuple[int | None, str]:
-    """The rank that this launcher has among the job's, and the variable that says so; None where none does."""
+    """Return this launcher's rank among the job's, and the variable with it; None without one."""
     for name in ("GROUP_RANK", _slurm_variable(environ, min_nodes, max_nodes), "JOB_COMPLETION_INDEX"):
         value = environ.get(name, "")
         if value.isdecimal():
@@ -175,9 +175,9 @@ def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> tuple
 
 
 def _slurm_variable(environ: Mapping[str, str], min_nodes: int, max_nodes: int) -> str:
-    """The one of Slurm's that is different for each launcher; empty if none is known to be.
+    """Return Slurm's variable that differs for each launcher; empty if none is known to.
 
-    Only srun starts a task on each node. In a batch script they are all 0, for all launchers that it starts.
+    Only srun starts a task on each node. In a batch script all variables are 0, for all launchers that it starts.
     """
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
     if tasks is None:
@@ -189,7 +189,7 @@ def _slurm_variable(environ: Mapping[str, str], min_nodes: int, max_nodes: int) 
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    """The value of the first of these variables that is a whole number."""
+    """Return the value of the first of these variables that is a whole number."""
     for name in names:
         value = environ.get(name, "")
         if value.isdecimal():

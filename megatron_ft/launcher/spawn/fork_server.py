@@ -1,4 +1,4 @@
-"""A script that is run ahead, as the launcher sees it: a process that forks ranks."""
+"""The fork server, seen by the launcher: a process that runs the script ahead, and forks ranks."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from megatron_ft.launcher.base.environment import with_startup
 from megatron_ft.launcher.processes import process_tree
 
 _ANSWER_S = 3.0
-"""A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
+"""Longest wait for an answer: a fork takes milliseconds; a slower server is stopped, or stuck."""
 _LONGEST_END_S = 5.0
 
 _Answer = TypeVar("_Answer", FilesChecked, Forked)
 
 
 class ServerError(FaultToleranceError):
-    """A fork server doesn't do what it is asked."""
+    """Raised if a fork server doesn't do what it is asked."""
 
 
 class ServerProcess:
-    """A child of the launcher."""
+    """The fork server, a child of the launcher."""
 
     def __init__(self, ahead: Ahead) -> None:
-        """Start it.
+        """Start the server.
 
         Raises:
             OSError: it can't be started.
@@ -57,11 +57,11 @@ class ServerProcess:
         self.ahead = ahead
         self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
-        """Called when the connection was closed: the number of its descriptor may soon be another's."""
+        """Called when the connection was closed: the number of its descriptor may soon be reused."""
         self.is_ready = False
         self.is_gone = False
         self.unfit: str | None = None
-        """Why ranks can't be forked from it."""
+        """Why ranks can't be forked from it; None if they can."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel = Channel(ours, takes_fds=False)
         self.channel_fd = ours.fileno()
@@ -92,7 +92,7 @@ class ServerProcess:
             "PYTHONPATH": with_startup(python_path),
         }
         with open(os.memfd_create("ft_stdout"), "wb") as out, open(os.memfd_create("ft_stderr"), "wb") as err:
-            # what goes to one place, in turns, must stay in that order
+            # outputs to the same place must stay in order
             is_one = shares_output and os.path.sameopenfile(1, 2)
             return subprocess.Popen(
                 command,
@@ -104,13 +104,13 @@ class ServerProcess:
             )
 
     def read(self) -> list[FromServer]:
-        """Its messages since: that its script waits, or can't, and which modules to preload it has left out."""
+        """Return new messages: its script waits, or can't be forked; a module to preload was left out."""
         messages: list[FromServer] = []
         try:
             if self.channel.fileno() >= 0:
                 messages = self._receive()
         except (ChannelClosedError, ProtocolError):
-            self._lose()  # it is ending anyway: its pidfd says when
+            self._lose()  # it is ending anyway: its pidfd reports that
         for message in messages:
             if isinstance(message, ScriptReady):
                 self.is_ready = True
@@ -119,12 +119,12 @@ class ServerProcess:
         return messages
 
     def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
-        """For each request (variables, and the descriptors of go, standard output and error) a new rank's process id.
+        """Return the PID of a new rank for each request (variables, and descriptors of go, standard output and error).
 
         The ranks are children of the launcher by then. Each waits for a byte at go, or for its end, at which it ends.
 
         Raises:
-            ServerError: they can't be made, or not all of them.
+            ServerError: not all ranks can be made.
         """
         pids = [answer.pid for answer in self._ask([(Spawn(env), fds) for env, fds in requests], Forked)]
         for pid in pids:
@@ -136,29 +136,29 @@ class ServerProcess:
         return pids
 
     def changed_file(self) -> str | None:
-        """One that its script has read or run, and that isn't what it was.
+        """Return a file that its script has read or run, and that has changed; None without one.
 
         Raises:
-            ServerError: it is gone or doesn't answer.
+            ServerError: the server is gone or doesn't answer.
         """
         (answer,) = self._ask([(CheckFiles(), ())], FilesChecked)
         return answer.changed
 
     def reject(self, reason: str) -> None:
-        """End it: no ranks are to be forked from it."""
+        """End the server for this reason: no ranks are to be forked from it."""
         self.unfit = reason
         self.kill()
 
     def kill(self) -> None:
-        """End it, stopped or not; it has nothing to tidy up."""
+        """Kill the server, stopped or not; it needs no cleanup."""
         if not self.is_gone:
             send_signal(self.pidfd, signal.SIGKILL)
 
     def end(self, known_children: Callable[[], Collection[int]]) -> int:
-        """Kill it and what is left of it, and let it go; how it ended, as subprocess has it.
+        """Kill the server and its leftovers, reap it, and return its exit code as in ``subprocess``.
 
-        Left of it is what its script has started, and what it had just forked and not reported: children of ours that
-        aren't in ``known_children``. One that is stuck in the kernel is left to itself, and counts as killed.
+        Leftovers are children of its script, and ranks just forked and not reported: children of the launcher that
+        aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
         """
         assert not self.is_gone
         self.kill()
@@ -167,7 +167,7 @@ class ServerProcess:
         code = process_tree.exit_code_unreaped(self.pid)
         if code is not None:
             process_tree.reap(self.pid)
-        # else Popen would wait for a number that may be another's by then
+        # otherwise Popen would wait for a number that may be reused by then
         self._process.returncode = -signal.SIGKILL if code is None else code
         self.is_gone, self.is_ready = True, False
         self.channel.close()
@@ -175,10 +175,10 @@ class ServerProcess:
         return self._process.returncode
 
     def _ask(self, requests: Sequence[tuple[ToServer, Sequence[int]]], kind: type[_Answer]) -> list[_Answer]:
-        """An answer of that kind to each; a server that is gone or answers anything else, or nothing, is killed.
+        """Return an answer of that kind to each request. A server that is gone or answers otherwise is killed.
 
         Raises:
-            ServerError: that, or it has failed.
+            ServerError: the server is gone, answers otherwise, or reports a failure.
         """
         heard: list[FromServer] = []
         try:
@@ -204,11 +204,11 @@ class ServerProcess:
         return answers
 
     def _receive(self) -> list[FromServer]:
-        """The messages that are whole now.
+        """Return the messages that are complete now.
 
         Raises:
-            ChannelClosedError: it is gone.
-            ProtocolError: one of them can't be read; the channel is closed.
+            ChannelClosedError: the server is gone.
+            ProtocolError: a message can't be read; the channel is closed.
         """
         try:
             return [FROM_SERVER.parse(message) for message, _ in self.channel.receive()]
@@ -223,7 +223,7 @@ class ServerProcess:
 
 
 def why_fresh(argv: Sequence[str]) -> str | None:
-    """Why this command of a rank can't be run ahead; None if it can. torch builds it: interpreter, "-u", ..."""
+    """Return why this command of a rank can't be run ahead; None if it can. torch builds it: interpreter, "-u", ..."""
     if argv[0] != sys.executable:
         return "the ranks aren't run by this Python"
     if len(argv) < 3 or argv[1] != "-u":
@@ -236,11 +236,11 @@ def why_fresh(argv: Sequence[str]) -> str | None:
 
 
 def _first_in_path(command: Sequence[str]) -> str:
-    """What comes first in the ``sys.path`` of a rank with that command."""
+    """Return the first entry of ``sys.path`` in a rank with that command."""
     script = command[2]
     if script == "-m":
         try:
             return os.getcwd()
         except OSError:
-            return ""  # it was removed
+            return ""  # the directory was removed
     return script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))

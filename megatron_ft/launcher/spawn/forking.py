@@ -1,4 +1,4 @@
-"""Ranks forked from their own script, which a process runs ahead; fresh interpreters wherever that can't be done."""
+"""Ranks forked from their own script, which a process runs ahead, or else fresh interpreters."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 
 _MOST_DEATHS = 5
-"""Servers that may die before none is started any more."""
+"""Number of dead servers after which no other is started."""
+
+FORK_POINT_S = 60.0
+"""Longest time that a script may run ahead without reaching a fork point."""
 
 
 @dataclass(kw_only=True)
 class ForkingSpawner:
-    """Has one server at a time, and another spawner for what that can't do."""
+    """Spawner with one fork server at a time, and another spawner as fallback."""
 
     fresh: Spawner
     server: ServerProcess | None
-    """At first one that runs already; without one, or with a wrong one, another is started."""
+    """Initially one that is already running; another is started if it is missing or unsuitable."""
     preload: tuple[str, ...]
     shares_output: bool
     """Both: see ``Ahead``."""
-    timeout_s: float
-    """So long a script may run ahead."""
     reactor: Reactor
     log: EventLog
     say: Callable[[str], None]
@@ -43,17 +44,17 @@ class ForkingSpawner:
     check_stop: Callable[[], None]
     """Raises if the launcher was asked to stop."""
     known_children: Callable[[], Collection[int]]
-    """Of the launcher, the servers included."""
+    """PIDs of the launcher's children, servers included."""
     environment: Callable[[], dict[str, str]]
-    """That of ranks, but for what torch gives to each."""
+    """Environment common to all ranks, without torch's per-rank variables."""
     _expects_restart: bool = True
     _command: list[str] | None = None
-    """None while, or when, ranks aren't forked."""
+    """Command of the ranks; None while ranks aren't forked."""
     _deaths: int = 0
     _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Take over the one that runs already."""
+        """Watch the server that is already running."""
         if self.server is not None:
             self._watch(self.server)
 
@@ -67,11 +68,10 @@ class ForkingSpawner:
         self._have_server(without_ranks(self.environment()))
 
     def expect_restart(self, expected: bool) -> None:
-        """Say whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+        """Set if a cycle may follow the one whose ranks are spawned next; otherwise no server is needed then."""
         self._expects_restart = expected
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
-        """See ``Spawner``."""
         try:
             is_done = self._fork(specs, on_spawned)
         except ServerError as error:
@@ -83,7 +83,7 @@ class ForkingSpawner:
             self.close()
 
     def pids(self) -> set[int]:
-        """Of the server."""
+        """Return the PID of the server, if there is one."""
         return set() if self.server is None else {self.server.pid}
 
     def check_states(self) -> None:
@@ -92,20 +92,19 @@ class ForkingSpawner:
 
     def _kill(self) -> None:
         if self.server is not None:
-            self.server.kill()  # its end is seen like any other
+            self.server.kill()  # its end is noticed like any other
 
     def close(self) -> None:
-        """End the server."""
         self._command = None
         self._drop()
 
     # -- the server ---------------------------------------------------------------------------------------
 
     def _server_for(self, specs: Sequence[RankSpec]) -> ServerProcess | None:
-        """The one that has run ahead what these ranks are to run, and none of whose files has changed.
+        """Return a server that has run ahead what these ranks run, with unchanged files; None without one.
 
         Raises:
-            ServerError: it doesn't tell.
+            ServerError: the server doesn't answer.
         """
         if self._command is None:
             return None
@@ -122,7 +121,7 @@ class ForkingSpawner:
         return self._when_ready(environment)
 
     def _when_ready(self, environment: dict[str, str]) -> ServerProcess | None:
-        """Wait until the server is; None if it won't be."""
+        """Wait until the server is ready. Return None if it won't be."""
         self._have_server(environment)
         server = self.server
         while server is not None and server is self.server and not server.is_ready:
@@ -131,7 +130,7 @@ class ForkingSpawner:
         return server if server is self.server else None
 
     def _have_server(self, environment: dict[str, str]) -> None:
-        """Start one, unless the one that runs does just that."""
+        """Start a server, unless the running one is suitable."""
         assert self._command is not None
         ahead = Ahead(self._command, environment, self.preload, self.shares_output)
         if self.server is not None and self.server.ahead != ahead:
@@ -152,7 +151,7 @@ class ForkingSpawner:
         server.on_channel_closed = lambda: self.reactor.unwatch(server.channel_fd)
         self.reactor.watch(server.channel_fd, lambda: self._take(server))
         self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
-        left_s = server.started_s + self.timeout_s - time.monotonic()
+        left_s = server.started_s + FORK_POINT_S - time.monotonic()
         self.reactor.call_later(max(0.0, left_s), lambda: self._kill_if_late(server))
 
     def _take(self, server: ServerProcess) -> None:
@@ -168,10 +167,10 @@ class ForkingSpawner:
 
     def _kill_if_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
-            server.reject(f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)")
+            server.reject(f"no fork point reached in {FORK_POINT_S:g} s")
 
     def _ended(self, server: ServerProcess) -> None:
-        self._take(server)  # its last words
+        self._take(server)  # its last messages
         code = self._let_go(server)
         if server.unfit is not None:
             self._give_up(server.unfit)
@@ -185,12 +184,12 @@ class ForkingSpawner:
             self._have_server(server.ahead.environment)
 
     def _drop(self) -> None:
-        """The server isn't the right one, or isn't needed any more."""
+        """End a server that is unsuitable, or not needed any more."""
         if self.server is not None:
             self._let_go(self.server)
 
     def _let_go(self, server: ServerProcess) -> int:
-        """End it, if it hasn't ended; its exit code."""
+        """End the server, if it hasn't ended. Return its exit code."""
         self.server = None
         self.reactor.unwatch(server.pidfd)
         if server.channel.fileno() >= 0:
@@ -212,17 +211,17 @@ class ForkingSpawner:
     # -- ranks --------------------------------------------------------------------------------------------
 
     def _fork(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> bool:
-        """Fork the ranks; False where there is no server for that.
+        """Fork the ranks. Return False without a server.
 
         Raises:
-            ServerError: it has made none that is used.
+            ServerError: the server failed; no forked rank is used.
         """
         server = self._server_for(specs)
         if server is None:
             return False
         with contextlib.ExitStack() as stack:
             go_read, go_write = os.pipe()
-            # whatever happens here: a rank that isn't told to go ends itself when this is closed
+            # whatever happens here, a rank that isn't told to go ends itself when this is closed
             stack.callback(close_fds, (go_read, go_write))
             requests = []
             for spec in specs:

@@ -1,4 +1,4 @@
-"""The files of one cycle's ranks: torch's, in a directory of the cycle, and one with what all of them write.
+"""Files of one cycle's ranks: torch's, in a directory of the cycle, and one with the output of all ranks.
 
 A directory that can't be written, or doesn't answer, ends no job and keeps no rank waiting.
 """
@@ -20,13 +20,13 @@ from megatron_ft.launcher.base.orphan_watch import has_lost_reader
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MAKE_S = 5.0
-"""A file server that merely is slow, with all nodes of a job asking at once, makes a few directories in that time."""
+"""Time for a slow file server, with all nodes of a job asking at once, to make a few directories."""
 
 
 class CycleLogs(LogsSpecs):
     """torch's log files, or those of ``--logs-specs``, for one cycle.
 
-    torch names their directory ``attempt_N`` by the restarts that were used, and empties it first: a restart that isn't
+    torch names their directory ``attempt_N`` by the number of restarts used, and empties it first: a restart that isn't
     counted would delete the files of the cycle before. Here N is the cycle.
 
     Files that can't be made (a full disk, a directory that was removed or doesn't answer) end no job: then the ranks
@@ -42,13 +42,13 @@ class CycleLogs(LogsSpecs):
         blocking: Callable[[Callable[[], LogsDest | None]], LogsDest | None],
         prefix: str | None = None,
     ) -> None:
-        """``blocking`` returns what a function returns that may wait, and serves the launcher's loop meanwhile.
+        """``blocking`` runs a function that may wait, serving the launcher's loop meanwhile.
 
-        ``prefix``: of the files that hold what all ranks of a cycle write.
+        ``prefix``: path prefix of the files with the output of all ranks of a cycle.
         """
         super().__init__()
         self.copied: list[CopiedStream] = []
-        """The ranks' streams that go to such a file."""
+        """Streams of the ranks that are copied to such a file."""
         self._prefix = prefix
         self._blocking = blocking
         self._specs = specs
@@ -57,11 +57,11 @@ class CycleLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """As torch has it."""
+        """Root of the log directories, as in torch."""
         return self._specs.root_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the directory and the files; ``envs``, by local rank, have FT_CYCLE, and are given the error file."""
+        """Make the directory and the files; ``envs``, by local rank, have FT_CYCLE, and get the error file."""
         cycle = envs[0]["FT_CYCLE"]
         numbered = {local_rank: {**env, _ATTEMPT: cycle} for local_rank, env in envs.items()}
         files, why = None, "their directory doesn't answer"
@@ -73,7 +73,7 @@ class CycleLogs(LogsSpecs):
             self._say(f"warning: could not create the ranks' log files; ranks write to the launcher's output: {why}")
             files = _no_files(len(envs))
         for local_rank, env in envs.items():
-            if files.error_files[local_rank] == os.devnull:  # we still want to know why a rank ended badly
+            if files.error_files[local_rank] == os.devnull:  # the error file is still needed, to tell why a rank failed
                 files.error_files[local_rank] = os.path.join(self._run_dir, f"error-{cycle}-{local_rank}.json")
             env[_ERROR_FILE] = files.error_files[local_rank]
         if self._prefix is not None:
@@ -81,14 +81,14 @@ class CycleLogs(LogsSpecs):
         return files
 
     def _made(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """The files are made now, where the ranks can still do without them.
+        """Make the files now, while the ranks can still do without them.
 
         Raises:
-            OSError: one can't be made.
+            OSError: a file can't be made.
         """
         files = self._specs.reify(envs)
         for name in _filtered():
-            if os.path.dirname(getattr(files, name)) == os.devnull:  # as torch has it where there is no directory
+            if os.path.dirname(getattr(files, name)) == os.devnull:  # torch's form without a directory
                 setattr(files, name, os.devnull)
         for path in {*files.stdouts.values(), *files.stderrs.values()} - {"", os.devnull}:
             with open(path, "a"):
@@ -97,7 +97,7 @@ class CycleLogs(LogsSpecs):
 
 
 def _filtered() -> list[str]:
-    """The files of ``--duplicate-stdout-filters``; torch 2.6 has none."""
+    """Return the names of files of ``--duplicate-stdout-filters``; torch 2.6 has none."""
     return [name for name in ("filtered_stdout", "filtered_stderr") if name in LogsDest.__dataclass_fields__]
 
 
@@ -135,7 +135,7 @@ def _no_files(count: int) -> LogsDest:
 
 
 def cycle_file(prefix: str, cycle: int) -> str:
-    """The file of ``--ft-per-cycle-applog-prefix`` for a cycle: /logs/job.log becomes /logs/job_cycle3.log."""
+    """Return the file of ``--ft-per-cycle-applog-prefix`` for a cycle: /logs/job.log becomes /logs/job_cycle3.log."""
     base, extension = os.path.splitext(prefix)
     return f"{base}_cycle{cycle}{extension or '.log'}"
 
@@ -143,7 +143,7 @@ def cycle_file(prefix: str, cycle: int) -> str:
 def taken_from(
     files: LogsDest, envs: Mapping[int, Mapping[str, str]], *, prefix: str, say: Callable[[str], None]
 ) -> list[CopiedStream]:
-    """What copies the ranks' streams to the file of their cycle, instead of to the launcher's output.
+    """Replace torch's copying to the launcher's output by copying to the cycle's file. Return the copiers.
 
     torch copies the ranks' own files line by line, as for ``--tee``; all nodes append to the same file.
     """
@@ -159,9 +159,9 @@ def _shown_rank(env: Mapping[str, str]) -> str:
 
 
 class CopiedStream:
-    """One stream of a rank, each line with its rank before it, written at once and whole.
+    """Copier of one stream of a rank; each line is prefixed with the rank, and written at once and whole.
 
-    ``start`` and ``stop`` are as torch's TailLog has them. If the file can't be written, the rank's own has every line.
+    ``start`` and ``stop`` are as in torch's TailLog. If the file can't be written, the rank's own has every line.
     """
 
     def __init__(self, source: str, path: str, *, rank: str, say: Callable[[str], None]) -> None:
@@ -179,7 +179,7 @@ class CopiedStream:
         return self
 
     def stop(self) -> None:
-        """Copy the rest; the rank has ended."""
+        """Copy the rest, once the rank has ended."""
         self._tail.stop()
         if self._begun:
             self.write("\n")
@@ -188,7 +188,7 @@ class CopiedStream:
         self._fd = -1
 
     def write(self, text: str) -> None:
-        """Of the rank's stream, a line or a part of one."""
+        """Take a line, or part of one, of the rank's stream."""
         self._begun += text
         if not self._begun.endswith("\n"):
             return

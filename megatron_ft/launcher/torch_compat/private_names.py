@@ -1,7 +1,7 @@
-"""Names that torch keeps to itself and the launcher uses, with what is done where they differ.
+"""torch's private names that the launcher uses, and fallbacks where they differ.
 
-Written for torch 2.13. ``missing_essentials`` says what the launcher can't do without; everything else falls
-back to torch's own behaviour with one warning.
+Written for torch 2.13. ``missing_essentials`` lists what the launcher can't do without; everything else falls back to
+torch's own behaviour with one warning.
 """
 
 from __future__ import annotations
@@ -36,17 +36,21 @@ _AGENT_METHODS = (
     "_stop_workers",
 )
 _CONTEXT_METHODS = ("_close", "_poll", "_start", "close", "pids", "start")
-_CONTEXT_ATTRIBUTES = ("_tail_logs", "args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")
+_CONTEXT_ATTRIBUTES = ("args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")
+_TAIL_LOGS = (("_tail_logs",), ("_stdout_tail", "_stderr_tail"))
+"""Attributes of a PContext that copy ranks' output: one list, and two of their own before torch 2.9."""
 _AGENT_ATTRIBUTES = ("_pcontext", "_remaining_restarts", "_store", "_worker_group")
 
 
 def missing_essentials() -> list[str]:
-    """Names that the launcher needs and this torch doesn't have; empty for the versions it was made for."""
+    """Return names that the launcher needs and this torch lacks; empty for the versions it was made for."""
     missing = [f"LocalElasticAgent.{name}" for name in _AGENT_METHODS if not hasattr(LocalElasticAgent, name)]
     written = {name for cls in LocalElasticAgent.__mro__ for name in _names_in_init(cls)}
     missing += [f"LocalElasticAgent.{name}" for name in _AGENT_ATTRIBUTES if name not in written]
     written = _names_in_init(PContext)
     missing += [f"PContext.{name}" for name in _CONTEXT_ATTRIBUTES if name not in written]
+    if not any(written.issuperset(names) for names in _TAIL_LOGS):
+        missing.append("PContext._tail_logs")
     missing += [f"PContext.{name}" for name in _CONTEXT_METHODS if not hasattr(PContext, name)]
     for module, name in ((launcher_api, "LocalElasticAgent"), (local_elastic_agent, "start_processes")):
         if not hasattr(module, name):
@@ -66,17 +70,17 @@ def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> Iterator[None]:
 
 
 def say_nothing_of_death_signals() -> None:
-    """Drop torch's warning that it shuts workers down after a signal: it comes after we have reported their end."""
+    """Drop torch's warning that it shuts workers down after a signal: it comes after the report of their end."""
     logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
         lambda record: not record.getMessage().endswith("death signal, shutting down workers")
     )
 
 
 def warn_of_no_lost_connections() -> None:
-    """Don't let torch's C++ print what it warns of, in this process.
+    """Silence warnings of torch's C++ in this process.
 
-    Where the host of the store is lost, each connection to it gives a backtrace of twenty lines before the line that
-    matters, which is ours. Who sets TORCH_CPP_LOG_LEVEL wants to see what it names.
+    If the host of the store is lost, each connection to it prints a backtrace of twenty lines before the line that
+    matters, which is ours. TORCH_CPP_LOG_LEVEL, if set by the user, is respected.
     """
     if "TORCH_CPP_LOG_LEVEL" in os.environ:
         return
@@ -84,6 +88,12 @@ def warn_of_no_lost_connections() -> None:
         library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
         level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
         level.value = max(level.value, _CPP_ERROR)
+
+
+def tail_logs(context: PContext) -> list[Any]:
+    """Return what copies the output of the context's ranks; each has ``start`` and ``stop``."""
+    every, *each = (getattr(context, name, None) for names in _TAIL_LOGS for name in names)
+    return list(every) if every is not None else [tail for tail in each if tail is not None]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""torch's elastic agent, whose private hooks are public methods here: some to be given, the rest to be called."""
+"""torch's elastic agent with public methods for its private hooks: abstract ones, and ones to call."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 
 class TorchAgent(LocalElasticAgent, abc.ABC):
-    """The agent of one node. Its rank numbering, environment and log files are torch's."""
+    """The agent of one node. Rank numbering, environment and log files are torch's."""
 
     def __init__(self, *, grace_s: float, **torch_arguments: Any) -> None:
         super().__init__(**torch_arguments)
         self.grace_s = grace_s
-        """From SIGTERM to SIGKILL, however the ranks end."""
+        """Seconds from SIGTERM to SIGKILL, however the ranks end."""
 
     # -- to be given --------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def run_job(self) -> RunResult:
-        """From the first cycle to the end of the last."""
+        """Run from the first cycle to the end of the last."""
 
     @abc.abstractmethod
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
@@ -37,13 +37,13 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
 
     @abc.abstractmethod
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
-        """The ranks of a cycle, not started. ``given`` is what torch gives to its ``start_processes``."""
+        """Return the ranks of a cycle, not started. ``given``: torch's arguments of ``start_processes``."""
 
     # -- to be called -------------------------------------------------------------------------------------
 
     @property
     def spec(self) -> WorkerSpec:
-        """What torch is to run."""
+        """torch's specification of the ranks."""
         return self._worker_group.spec
 
     def start_ranks(self, restarts_left: int) -> None:
@@ -51,29 +51,29 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
 
         Raises:
             FaultToleranceError: they can't be started.
-            whatever ``meet`` and ``make_ranks`` raise.
+            any exception of ``meet`` and ``make_ranks``.
         """
         self._remaining_restarts = restarts_left
         self.forget_store()
         self._initialize_workers(self._worker_group)
 
     def forget_store(self) -> None:
-        """Let go of the store in which the ranks met; a launcher that is alone serves it itself."""
+        """Drop the store in which the ranks met; a launcher that is alone serves it itself."""
         self._store = self._worker_group.store = None
 
     def end_ranks(self) -> None:
-        """End those that live, and give back what belonged to them."""
+        """End live ranks, and release what belonged to them."""
         self._stop_workers(self._worker_group)
 
     def set_state(self, state: WorkerState) -> None:
-        """What torch reports of the ranks when the job has ended."""
+        """Set the state that torch reports of the ranks when the job has ended."""
         self._worker_group.state = state
 
     def check_none_is_stuck(self) -> None:
-        """torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it.
+        """Apply torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it.
 
         Raises:
-            FaultToleranceError: a rank was stuck in the kernel for so long.
+            FaultToleranceError: a rank was stuck in the kernel for that long.
         """
         timeout = getattr(self, "_uninterruptible_state_timeout", 0)
         if timeout > 0 and self._check_uninterruptible_state_timeout(self._worker_group, timeout) is not None:
@@ -94,7 +94,7 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
 
     def _start_processes(self, **given: Any) -> PContext:
         context = self.make_ranks(**given)
-        self._pcontext = context  # before the start: if that fails midway, those that run are ended
+        self._pcontext = context  # before the start: if that fails midway, the running ones are ended
         try:
             context.start()
         except (OSError, subprocess.SubprocessError) as error:
@@ -105,5 +105,5 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
-        """However ``run`` ends, by an unexpected error, too: no rank outlives it."""
+        """End all ranks, however ``run`` ends, even by an unexpected error."""
         private_names.shut_down_agent(super()._shutdown, death_sig, self.grace_s)

@@ -1,4 +1,4 @@
-"""The ranks of a cycle as torch's agent holds them."""
+"""The ranks of a cycle in the form of torch's agent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
+from megatron_ft.launcher.torch_compat import private_names
 
 
 class WorkerContext(PContext):
-    """torch's idea of a group of ranks, with our way to start, see and end them.
+    """torch's group of ranks, with this package's way to start, watch and end them.
 
-    Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
-    (workers, signal, grace in seconds). ``environment`` is that of all ranks, to which torch adds each one's own.
-    ``prefix`` is what stands before the command of a local rank.
+    Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with (workers,
+    signal, grace in seconds). ``environment`` is common to all ranks; torch adds each one's own. ``prefix`` returns the
+    words before the command of a local rank.
     """
 
     def __init__(
@@ -38,8 +39,8 @@ class WorkerContext(PContext):
         **torch_arguments: Any,
     ) -> None:
         super().__init__(logs_specs=logs_specs, **torch_arguments)
-        copied: Any = logs_specs.copied  # started and stopped as torch's are
-        self._tail_logs += copied
+        # what is copied for us is started and stopped as torch's are
+        self._copies: list[Any] = [*private_names.tail_logs(self), *logs_specs.copied]
         self._spawner = spawner
         self._environment = environment
         self._reactor = reactor
@@ -51,19 +52,19 @@ class WorkerContext(PContext):
         self.workers: dict[int, Worker] = {}
 
     def start(self) -> None:
-        """Start all ranks, then what copies their output. Signal handlers stay ours, which torch would take here."""
+        """Start all ranks, then the copying of their output. Signal handlers stay ours, which torch would take here."""
         self._start()
-        for tail_log in self._tail_logs:
+        for tail_log in self._copies:
             tail_log.start()
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """End all ranks, then give what copies their output a moment to do so. It goes on by itself."""
+        """End all ranks, then wait a moment for the copying of their output, which goes on by itself."""
         self._close(death_sig or signal.SIGTERM, timeout)
         bounded_file_calls.copying_ends(self._stop_tail_logs)
 
     def _stop_tail_logs(self) -> None:
-        """Wait until all that the ranks wrote is copied."""
-        for tail_log in self._tail_logs:
+        """Wait until all output of the ranks is copied."""
+        for tail_log in self._copies:
             tail_log.stop()
         for name in ("filtered_stdout", "filtered_stderr"):
             file = getattr(self, name, None)  # torch 2.6 has neither
@@ -87,7 +88,7 @@ class WorkerContext(PContext):
         )
 
     def _numa_bound(self, argv: list[str], local_rank: int) -> list[str]:
-        """The command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
+        """Return the command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
 
         Raises:
             RuntimeError: this torch binds in another way.
@@ -112,12 +113,12 @@ class WorkerContext(PContext):
         self._on_exit(worker)
 
     def _poll(self) -> RunProcsResult | None:
-        """For torch's interface only; the agent reads ``workers``."""
+        """Report the end of all ranks, for torch's interface only; the agent reads ``workers``."""
         running = [worker for worker in self.workers.values() if not worker.poll_end()]
         return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
 
     def pids(self) -> dict[int, int]:
-        """Process ids by local rank."""
+        """Return the PIDs by local rank."""
         return {local_rank: worker.pid for local_rank, worker in self.workers.items()}
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
@@ -125,5 +126,5 @@ class WorkerContext(PContext):
         if unreaped:
             self._end(unreaped, death_sig, timeout)
         for worker in self.workers.values():
-            if not worker.reaped:  # it could not be ended; the descriptor stays open, and it isn't waited for
+            if not worker.reaped:  # it could not be ended; the descriptor stays open, and isn't watched
                 self._reactor.unwatch(worker.pidfd)

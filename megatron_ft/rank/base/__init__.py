@@ -1,1 +1,1 @@
-"""What all of a rank's parts use: its place among the ranks, its connection to the monitor, its lines."""
+"""Base of all parts of a rank: its place among the ranks, its connection to the monitor, its lines."""

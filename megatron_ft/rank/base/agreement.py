@@ -1,6 +1,6 @@
-"""Who this process is among the ranks, and one value for all of them. Works with and without a process group.
+"""Identity of this process among the ranks, and one value for all of them; with or without a process group.
 
-torch is looked up, never imported: as long as the script hasn't imported it there is no process group.
+torch is looked up, never imported: as long as the script hasn't imported it, there is no process group.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class RankInfo:
     world_size: int = 1
     """Number of ranks in the job."""
     cycle: int = 0
-    """Life of the worker group this rank belongs to, from 0; the same on all nodes."""
+    """Cycle of the job that this rank belongs to, from 0; the same on all nodes."""
 
     @staticmethod
     def get_for_current_rank() -> RankInfo:
-        """Who this process is, by its process group or by torchrun's environment. Part of nvidia-resiliency-ext's API.
+        """Return the identity from the process group or torchrun's environment. Part of nvidia-resiliency-ext's API.
 
         Raises:
             RuntimeError: there is no process group, and RANK isn't set.
@@ -44,10 +44,10 @@ class RankInfo:
 
     @staticmethod
     def from_environment(environ: Mapping[str, str], host: str, pid: int) -> RankInfo:
-        """Read RANK, LOCAL_RANK, WORLD_SIZE and FT_CYCLE; what is missing is that of a job of one rank.
+        """Read RANK, LOCAL_RANK, WORLD_SIZE and FT_CYCLE; missing ones default to a job of one rank.
 
         Raises:
-            ValueError: one of them isn't a whole number.
+            ValueError: a variable isn't a whole number.
         """
 
         def number(name: str, default: int) -> int:
@@ -69,17 +69,17 @@ class RankInfo:
 
 
 def rank() -> int:
-    """This process's rank in the default process group, else RANK of the environment, else 0."""
+    """Return the rank in the default process group, else RANK of the environment, else 0."""
     return _ask("get_rank", "RANK", 0)
 
 
 def world_size() -> int:
-    """Number of ranks, found like :func:`rank`."""
+    """Return the number of ranks, found like :func:`rank`."""
     return _ask("get_world_size", "WORLD_SIZE", 1)
 
 
 def from_rank_0(value: Any) -> Any:
-    """Rank 0's ``value`` on every rank: a collective. Without a process group: the caller's own."""
+    """Return rank 0's ``value`` on every rank. Collective; without a process group, returns ``value``."""
     dist = _process_group()
     if dist is None or dist.get_world_size() == 1:
         return value
@@ -89,12 +89,12 @@ def from_rank_0(value: Any) -> Any:
 
 
 def has_process_group() -> bool:
-    """Whether the default process group is there."""
+    """Return True if the default process group is initialised."""
     return _process_group() is not None
 
 
 def _process_group() -> Any:
-    """``torch.distributed`` if its default group is initialised, else None."""
+    """Return ``torch.distributed`` if its default group is initialised, else None."""
     torch = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)
     if dist is None or not dist.is_available() or not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""What a rank sends over sockets: the hello to its monitor, and a request to its launcher."""
+"""Messages of a rank over sockets: the hello to its monitor, and a request to its launcher."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
 _SOCKET_RETURNS_S = 5.0
-"""The launcher checks each second whether the directory of its sockets is still there, and creates it again."""
+"""Seconds until a missing socket is an error: the launcher restores a lost socket directory within a second."""
 
 
 class MonitorWelcome(NamedTuple):
-    """What a monitor gives to its rank; the receiver closes the descriptors."""
+    """Resources a monitor gives to its rank; the receiver closes the descriptors."""
 
     config: FaultToleranceConfig
     board: Board
@@ -50,7 +50,7 @@ def say_hello(
 ) -> MonitorWelcome:
     """Introduce this rank to its monitor; the arguments are those of `RankHello`.
 
-    A monitor that dies or is stopped in between is replaced by the launcher; this tries again for a while.
+    The launcher replaces a monitor that dies or is stopped in between, so this retries for a while.
 
     Raises:
         RankMonitorClientError: no monitor listens, it refuses, or it doesn't answer within 30 s.
@@ -72,17 +72,17 @@ def say_hello(
         except (ChannelClosedError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise RankMonitorClientError(f"the rank monitor at {path} does not answer: {error}") from None
-            hello = replace(hello, again=True)  # a monitor that has died may have reported this rank already
+            hello = replace(hello, again=True)  # the monitor that died may have reported this rank already
             time.sleep(_RETRY_S)
         except (OSError, ProtocolError) as error:
             raise RankMonitorClientError(f"no rank monitor at {path}: {error}") from None
 
 
 def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
-    """Send a request to the launcher and wait until it has it.
+    """Send a request to the launcher and wait for its acknowledgement.
 
     Raises:
-        RankMonitorClientError: the launcher isn't there or doesn't answer.
+        RankMonitorClientError: the launcher isn't running or doesn't answer.
     """
     message = WorkloadControl(action=request.action, description=request.description, rank=rank)
     try:
@@ -106,7 +106,7 @@ def _connect(path: str, timeout_s: float) -> Channel:
     while True:
         try:
             return connect(path, timeout_s)
-        except (FileNotFoundError, ConnectionRefusedError):  # not there, or no process listens yet
+        except (FileNotFoundError, ConnectionRefusedError):  # no socket, or no process listens yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
@@ -129,5 +129,5 @@ def _read_welcome(answer: Received) -> MonitorWelcome:
         close_fds(fds)
         raise ProtocolError(f"the welcome can't be used: {error}") from None
     board_fd, wake_fd, stack_fd, ask_fd = fds
-    os.close(board_fd)  # the mapping holds the memory from here on
+    os.close(board_fd)  # the mapping holds the memory from now on
     return MonitorWelcome(config, board, wake_fd, stack_fd, ask_fd, welcome.log_dir, welcome.run_id)

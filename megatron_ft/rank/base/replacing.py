@@ -1,6 +1,6 @@
-"""Replaces functions, while a script is run ahead, by ones that call a hook first, and puts the originals back.
+"""Function replacements that call a hook first, used while a script is run ahead, and undone afterwards.
 
-The code of each stand-in is named ``megatron_ft_stand_in`` (see ``core.diagnosis.stacks.STAND_IN``).
+The code of each replacement is named ``megatron_ft_stand_in`` (see ``core.diagnosis.stacks.STAND_IN``).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def left_out_of_stacks(function: _Function) -> _Function:
-    """Name the code of a function that stands in for another one, so that no stack has it as the place of a rank."""
+    """Rename the code of a replacement function, so that no stack shows it as the place of a rank."""
     code: Any = function
     code.__code__ = code.__code__.replace(co_name="megatron_ft_stand_in")
     return function
 
 
 class Replacements:
-    """Replacements in modules, also in those that are imported later, until ``undo``.
+    """Replacements in modules, including modules imported later, until ``undo``.
 
-    While hooks wait for an import this is one of Python's finders, and finds what the others find.
+    While hooks wait for an import, this is one of Python's finders, and finds what the others find.
     """
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any, bool]] = []
         self._kept: list[Any] = []
-        """Replacements whose ``id`` is in torch.jit's table: kept alive, so that no other object gets that id."""
+        """Replacements whose ``id`` is in torch.jit's table; kept alive so that no other object gets that id."""
         self._hooks: dict[str, list[Hook]] = {}
         self._class_methods: list[tuple[type, str, _ClassMethod]] = []
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
-        """Call ``before`` with the arguments of each call of ``owner.name`` first. What is not there isn't replaced."""
+        """Call ``before`` with the arguments of each call of ``owner.name`` first. A missing function is ignored."""
         *inside, name = name.split(".")
         for each in inside:
             owner = getattr(owner, each, None)
@@ -57,7 +57,7 @@ class Replacements:
         setattr(owner, name, value)
 
     def replace_class_method(self, owner: type, name: str, before: Callable[..., None]) -> None:
-        """Like ``replace``, for a class method of a class in C (``datetime.now``), which takes no attributes.
+        """Like ``replace``, for a class method of a C class (``datetime.now``), which takes no attributes.
 
         The class stays the same object, with all references to it: its namespace is written, as ``setattr`` would.
         """
@@ -70,7 +70,7 @@ class Replacements:
         self._class_methods.append((owner, name, standing_in))
 
     def when_imported(self, name: str, hook: Hook) -> None:
-        """Call ``hook`` with that module as soon as it is imported: now, if it is."""
+        """Call ``hook`` with the module once it is imported, or now if it is imported already."""
         if name in sys.modules:
             hook(sys.modules[name])
             return
@@ -81,10 +81,10 @@ class Replacements:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Called by Python for an import; hooks of that module are called once its loader has executed it."""
+        """Find a module for Python's import. The module's hooks are called once its loader has executed it."""
         if name not in self._hooks:
             return None
-        # those before it have been asked already, and others of its kind may be among them
+        # finders before this one have been asked already, other instances of this class among them
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
@@ -98,12 +98,12 @@ class Replacements:
                 for hook in self._hooks[name]:
                     hook(sys.modules.get(name, module))
 
-            with contextlib.suppress(AttributeError):  # a loader that is a class: of what is built in
+            with contextlib.suppress(AttributeError):  # the loader of a builtin module is a class
                 loader.exec_module = exec_module
         return spec
 
     def undo(self) -> None:
-        """Put the originals back. Replacements that other code has kept do just what the originals do."""
+        """Restore the originals. Replacements kept by other code now only call the original."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         table = _known_to_jit()
@@ -114,7 +114,7 @@ class Replacements:
                 table[id(original)] = table[id(standing_in)]
                 self._kept.append(standing_in)
             if vars(owner).get(name) is not standing_in:
-                continue  # the script has put something else there
+                continue  # the script has replaced it since
             if was_own:
                 setattr(owner, name, original)
             else:
@@ -130,7 +130,7 @@ class Replacements:
 
 
 def _known_to_jit() -> dict[int, Any]:
-    """``torch.jit``'s table of builtin functions, by the ``id`` of each."""
+    """Return ``torch.jit``'s table of builtin functions, by ``id``."""
     return getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
 
 
@@ -139,9 +139,9 @@ def _nothing(*_arguments: Any, **_named: Any) -> None:
 
 
 class _CallsFirst:
-    """Calls ``before``, then a function of a module. No function itself: as a class's attribute it would be a method.
+    """Callable that runs ``before``, then a module's function. A function would become a method as a class attribute.
 
-    Equal to the function that it stands for, which may be in sets (``os.supports_dir_fd``).
+    Equal to the function it replaces, which may be in sets (``os.supports_dir_fd``).
     """
 
     def __init__(self, function: Callable[..., Any], before: Callable[..., None]) -> None:
@@ -165,7 +165,7 @@ class _CallsFirst:
     def __reduce__(self) -> Any:
         owner = getattr(self.function, "__self__", None)
         if not (owner is None or isinstance(owner, ModuleType)):
-            return getattr, (owner, self.function.__name__)  # of random, say: a method of the generator it keeps
+            return getattr, (owner, self.function.__name__)  # such as those of random: methods of a generator
         return _found, (self.function.__module__, self.function.__qualname__)
 
 
@@ -181,14 +181,14 @@ class _ClassMethod:
 
 
 def _namespace(owner: type) -> dict[str, Any] | None:
-    """The dictionary behind ``owner.__dict__``; None where this Python hides it."""
+    """Return the dictionary behind ``owner.__dict__``; None where this Python hides it."""
     found = gc.get_referents(owner.__dict__)
     return found[0] if len(found) == 1 and isinstance(found[0], dict) else None
 
 
 def _forget_lookups(owner: type) -> None:
-    """Have Python look up attributes of ``owner`` again: it keeps what it has found."""
-    import ctypes  # every rank imports this file as it starts, and so does what it starts
+    """Invalidate Python's attribute cache of ``owner``."""
+    import ctypes  # imported late: every rank, and every Python it starts, imports this file at its start
 
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 

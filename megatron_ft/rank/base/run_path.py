@@ -1,4 +1,4 @@
-"""A rank of ``--run-path``: runs the script as torchrun does, and waits for the node's other ranks before it exits.
+"""Entry of a rank with ``--run-path``: runs the script as torchrun does, then waits for the node's other ranks.
 
 Run as a program's text, not imported: the script's Python may not find this package.
 """
@@ -9,12 +9,12 @@ import sys
 import time
 
 _PAUSE_S = 0.1
-"""Time between the end of the last rank's script and the exits; torch's agent takes as long to see that end. Threads of
-process groups let go of their last tensors meanwhile: one that does so in the middle of the exit aborts the process."""
+"""Seconds between the end of the last rank's script and the exits, as long as torch's agent takes to see that end.
+Threads of process groups release their last tensors meanwhile; doing so during the exit aborts the process."""
 
 
 class _Others:
-    """The other ranks of this node: each of them holds an end of a pipe as long as its script runs."""
+    """The other ranks of this node; each holds an end of a pipe while its script runs."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
@@ -29,9 +29,9 @@ class _Others:
         os.register_at_fork(after_in_child=self._leave)  # a child may outlive its rank
 
     def wait_for_other_ranks(self) -> None:
-        """Return when the scripts of all ranks have ended, or their processes have."""
+        """Return when the scripts, or the processes, of all ranks have ended."""
         if not all(map(self._is_ours, self._ends)) or not self._ends:
-            return  # the script has closed them: a number may be another file's by now
+            return  # closed by the script: the numbers may belong to other files now
         read, write = self._ends
         os.close(write)
         self._ends = [read]
@@ -68,10 +68,10 @@ def _main() -> None:
 
 
 def _end_monitoring() -> None:
-    """Disconnect: a rank whose script has ended isn't hung, however long the others take."""
+    """Disconnect: a rank whose script has ended isn't hung, however long the other ranks take."""
     module = sys.modules.get("megatron_ft.rank.client.client")
     for client in [] if module is None else list(module._clients):
-        with contextlib.suppress(Exception):  # whatever it is, the script went well
+        with contextlib.suppress(Exception):  # the script has succeeded, whatever this raises
             client.shutdown_workload_monitoring()
 
 

@@ -1,37 +1,39 @@
-"""Lines for the user, printed by rank 0 only; ``once`` and ``warn`` print each line once in a run."""
+"""Lines for the user, of rank 0 only, through the logger megatron_ft.rank; each line once in a run."""
 
 from __future__ import annotations
 
-import sys
-from typing import TextIO
-
+from megatron_ft.ipc.log import ERROR, INFO, NOTICE, RANK, WARNING
 from megatron_ft.rank.base import agreement
 
 _said: set[str] = set()
 
 
-def print_rank_0(text: str, file: TextIO | None = None) -> None:
-    """Print a line, on rank 0 only."""
+def info(text: str) -> None:
+    """Print a line on stdout."""
     if agreement.rank() == 0:
-        print(text, file=file, flush=True)
+        RANK.say(INFO, text)
 
 
-def once(text: str) -> None:
-    """Print a line on stdout, once in a run."""
-    _once(text, f"FT: {text}", sys.stdout)
+def note(text: str) -> None:
+    """Print a line on stderr."""
+    if agreement.rank() == 0:
+        RANK.say(NOTICE, text)
+
+
+def error(text: str) -> None:
+    """Print a line on stderr: the run can't go on."""
+    if agreement.rank() == 0:
+        RANK.say(ERROR, f"ERROR: {text}")
 
 
 def warn(text: str) -> None:
     """Print a warning on stderr, once in a run."""
-    _once(text, f"FT: WARNING: {text}", sys.stderr)
+    if text not in _said:
+        _said.add(text)
+        if agreement.rank() == 0:
+            RANK.say(WARNING, f"WARNING: {text}")
 
 
 def forget() -> None:
     """Begin a new run: every line may be printed again."""
     _said.clear()
-
-
-def _once(text: str, line: str, file: TextIO) -> None:
-    if text not in _said:
-        _said.add(text)
-        print_rank_0(line, file=file)

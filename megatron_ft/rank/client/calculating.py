@@ -1,4 +1,4 @@
-"""From what one rank has recorded to new timeouts, with all other ranks: a collective of the reference's API."""
+"""Calculation of timeouts from the records of all ranks: a collective of the reference's API."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def section_timeouts(
 def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:
     """Return the maximum of each value over all ranks, and the lowest rank that has it.
 
-    Runs two all_reduce of ``len(values)`` doubles on the default process group, on the device its backend
-    works on. Without an initialised process group the values are those of a job of one rank.
+    Runs two all_reduce of ``len(values)`` doubles on the default process group, on its backend's device. Without an
+    initialised process group, returns the values themselves and rank 0.
     """
     if not values or not agreement.has_process_group():
         return list(values), [0] * len(values)
@@ -51,7 +51,7 @@ def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:
 
 
 def _device_of_backend(config: str) -> str:
-    """Return where a tensor must lie for a backend, e.g. ``cpu:gloo,cuda:nccl`` or ``nccl``: the CPU if it can."""
+    """Return the device of tensors for a backend such as ``cpu:gloo,cuda:nccl`` or ``nccl``: the CPU if possible."""
     import torch
 
     backends = {device: name for device, _, name in (part.rpartition(":") for part in config.lower().split(","))}

@@ -1,4 +1,4 @@
-"""``RankMonitorClient``: how a training script tells its monitor that it makes progress."""
+"""``RankMonitorClient``: connection of a training script to its monitor."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_h
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.ipc.log import RANK
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, MonitorWelcome, ask_launcher, say_hello
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
@@ -38,20 +39,20 @@ _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
 
 
 class RankMonitorClient:
-    """Connects one rank to its monitor. One thread uses the hooks of a client, as train loops do.
+    """Connects one rank to its monitor. The hooks of a client are to be called from one thread.
 
-    After :meth:`init_workload_monitoring` everything travels through shared memory: no hook waits for the
-    monitor, and none fails because the monitor is dead or stopped (the launcher replaces it). The monitoring
-    ends with :meth:`shutdown_workload_monitoring`, with the process, or with the last reference to the client.
+    After :meth:`init_workload_monitoring` everything travels through shared memory: no hook waits for the monitor, and
+    none fails because the monitor is dead or stopped (the launcher replaces it). Monitoring ends with
+    :meth:`shutdown_workload_monitoring`, with the process, or with the last reference to the client.
     """
 
     CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
-    """Where the timeouts are in ``state_dict()``; existing code reads it."""
+    """Key of the timeouts in ``state_dict()``; existing code reads it."""
     _leaves_out_open_sections = False
-    """Calculate timeouts without a selected section that is open and was never closed, instead of raising."""
+    """If True, skip a selected section that is open and was never closed, instead of raising."""
 
     def __init__(self) -> None:
-        """No I/O happens here."""
+        """Create a client without any I/O."""
         self.is_initialized = False
         self.cfg: FaultToleranceConfig | None = None
         self.rank_info: RankInfo | None = None
@@ -66,22 +67,22 @@ class RankMonitorClient:
         _clients.add(self)
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
-        """Connect to this rank's monitor and receive the configuration; monitoring starts here.
+        """Connect to this rank's monitor, receive the configuration, and start monitoring.
 
         Args:
             num_warmup_iters: length of the warm-up, in which the timeouts of "step" and out of section are at least
-                ``initial_rank_heartbeat_timeout`` (an hour by default). It ends when the iteration after this many
-                begins (:meth:`set_iteration`), or when the first "step" is opened. A job without iterations and
-                without a section "step" has no warm-up. None is 0.
+            ``initial_rank_heartbeat_timeout`` (an hour by default). The warm-up ends when the iteration after this many
+            begins (:meth:`set_iteration`), or when the first "step" is opened. A job without iterations and without a
+            section "step" has no warm-up. None is 0.
 
         Raises:
             NotUnderLauncherError: the script wasn't started with ``ft_launcher``.
-            RankMonitorClientError: it is initialised already, or the monitor refuses or doesn't answer.
+            RankMonitorClientError: monitoring is initialised already, or the monitor refuses or doesn't answer.
         """
         self._connect(num_warmup_iters)
 
     def _connect(self, num_warmup_iters: int | None, *, state_path: str = "", learns: bool = False) -> None:
-        """Do what ``init_workload_monitoring`` says.
+        """Implement ``init_workload_monitoring``.
 
         ``state_path``: absolute path of the file of learned timeouts, which the launcher reads and writes; empty if
         there is none. ``learns``: the script asks for learned timeouts.
@@ -108,6 +109,9 @@ class RankMonitorClient:
     def _begin(self, info: RankInfo, welcome: MonitorWelcome) -> None:
         cfg = welcome.config
         self.rank_info, self.cfg = info, cfg
+        if cfg.is_set("log_level"):
+            RANK.set_level(cfg.log_level)
+        RANK.debug("rank", info.global_rank, "is monitored with", cfg.to_dict())
         self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
         self.section_timeouts = SectionTimeouts(
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
@@ -137,12 +141,12 @@ class RankMonitorClient:
         self._ready().iteration(n)
 
     def start_section(self, section: str) -> None:
-        """Open a section; sections may nest, and each open one has its own timeout.
+        """Open a section. Sections may nest; each open section has its own timeout.
+
+        A section that isn't configured is skipped: it isn't watched, and a warning is printed once.
 
         Raises:
-            RankMonitorClientError: not initialised, or open already.
-
-        One that isn't configured is skipped: it isn't watched, and a warning says so, once.
+            RankMonitorClientError: not initialised, or the section is open already.
         """
         recorder = self._recorder
         if recorder is None:
@@ -150,10 +154,10 @@ class RankMonitorClient:
         recorder.start(section)
 
     def end_section(self, section: str) -> None:
-        """Close an open section.
+        """Close an open section; a section that isn't configured is skipped.
 
         Raises:
-            RankMonitorClientError: not initialised, or not open. One that isn't configured is skipped.
+            RankMonitorClientError: not initialised, or the section isn't open.
         """
         recorder = self._recorder
         if recorder is None:
@@ -161,7 +165,7 @@ class RankMonitorClient:
         recorder.end(section)
 
     def end_all_sections(self) -> None:
-        """Close every open section, the innermost first; none open is fine.
+        """Close all open sections, innermost first; with none open, do nothing.
 
         Raises:
             RankMonitorClientError: not initialised.
@@ -177,17 +181,17 @@ class RankMonitorClient:
         try:
             yield
         finally:
-            # the body may have shut monitoring down, or closed everything at once: nothing is left to close then
+            # the body may have shut monitoring down or closed all sections
             if self._recorder is not None and name in self._recorder.open_sections:
                 self.end_section(name)
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Set both heartbeat timeouts from the observed intervals. Collective: all ranks must call it.
 
-        Neither is enforced below LEARNED_FLOOR_S (5 s), whatever ``hb_timeouts`` says.
+        No calculated timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``hb_timeouts`` says.
 
         Returns:
-            True if they were set; False if no rank has seen two heartbeats yet and ``skip_if_not_ready``.
+            True if the timeouts were set; False if ``skip_if_not_ready`` and no rank has sent two heartbeats yet.
 
         Raises:
             RankMonitorClientError: not initialised, or (without ``skip_if_not_ready``) not enough heartbeats.
@@ -214,20 +218,20 @@ class RankMonitorClient:
     ) -> bool:
         """Set section timeouts from the observed intervals. Collective: all ranks call it with the same arguments.
 
-        Args:
-            selected_sections: names whose timeout is calculated, the others keep theirs; None is all.
-            calc_out_of_section: whether the time out of section is calculated too.
-            skip_if_not_ready: do nothing instead of raising if something selected was never observed.
+        A section counts as observed once it has ended; then the age of one that is still open counts, too. No
+        calculated timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``section_timeouts`` says.
 
-        Only what has ended is an observation; beside one, the age of what is still open counts, too. No calculated
-        timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``section_timeouts`` says.
+        Args:
+            selected_sections: names of the sections to calculate, None for all; names that aren't configured are
+            ignored.
+            calc_out_of_section: calculate the timeout out of section, too.
+            skip_if_not_ready: return False instead of raising if a selected section was never observed.
 
         Returns:
-            Whether the timeouts were set.
+            True if the timeouts were set.
 
         Raises:
-            RankMonitorClientError: not initialised, or nothing was observed for one. Names that aren't configured
-                are passed over.
+            RankMonitorClientError: not initialised, or a selected section was never observed.
         """
         recorder = self._ready()
         timeouts = self.section_timeouts
@@ -238,7 +242,11 @@ class RankMonitorClient:
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
         result = section_timeouts(
-            recorder, timeouts, keys, self._rule(), leaves_out_open=self._leaves_out_open_sections
+            recorder,
+            timeouts,
+            keys,
+            self._rule(),
+            leaves_out_open=self._leaves_out_open_sections and selected_sections is not None,
         )
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
@@ -248,14 +256,14 @@ class RankMonitorClient:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """The calculated timeouts, JSON-serialisable and equal on all ranks; the configured ones aren't in it."""
+        """Return the calculated timeouts, JSON-serialisable and equal on all ranks, without configured ones."""
         return state_to_dict(self.hb_timeouts, self.section_timeouts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Use calculated timeouts of an earlier run, now or, before initialisation, from then on.
+        """Use timeouts calculated by an earlier run; before initialisation, from initialisation on.
 
         Raises:
-            ConfigError: the state isn't one (a ValueError); nothing is changed.
+            ConfigError: the state is malformed (a ValueError); nothing is changed.
         """
         state_from_dict(state)
         self._loaded = state
@@ -263,7 +271,7 @@ class RankMonitorClient:
             self._apply(state)
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
-        """Ask this node's launcher for something; returns when it has the request.
+        """Send a request to this node's launcher, and return once it is acknowledged.
 
         Raises:
             RankMonitorClientError: there is no launcher, or it doesn't answer.
@@ -277,27 +285,28 @@ class RankMonitorClient:
         ask_launcher(path, req, rank)
 
     def shutdown_workload_monitoring(self) -> None:
-        """End the monitoring of this rank at once, whatever the monitor does; calling it again does nothing."""
+        """End the monitoring of this rank at once, without waiting for the monitor. Idempotent."""
         if not self.is_initialized:
             return
         assert self._board is not None
+        self._crash_reporter.note_rerun()
         self._board.words[layout.W_CLOSING] = layout.CLOSING
         self._wake_monitor()
         self._disconnect()
 
     def _leave(self, error: BaseException) -> None:
-        """End the monitoring as ``shutdown_workload_monitoring`` does, because of this exception."""
+        """End the monitoring because of an exception, which is reported."""
         if self.is_initialized:
             self._crash_reporter.leave(error)
         self.shutdown_workload_monitoring()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # no progress can be reported any more; but a hang on the way out of the interpreter is still detected
+        # no progress can be reported any more. At the interpreter's exit, monitoring goes on: a hang there is detected
         if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
     def _add_sections(self, names: Sequence[str]) -> list[str]:
-        """Make unconfigured sections known, with an infinite timeout; returns those that were new."""
+        """Add unconfigured sections without a timeout. Return the new ones."""
         recorder = self._ready()
         assert self.section_timeouts is not None
         added = [name for name in names if name not in self.section_timeouts.section]
@@ -309,7 +318,7 @@ class RankMonitorClient:
         return added
 
     def _observed(self) -> dict[str, float]:
-        """Longest observed interval per section and out of section on this rank, in seconds."""
+        """Return the longest observed interval per section and out of section on this rank, in seconds."""
         return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
 
     def _rule(self) -> Rule:
@@ -325,7 +334,7 @@ class RankMonitorClient:
         learned = state_from_dict(state)
         timeouts = self.section_timeouts
         assert timeouts is not None
-        # a section that is no longer configured has no place on the board, and no timeout
+        # a section that is no longer configured has neither a slot on the board nor a timeout
         known = {name: value for name, value in learned.sections.items() if name in timeouts.section}
         timeouts.section = {**timeouts.section, **known}
         timeouts.calculated_sections |= set(known)
@@ -348,8 +357,8 @@ class RankMonitorClient:
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:
-        # an eventfd never blocks here: it would take 2**64 - 1 unread wake-ups to fill it
-        if self._wake.is_ours:  # else the monitor looks at the board when the next timeout is due
+        # an eventfd never blocks here: that would take 2**64 - 1 unread wake-ups
+        if self._wake.is_ours:  # else the monitor reads the board when the next timeout is due
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(self._wake.number, 1)
 
@@ -376,7 +385,7 @@ def _not_initialized() -> RankMonitorClientError:
 
 
 def _disarm_in_child() -> None:
-    """A forked child (a data-loader worker) has no monitor: its hooks must not speak for the rank."""
+    """Disconnect a forked child (a data-loader worker): its hooks must not report for the rank."""
     for client in list(_clients):
         client._crash_reporter.forget_in_child()
         client._disconnect()

@@ -1,4 +1,4 @@
-"""The event log of one rank, which begins with its first event."""
+"""Event log of one rank, created with its first event."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from megatron_ft.rank.base.agreement import RankInfo
 
 
 class RankLog:
-    """Written while this rank is monitored; without a directory nothing is."""
+    """Writes events of a rank while it is monitored; without a directory, none."""
 
     def __init__(self, info: RankInfo | None = None, directory: str | None = None, run_id: str = "") -> None:
         self._info, self._directory, self._run_id = info, directory, run_id
         self._log: EventLog = NullEventLog()
 
     def write(self, record: Record) -> None:
-        """Append an event."""
         info = self._info
         if info is not None and self._directory is not None and self._log.path == "":
             who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
@@ -24,9 +23,8 @@ class RankLog:
         self._log.write(record)
 
     def flush(self) -> None:
-        """Wait until everything is written, some seconds at most."""
+        """Wait, some seconds at most, until everything is written."""
         self._log.flush()
 
     def close(self) -> None:
-        """No more events."""
         self._log.close()

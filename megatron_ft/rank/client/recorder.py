@@ -1,9 +1,9 @@
 """The hot path: section events, heartbeats and iterations, written to the progress board.
 
-Nothing here is a system call (``time.monotonic_ns`` is read from a page the kernel shares), takes a lock or
-waits. The order of the stores matters where it is remarked: a monitor that reads between two of them must not
-see a rank that is later than it is. What is counted on the board itself wraps around: a board that was written over
-may hold any number, and must not make a hook fail.
+Nothing here makes a system call (``time.monotonic_ns`` is read from a page the kernel shares), takes a lock or waits.
+The order of the stores matters where a comment says so: a monitor that reads between two of them must not see a rank
+that is later than it is. Counters on the board wrap around: a board that was overwritten may hold any number, and must
+not make a hook fail.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ITERATION_CODE = EVENT_ITERATION << KIND_SHIFT
 
 
 class Recorder:
-    """Writes one rank's progress and remembers the longest intervals (nanoseconds) for the calculation."""
+    """Writes one rank's progress and keeps the longest intervals (nanoseconds) for the calculation."""
 
     def __init__(self, board: Board, timeouts: SectionTimeouts) -> None:
         self._board = board
@@ -68,7 +68,8 @@ class Recorder:
         self._last_iteration = -1
         self._in_first_step = False
         self._is_starting = not user_code.reports_iterations()
-        """No second "step" has begun, which shows that the rank trains. False where the script reports iterations."""
+        """True until a second "step" begins, which proves that the rank trains. False if the script reports iterations.
+        """
         self._first_step_began = 0
         self._timeouts = timeouts
         self._longest: dict[str, int] = {}
@@ -80,7 +81,7 @@ class Recorder:
             self._register(name, index)
 
     def start(self, section: str) -> None:
-        """Open a section; see ``RankMonitorClient.start_section``."""
+        """See ``RankMonitorClient.start_section``."""
         opened = self._opened
         slot = self._slots.get(section)
         if slot is None:
@@ -98,7 +99,7 @@ class Recorder:
                 self._longest_idle = idle
         opened[section] = now
         words[slot + S_OPEN_COUNT] = (words[slot + S_OPEN_COUNT] + 1) & WORD_MASK
-        # open before the transition: the time out of section must not seem to go on when it is over
+        # open before the transition: the time out of section must not seem to continue
         words[slot + S_OPENED_AT] = now
         words[W_LAST_TRANSITION] = now
         head = self._head
@@ -109,20 +110,20 @@ class Recorder:
         if words[W_EPOCH] != self._epoch:
             self._restore_board()
         if section not in opened:
-            self._clear(section)  # a signal handler has closed it since
+            self._clear(section)  # a signal handler has closed it in the meantime
 
     def end(self, section: str) -> None:
-        """Close a section; see ``RankMonitorClient.end_section``."""
+        """See ``RankMonitorClient.end_section``."""
         opened = self._opened
         since = opened.get(section)
         if since is None:
             if section not in self._slots:
-                return  # it was skipped
+                return  # skipped when it was opened
             self._clear(section)
             raise RankMonitorClientError(f"section {section!r} is already closed")
         words = self._words
         now = _monotonic_ns()
-        # the transition first: no section and an old transition would look idle since then
+        # the transition first: no open section with an old transition would look idle since then
         words[W_LAST_TRANSITION] = now
         words[self._slots[section] + S_OPENED_AT] = 0
         head = self._head
@@ -130,7 +131,7 @@ class Recorder:
         words[at] = now
         words[at + 1] = self._end_codes[section]
         self._head = words[W_RING_HEAD] = head + 1
-        # not before: of an exception that a signal handler raises in between, it can still be closed
+        # not earlier: if a signal handler raises in between, the section can still be closed
         opened.pop(section, None)
         if not opened:
             self._idle_since = now
@@ -140,7 +141,6 @@ class Recorder:
             self._restore_board()
 
     def heartbeat(self) -> None:
-        """Report that the rank is alive."""
         words = self._words
         now = _monotonic_ns()
         # the stamp before the count: a first count without a stamp would mean "since ever"
@@ -162,7 +162,6 @@ class Recorder:
             self._restore_board()
 
     def iteration(self, number: int) -> None:
-        """Report that the training iteration ``number`` (from 0) has begun."""
         if number < 0:
             raise RankMonitorClientError(f"iteration {number} is negative; iterations count from 0")
         if number == self._last_iteration:
@@ -194,25 +193,25 @@ class Recorder:
             self._restore_board()
 
     def observed(self) -> dict[str, int]:
-        """Return the longest interval (ns) that has ended, by section and OUT_OF_SECTION; -1 where none has."""
+        """Return the longest ended interval (ns) by section and OUT_OF_SECTION; -1 where none has ended."""
         return {**self._longest, OUT_OF_SECTION: self._longest_idle}
 
     def open_ages(self) -> dict[str, int]:
-        """Age (ns) of each open section, else of the time out of section. The last one of a run never ends."""
+        """Return the age (ns) of each open section, or of the time out of section if none is open."""
         now = _monotonic_ns()
         if not self._opened:
             return {OUT_OF_SECTION: now - self._idle_since}
         return {name: now - since for name, since in self._opened.items()}
 
     def restart_clocks(self) -> None:
-        """Start the time out of section and since the last heartbeat again: a collective that ended is progress.
+        """Restart the clocks of the time out of section and since the last heartbeat.
 
-        Without it a rank that waited long for the others in a calculation would be late the moment the new,
-        shorter timeouts take force.
+        A finished collective is progress. Without a restart, a rank that waited long for others in a calculation would
+        be late as soon as the new, shorter timeouts take effect.
         """
         now = _monotonic_ns()
         if not self._opened:
-            if self._longest_idle >= 0:  # before the first section it all counts, once it has ended
+            if self._longest_idle >= 0:  # before the first section all of the time counts, once it has ended
                 self._longest_idle = max(self._longest_idle, now - self._idle_since)
                 self._idle_since = now
             self._words[W_LAST_TRANSITION] = now
@@ -226,12 +225,12 @@ class Recorder:
         return list(self._opened)
 
     def add_facts(self, facts: int) -> None:
-        """Tell the monitor more about this run: FACT_ bits of `core.board.layout`."""
+        """Set FACT_ bits of `core.board.layout` on the board."""
         self._facts |= facts
         self._words[layout.W_LEARNING_FACTS] = self._facts
 
     def drop_facts(self, facts: int) -> None:
-        """Take FACT_ bits back."""
+        """Clear FACT_ bits on the board."""
         self._facts &= ~facts
         self._words[layout.W_LEARNING_FACTS] = self._facts
 
@@ -247,11 +246,11 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Training steps that have ended."""
+        """Number of training steps that have ended."""
         return self._steps
 
     def add_section(self, name: str) -> None:
-        """Make one more section known, with no timeout.
+        """Add a section without a timeout.
 
         Raises:
             ValueError: the board's table is full.
@@ -262,9 +261,9 @@ class Recorder:
         self._register(name, index)
 
     def write_timeouts(self, timeouts: SectionTimeouts) -> None:
-        """Put the section timeouts in force on the board."""
+        """Write the section timeouts in force to the board."""
         self._timeouts = timeouts
-        # before and after: timeouts that change without their version are taken for damage
+        # count before and after: timeouts that change without their version look like damage
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in self._timeouts.section.items():
             slot = self._slots[name]
@@ -275,7 +274,7 @@ class Recorder:
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
     def write_heartbeat_timeouts(self, timeouts: HeartbeatTimeouts) -> None:
-        """Put the heartbeat timeouts in force on the board."""
+        """Write the heartbeat timeouts in force to the board."""
         words = self._words
         self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, as in write_timeouts
         words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
@@ -290,9 +289,9 @@ class Recorder:
         self._longest.setdefault(name, -1)
 
     def _step_begins(self, now: int) -> None:
-        """The second "step" shows that the rank trains, in a script that hasn't said it reports iterations.
+        """Note a "step". The second one proves training, unless the script reports iterations.
 
-        Not when the first one ends: an exception ends it, too.
+        The end of the first proves nothing: an exception ends it, too.
         """
         words = self._words
         if self._longest[STEP] < 0:
@@ -300,13 +299,13 @@ class Recorder:
             return
         self._is_starting = False
         if not words[W_FIRST_ITERATION_AT]:
-            # the monitor may have renewed the board since: no stamp lies before its start
+            # the monitor may have renewed the board since: no stamp may lie before its start
             words[W_FIRST_ITERATION_AT] = max(self._first_step_began, words[layout.W_START])
         if not words[W_FIRST_STEP_AT]:
             words[W_FIRST_STEP_AT] = now
 
     def _clear(self, section: str) -> None:
-        # two threads, or a signal handler, may have raced in one section: one that none holds open must not look open
+        # two threads or a signal handler may have raced in one section; a section that isn't open must not look open
         slot = self._slots.get(section)
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0
@@ -316,7 +315,7 @@ class Recorder:
         warn(f"section {section!r} is not configured, and is skipped; configured sections: {names}")
 
     def _restore_board(self) -> None:
-        """The monitor had to renew the board: write on it again what only this rank knows."""
+        """Rewrite what only this rank knows on a board that the monitor renewed."""
         words = self._words
         self._epoch = words[W_EPOCH]
         start = words[layout.W_START]
@@ -329,10 +328,10 @@ class Recorder:
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for index, name in enumerate(self._slots):
             self._board.put_section(index, name, self._timeouts.section.get(name))
-        # never lowered on the way: the monitor would take that for damage again
+        # never lowered on the way, which would look like damage again
         words[layout.W_SECTION_COUNT] = len(self._slots)
         for name, since in self._opened.items():
-            # never before the new start of monitoring: such a stamp would count as damage again
+            # never before the new start of monitoring, which would look like damage again
             words[self._slots[name] + S_OPEN_COUNT] = 1
             words[self._slots[name] + S_OPENED_AT] = max(since, start)
         words[layout.W_LEARNING_FACTS] = self._facts

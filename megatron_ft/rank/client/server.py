@@ -1,4 +1,4 @@
-"""``RankMonitorServer``: a rank monitor without a launcher, for tests and for launchers of one's own."""
+"""``RankMonitorServer``: a rank monitor without a launcher, for tests and custom launchers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ class MonitorHandle:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs, else its exit code, negative for a signal."""
+        """Exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end; its rank continues unmonitored."""
+        """Ask the monitor to end; its rank continues unmonitored."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once; its socket file stays behind, and the next monitor at that path replaces it."""
+        """Kill the monitor. Its socket file stays; the next monitor at that path replaces it."""
         self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds for its end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
 
 
 class RankMonitorServer:
-    """Starts rank monitors."""
+    """Starter of rank monitors."""
 
     @staticmethod
     def run_in_subprocess(
@@ -56,14 +55,14 @@ class RankMonitorServer:
         mp_ctx: Any = None,
         env: Mapping[str, str] | None = None,
     ) -> MonitorHandle:
-        """Start a monitor that serves one rank at a time; it listens at ``ipc_socket_path`` on return.
+        """Start a monitor that serves one rank at a time and listens at ``ipc_socket_path`` on return.
 
         Args:
             cfg: its configuration; later changes to the object don't reach the monitor.
             ipc_socket_path: any path; the socket gets mode 0600. Ranks find it in FT_RANK_MONITOR_IPC_SOCKET.
             is_restarter_logger: accepted for existing callers, without effect.
-            mp_ctx: accepted for existing callers: the monitor is a fresh interpreter, never a fork.
-            env: variables that it gets beside those of the caller, or in place of them.
+            mp_ctx: accepted for existing callers, without effect: the monitor is a fresh interpreter, never a fork.
+            env: variables added to the caller's environment, or replacing them.
 
         Raises:
             OSError: the path can't be bound.

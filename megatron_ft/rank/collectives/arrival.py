@@ -1,7 +1,7 @@
-"""Begins the watch of a script's collectives when it makes its process group, without a change to the script.
+"""Starts the watch of collectives when a script makes its process group, without a change to the script.
 
-The launcher says so in the environment of its ranks, and ``startup/sitecustomize.py`` calls ``begin`` before the
-script's first line. ``init_process_group`` is wrapped when torch has defined it; nothing else of torch is touched.
+The launcher asks for it in the environment of its ranks, and ``startup/sitecustomize.py`` calls ``begin`` before the
+script's first line. ``init_process_group`` is wrapped once torch has defined it; nothing else of torch is touched.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _imports = Replacements()
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether a rank with these variables is to be watched; one that is alone waits for no other."""
+    """Return True if the launcher asks for the watch and there is more than one rank."""
     return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
 
 
 def begin() -> None:
-    """Watch this process from the moment its process group is made, by whatever code; calling it again does nothing."""
+    """Start the watch once the process group is made. Idempotent."""
     if _imports not in sys.meta_path:
         _imports.when_imported(_MODULE, _wrap)
 
 
 def end() -> None:
-    """Don't watch after all: a module that is imported later is left as it is."""
+    """Cancel the watch: leave torch unchanged if it is imported later."""
     if _imports in sys.meta_path:
         sys.meta_path.remove(_imports)
 
@@ -44,8 +44,8 @@ def _wrap(module: ModuleType) -> None:
     if init is not None:
         setattr(module, _NAME, _watched(init))
         with contextlib.suppress(ImportError):  # reported when it is needed
-            # not before: a script may have modules named like those it needs, which torch has by now; and not later:
-            # what a script that is run ahead has imported, its ranks needn't
+            # not earlier: a script may have modules named like those that the import needs, which torch has loaded by
+            # now; not later: ranks of a script that is run ahead then needn't import it again
             importlib.import_module("megatron_ft.rank.collectives.watch")
 
 

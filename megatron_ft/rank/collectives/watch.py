@@ -1,8 +1,8 @@
-"""The watch of a rank's collectives: what torch knows of them, on the rank's board once a second.
+"""The watch of a rank's collectives: writes torch's counts to the rank's board once a second.
 
-A daemon thread reads torch's own counts and writes them to the board; the launcher detects silence by them
-(`core.agent.collectives`). The training thread only starts it. A script that calls hooks has a board of its own, which
-the thread then uses; for another script the thread connects the rank to its monitor.
+A daemon thread reads the counts, and the launcher detects silence by them (`core.agent.collectives`). The training
+thread only starts it. If the script calls hooks, the thread uses their board; otherwise it connects the rank to its
+monitor itself.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 _EVERY_S = 1.0
 _THREAD = "megatron_ft_collectives"
 _LAST_LOOK_S = 1.0
-"""Wait at most this long at the interpreter's exit for a look that has begun: it takes less than a millisecond."""
+"""Seconds to wait at the interpreter's exit for a look in progress, which takes less than a millisecond."""
 
 _current: CollectiveWatch | None = None
 _lock = threading.RLock()
-"""Held while a board is written or taken away: a thread must not write to memory that is unmapped."""
+"""Held while a board is written or taken away: a thread must not write to unmapped memory."""
 _calls_hooks = False
 _hooks_board: Board | None = None
 
 
 def begin() -> None:
-    """Watch this process's collectives, if the process group it has made is the one of the launcher's ranks."""
+    """Start the watch if the process group is that of the launcher's ranks."""
     global _current
     if not _is_of_all_ranks():
         return
@@ -51,7 +51,7 @@ def begin() -> None:
 
 
 def hooks_begin() -> None:
-    """Give up the watch's own connection: the script is about to connect by its hooks."""
+    """Drop the watch's own connection: the script is about to connect by its hooks."""
     global _calls_hooks
     with _lock:
         _calls_hooks = True
@@ -68,7 +68,7 @@ def hooks_connected(board: Board) -> None:
 
 
 def hooks_end(board: Board) -> None:
-    """End the watch: this board is about to be closed, and the script is at its end."""
+    """End the watch if it uses this board, which is about to be closed."""
     global _current, _hooks_board
     with _lock:
         if _hooks_board is not board:
@@ -79,9 +79,9 @@ def hooks_end(board: Board) -> None:
 
 
 def _is_of_all_ranks() -> bool:
-    """Return True if this process is one of several ranks of the launcher, and the group is that of all of them.
+    """Return True if this process is one of several ranks, and its default process group spans all of them.
 
-    What a rank starts may make a group of its own.
+    A program that a rank starts may make a group of its own.
     """
     if not (arrival.is_wanted(os.environ) and MONITOR_SOCKET in os.environ and agreement.has_process_group()):
         return False
@@ -90,7 +90,7 @@ def _is_of_all_ranks() -> bool:
 
 
 class CollectiveWatch:
-    """The watch of this process's collectives."""
+    """Watch of this process's collectives."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -101,28 +101,28 @@ class CollectiveWatch:
         self._placed: tuple[Board | None, str] = None, ""
 
     def start(self) -> None:
-        """Begin in a thread of its own."""
-        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it isn't watched
+        """Start the thread."""
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed: go on unwatched
             threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
 
     def end(self) -> None:
-        """Stop. The caller holds the lock, so nothing begins afterwards."""
+        """Stop for good. The caller holds the lock."""
         self._is_over.set()
         self.disconnect()
 
     def look_no_more(self) -> None:
-        """Let the thread end, without a change to what is connected."""
+        """Let the thread end, but keep the connection."""
         self._is_over.set()
 
     def disconnect(self) -> None:
-        """Give up the connection of its own. The caller holds the lock."""
+        """Close the watch's own connection. The caller holds the lock."""
         self._crash_reporter.end()
         if self._own_board is not None:
             self._own_board.close()
             self._own_board = None
 
     def forget_in_child(self) -> None:
-        """Give everything up in a forked child (a data-loader worker), which isn't the rank."""
+        """Close everything in a forked child (a data-loader worker), which isn't the rank."""
         self._crash_reporter.forget_in_child()
         if self._own_board is not None:
             self._own_board.close()
@@ -133,13 +133,13 @@ class CollectiveWatch:
             try:
                 self._take(say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True))
             except RankMonitorClientError:
-                pass  # the script has called hooks meanwhile; or there is no monitor, which the launcher reports
+                pass  # the script has called hooks in the meantime; or there is no monitor, which the launcher reports
         while (self._own_board is not None or _calls_hooks) and not self._is_over.is_set():
             self._look()
             self._is_over.wait(_EVERY_S)
 
     def _take(self, welcome: MonitorWelcome) -> None:
-        """Get ready to answer questions, unless the script has begun to call hooks meanwhile."""
+        """Get ready to answer questions, unless the script has begun to call hooks in the meantime."""
         os.close(welcome.wake_fd)
         with _lock:
             if not (self._is_over.is_set() or _calls_hooks):
@@ -151,14 +151,14 @@ class CollectiveWatch:
         os.close(welcome.ask_fd)
 
     def _look(self) -> None:
-        """Read the counts, and where the main thread is. This takes some tenths of a millisecond."""
+        """Read the counts and the main thread's place, in some tenths of a millisecond."""
         found, now_ns = counts(), time.monotonic_ns()
         if found != self._known:
             self._known, self._moved_ns = found, now_ns
         timeout_ns = None if found is None else group_timeout_ns()
         frame = user_frame(main_stack(), library=LIBRARIES)
         place = "" if frame is None else str(frame)
-        with _lock:  # only for the stores: the training thread may wait for it
+        with _lock:  # held only for the stores: the training thread may wait for it
             board = _hooks_board if _calls_hooks else self._own_board
             if board is not None and not self._is_over.is_set():
                 self._write(board, now_ns, timeout_ns, place)
@@ -170,7 +170,7 @@ class CollectiveWatch:
         else:
             words[layout.W_COLLECTIVES_ENTERED] = sum(entered for entered, _ in self._known.values())
             words[layout.W_COLLECTIVES_COMPLETED] = sum(completed for _, completed in self._known.values())
-            # a board that had to be renewed knows nothing from before
+            # no stamp may lie before the start of a renewed board
             words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
             words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
         words[layout.W_GROUP_TIMEOUT] = timeout_ns or 0
@@ -182,7 +182,7 @@ class CollectiveWatch:
 def _end_before_exit() -> None:
     """End the thread while it can still return from torch.
 
-    When the interpreter exits, Python ends a daemon thread that wants the GIL back. Below torch's C++ that ends the
+    At the interpreter's exit, Python ends a daemon thread that asks for the GIL. Below torch's C++ that ends the
     process with SIGABRT ("terminate called without an active exception").
     """
     if _current is not None:
@@ -197,7 +197,7 @@ atexit.register(_end_before_exit)
 
 def _forget_in_child() -> None:
     global _current, _lock, _hooks_board
-    _lock = threading.RLock()  # a thread may have held it that this process doesn't have
+    _lock = threading.RLock()  # may be held by a thread that this process doesn't have
     watch, _current, _hooks_board = _current, None, None
     if watch is not None:
         watch.forget_in_child()

@@ -1,4 +1,4 @@
-"""Writes the exception that ends a rank where torch looks for it, also without torch's ``@record`` around ``main``."""
+"""Writes the exception that ends a rank to torch's error file, also without torch's ``@record`` around ``main``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def write_error_file(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """Write the format of torch's error handler. A file that is there stays; one that can't be written is no error."""
+    """Write the format of torch's error handler. An existing file is kept, and failures to write are ignored."""
     path = os.environ.get(_VARIABLE)
     if not path or not isinstance(error, Exception):
         return
@@ -31,9 +31,12 @@ def write_error_file(kind: type[BaseException], error: BaseException, where: Tra
 
 
 def type_and_message(kind: type[BaseException], error: BaseException) -> str:
-    """Type and message of an exception, as in "ValueError: no such layer"."""
+    """Return type and message of an exception, as in "ValueError: no such layer"; of a group, also its first one's."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a user's class may raise anything here, and that would hide what it is about
         text = "(its text can't be read)"
+    within = getattr(error, "exceptions", None)
+    if isinstance(within, tuple) and within and isinstance(within[0], BaseException):  # a group's, from Python 3.11 on
+        text = f"{text}: {type_and_message(type(within[0]), within[0])}"
     return f"{kind.__name__}: {text}"

@@ -1,8 +1,8 @@
-"""The collectives of this rank that aren't over, from torch's flight recorder: which, and with whom.
+"""Unfinished collectives of this rank and their groups, from torch's flight recorder.
 
-It is asked by a thread of its own (see ``reporter``), only when a rank hangs. On a GPU as on a CPU torch keeps the
-last few thousand collectives by itself (``TORCH_FR_BUFFER_SIZE``, 2000 unless it is set; 0 is none). How many there
-were is asked more often (``counts``): that takes torch some hundredths of a millisecond, however many it has kept.
+A thread of its own asks for them (see ``reporter``), only when a rank hangs. On GPU and CPU alike torch keeps the last
+few thousand collectives (``TORCH_FR_BUFFER_SIZE``, 2000 by default; 0 turns the recorder off). The counts (``counts``)
+are read more often; that takes some hundredths of a millisecond, however many collectives are kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives
 
 Counts = dict[str, tuple[int, int]]
-"""By process group how many collectives were entered, and how many completed."""
+"""Numbers of collectives entered and completed, by process group."""
 
 _MAX_IN_FLIGHT = 20
 
 
 def collectives() -> Collectives | NoCollectives:
-    """The collectives of this process's groups that aren't over."""
+    """Return the unfinished collectives of this process's groups, or why they are unknown."""
     if "torch.distributed" not in sys.modules:
         return NoCollectives("torch.distributed isn't imported")
     try:
@@ -32,11 +32,10 @@ def collectives() -> Collectives | NoCollectives:
 
 
 def counts() -> Counts | None:
-    """Of the process groups of this process; None if there is none, or nothing is known.
+    """Return the counts of this process's groups; None if there is no group, or nothing is known.
 
-    Completed is what torch itself has seen completed: gloo's threads, or NCCL's watchdog every tenth of a second.
-    Point-to-point operations count in NCCL only. Where the recorder is turned off, only those entered are known, and
-    stand for both.
+    Torch counts a collective as completed once gloo's threads, or NCCL's watchdog (every tenth of a second), has seen
+    its end. Point-to-point operations count in NCCL only. With the recorder off, the entered ones stand for both.
     """
     if "torch.distributed" not in sys.modules:
         return None
@@ -99,7 +98,7 @@ def _numbered() -> Counts | None:
 
 
 def _dumps() -> list[Any]:
-    """torch's functions that dump its recorders: NCCL's on a GPU, and that of all other backends."""
+    """Return torch's functions that dump its recorders: NCCL's on a GPU, and the one of all other backends."""
     from torch._C import _distributed_c10d as c10d
 
     return [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
@@ -119,7 +118,7 @@ def _collectives() -> Collectives | NoCollectives:
 
 
 def digest(entries: list[dict[str, Any]]) -> Collectives:
-    """From the entries of torch's dumps, oldest first, which don't tell the ranks of a group. Pure."""
+    """Build `Collectives` from the entries of torch's dumps, oldest first, without the ranks of groups. Pure."""
     enqueued: dict[str, int] = {}
     completed: dict[str, int] = {}
     last_done: dict[tuple[str, str], int] = {}
@@ -136,7 +135,7 @@ def digest(entries: list[dict[str, Any]]) -> Collectives:
     active = []
     for index, entry in enumerate(entries):
         short = _short(entry)
-        # the parts of a batch of NCCL's are never retired, though the batch, which comes later, is
+        # parts of an NCCL batch are never retired, though the batch, which comes later, is
         is_part = short.p2p and short.backend == "nccl"
         if not _is_done(entry) and not (is_part and index < last_done.get((short.backend, short.group), -1)):
             active.append(short)
@@ -144,12 +143,12 @@ def digest(entries: list[dict[str, Any]]) -> Collectives:
 
 
 def _is_done(entry: dict[str, Any]) -> bool:
-    # what gloo has finished is retired, and keeps the state "scheduled"
+    # gloo's finished collectives are retired, but keep the state "scheduled"
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
-    """Ranks of the ``wanted`` groups, by torch's names: a rank of a large job is in dozens of others."""
+    """Return the ranks of the ``wanted`` groups, by torch's names. A rank of a large job is in dozens of others."""
     from torch.distributed import distributed_c10d
 
     names = distributed_c10d._world.pg_names
@@ -162,7 +161,7 @@ def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
 
 
 def _short(entry: dict[str, Any]) -> CollectiveInFlight:
-    """An entry of torch's dump, with what other ranks need to know of it."""
+    """Return the part of a dump entry that other ranks need."""
     name, description = entry["process_group"][:2]
     is_p2p = bool(entry.get("is_p2p"))
     backend, _, op = str(entry.get("profiling_name", "")).rpartition(":")

@@ -4,14 +4,17 @@
   works while another thread holds the GIL, and the interrupted system call goes on.
 * A daemon thread sleeps in one read and answers the monitor's question for the collectives in flight and the main
   thread's stack. It never runs unless it is asked.
-* An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process, unless
-  the script has enabled `faulthandler` itself.
+* An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process,
+  unless the script has enabled `faulthandler` itself.
+* The state of Megatron's rerun state machine is written there when the monitoring or the interpreter ends, if the rank
+  is about to exit by it (`core.rerun`).
 
 No hook of a train loop runs any of this, and none of it can make a rank fail.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -33,12 +36,14 @@ from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, 
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
+from megatron_ft.core.rerun import rerun_entry
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives, own_rank
+from megatron_ft.rank.crash_reporter.rerun import current_rerun_state
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -49,10 +54,10 @@ _MAX_TRACEBACK = 32_768
 _MAX_FRAMES = 60
 _BETWEEN_SAMPLES_S = 0.002
 _OUTERMOST = ("<module>", "_run_module_as_main")
-"""Functions of the outermost frame while the main thread runs a script: its own, and that of ``-m``."""
+"""Name of the outermost function while the main thread runs a script, or a module by ``-m``."""
 
 _current: CrashReporter | None = None
-"""The last one that began in this process."""
+"""Last reporter that began in this process."""
 
 
 class CrashReporter:
@@ -65,21 +70,22 @@ class CrashReporter:
         self._socket: socket.socket | None = None
         self._hook: _ExceptionNote | None = None
         self._enabled_faulthandler = False
+        self._pid = 0
 
     @property
     def _stack_fd(self) -> int:
         return self._stack.number
 
     def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
-        """Take both descriptors, get ready, and say on the board how to ask."""
+        """Take ownership of both descriptors, and write to the board how to ask."""
         global _current
         if _current is not None:
             _current.forget()  # of an earlier monitoring in this process
-        _current = self
+        _current, self._pid = self, os.getpid()
         self._stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
         self._socket = socket.socket(fileno=ask_fd)
         self._signal = _register(stack_fd)
-        # the number of the main thread first: without a signal it isn't needed
+        # the main thread's number first: without a signal it isn't needed
         board.words[layout.W_MAIN_THREAD] = threading.main_thread().ident or 0
         board.words[layout.W_STACK_SIGNAL] = self._signal or 0
         if not faulthandler.is_enabled():
@@ -89,20 +95,29 @@ class CrashReporter:
         thread = threading.Thread(
             target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
         )
-        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then no collectives are reported
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed: report no collectives
             thread.start()
 
     def leave(self, error: BaseException) -> None:
-        """Report the exception with which the script is about to end its monitoring: others may wait for this rank."""
+        """Report the exception because of which the script ends its monitoring; other ranks may wait for this one."""
         if isinstance(error, Exception):
             _write(self._stack, LEAVING_MARK, error, type(error), error.__traceback__)
+
+    def note_rerun(self) -> None:
+        """Report the state of Megatron's rerun state machine, if that is about to end this rank."""
+        if self._pid != os.getpid() or not self._stack.is_ours:
+            return  # a forked child has a copy of the machine
+        state = current_rerun_state()
+        if state is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._stack.number, rerun_entry(state).encode(errors="replace"))
 
     def restore_signals(self) -> None:
         """Install the signals for stacks again, if code that resets all signals has reset them."""
         number = self._signal
         if not self._stack.is_ours or number is None or not would_end_by(os.getpid(), number):
             return
-        # faulthandler takes them for installed, and does nothing otherwise
+        # faulthandler believes that they are installed, and does nothing unless they are unregistered
         faulthandler.unregister(number)
         faulthandler.register(number, file=self._stack.number, all_threads=True)
         if self._enabled_faulthandler:
@@ -110,12 +125,12 @@ class CrashReporter:
             faulthandler.enable(file=self._stack.number, all_threads=True)
 
     def end(self) -> None:
-        """No more questions. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
+        """Stop answering. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
         if self._socket is not None and self._questions.is_ours:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # its thread ends
+                self._socket.shutdown(socket.SHUT_RDWR)  # ends its thread
         elif self._socket is not None:
-            self._socket.detach()  # the number is another file's by now
+            self._socket.detach()  # the number belongs to another file by now
         self._socket = None
 
     def forget(self) -> None:
@@ -131,7 +146,7 @@ class CrashReporter:
         self._stack.close()
 
     def forget_in_child(self) -> None:
-        """A forked child (a data-loader worker) isn't the rank: what ends it must not be reported as the rank's end."""
+        """Disable reports in a forked child (a data-loader worker), whose end isn't the rank's."""
         if self._stack.number >= 0 and self._enabled_faulthandler:
             faulthandler.disable()
         if self._socket is not None:
@@ -149,8 +164,8 @@ class CrashReporter:
 class _ExceptionNote:
     """An excepthook that first writes the exception that ends the main thread to the stack memory.
 
-    Each monitoring has its own. Other code may wrap the hook, or call it to log an exception that ends nothing, which
-    isn't written. Once retired, the hook only calls the one that was there before.
+    Each monitoring has its own. Other code may wrap the hook, or call it to log an exception that ends nothing; such an
+    exception isn't written. A retired hook only calls the previous one.
     """
 
     def __init__(self, stack: KeptDescriptor, previous: Callable[..., Any]) -> None:
@@ -182,7 +197,7 @@ def _write(
 
 
 def _from_lost_peer(error: BaseException) -> str:
-    """Return the exception of a lost peer from which this one was raised, for the same line; empty if there is none."""
+    """Return, for the same line, the lost-peer exception from which this one was raised; empty if there is none."""
     seen = {id(error)}
     each: BaseException | None = error
     while each is not None and not is_peer_loss(type_and_message(type(each), each)):
@@ -194,18 +209,26 @@ def _from_lost_peer(error: BaseException) -> str:
 
 
 def ends_main_thread() -> bool:
-    """Return True if an excepthook that is being called is the interpreter's report of the main thread's end.
+    """Return True if the current excepthook call is the interpreter's report of the main thread's end.
 
     The interpreter calls the hook when the script's frames are gone: the outermost frame is then that of the hook, or
-    of one that wraps it. A recipe that logs an exception by the hook runs below a module, or in another thread.
+    of a wrapper. A recipe that logs an exception by the hook runs below a module, or in another thread.
     """
     if threading.get_ident() != threading.main_thread().ident:
         return False
     outermost = sys._getframe(1)
     while outermost.f_back is not None:
         outermost = outermost.f_back
-    # what logs an exception while the interpreter exits (atexit, a destructor) runs below no module, either
+    # code that logs an exception while the interpreter exits (atexit, a destructor) runs below no module, either
     return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
+
+
+def _note_rerun_at_exit() -> None:
+    if _current is not None and not hasattr(sys, "last_value"):  # an exception ends the rank
+        _current.note_rerun()
+
+
+atexit.register(_note_rerun_at_exit)
 
 
 def restore_signals() -> None:
@@ -215,7 +238,7 @@ def restore_signals() -> None:
 
 
 def _register(stack_fd: int) -> int | None:
-    """Let a real-time signal that is free write the stacks; None if all are in use."""
+    """Register a free real-time signal to write the stacks; None if all are in use."""
     for number in range(_FIRST_SIGNAL, signal.SIGRTMAX):
         if would_end_by(os.getpid(), number):
             faulthandler.register(number, file=stack_fd, all_threads=True)
@@ -226,8 +249,8 @@ def _register(stack_fd: int) -> int | None:
 def megatron_ft_crash_reporter(questions: socket.socket) -> None:
     """Answer the monitor until the socket is shut down.
 
-    It has the name of its thread, because stacks name functions only. Samples of where the main thread is are a few
-    milliseconds apart.
+    Named like its thread, because stacks name functions only. Samples of the main thread's place are a few milliseconds
+    apart.
     """
     kept = KeptDescriptor(questions.fileno())
     while True:
@@ -253,13 +276,13 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
         except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:
                 return
-            if not kept.is_ours:  # the script has closed it: the number is another file's, or will be
+            if not kept.is_ours:  # closed by the script: the number is another file's, or will be
                 questions.detach()
                 return
 
 
 def main_stack() -> tuple[Frame, ...]:
-    """The calls of the main thread, the innermost first, at most 60, as another thread sees them."""
+    """Return the main thread's frames, innermost first, at most `_MAX_FRAMES`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found: list[Frame] = []
     while frame is not None and len(found) < _MAX_FRAMES:
@@ -271,10 +294,10 @@ def main_stack() -> tuple[Frame, ...]:
 
 
 def main_places(samples: int) -> tuple[tuple[str, ...], ...]:
-    """Where it was seen, each place once, in so many samples: more than one place shows that it moves.
+    """Return the distinct places of the main thread in ``samples`` samples; more than one means that it moves.
 
-    A place is the calls, the innermost first, each with the instruction it is at. Python lets another thread run only
-    between two rounds of a loop or as a call begins: two samples of a thread that computes often show the same place.
+    A place is the list of calls, innermost first, each with its instruction. Python switches threads only between two
+    rounds of a loop or as a call begins: two samples of a thread that computes often show the same place.
     """
     found: list[tuple[str, ...]] = []
     for _ in range(samples):

@@ -25,25 +25,17 @@ class FaultInjector:
         rank: int,
         cycle: int,
         client: Any = None,
-        save_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Args:
-            faults: the whole plan, of all ranks and cycles.
-            rank: this process.
-            cycle: the cycle it lives in.
-            client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
-            save_dir: where the checkpoints go; needed for a fault of type ``disk_full``.
-
-        Raises:
-            ConfigError: the plan has a ``disk_full`` and there is no ``save_dir``; on all ranks alike.
+        faults: the whole plan, of all ranks and cycles.
+        rank: this process.
+        cycle: the cycle it lives in.
+        client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
         """
         faults = list(faults)
-        if save_dir is None and any(fault.type == "disk_full" for fault in faults):
-            raise ConfigError("fault plan: a fault of type 'disk_full' needs a save directory, and there is none")
         self._rank = rank
         self._cycle = cycle
         self._client = client
-        self._save_dir = None if save_dir is None else os.fspath(save_dir)
         self._slowness = Slowness()
         self._pending = [
             fault for fault in faults if fault.cycle > cycle or (fault.cycle == cycle and fault.rank == rank)
@@ -59,20 +51,17 @@ class FaultInjector:
         world_size: int,
         cycle: int,
         client: Any = None,
-        save_dir: str | os.PathLike[str] | None = None,
     ) -> FaultInjector:
-        """Carry out the plan in a YAML file.
+        """Create an injector for the plan in a YAML file.
 
         Raises:
             ConfigError: the plan can't be read or doesn't fit this job; one line, on all ranks alike.
         """
         faults = resolve(read_fault_plan(path), world_size)
-        return cls(faults, rank=rank, cycle=cycle, client=client, save_dir=save_dir)
+        return cls(faults, rank=rank, cycle=cycle, client=client)
 
     @classmethod
-    def of_this_rank(
-        cls, path: str | os.PathLike[str] | None, *, client: Any, save_dir: str | os.PathLike[str] | None = None
-    ) -> FaultInjector:
+    def of_this_rank(cls, path: str | os.PathLike[str] | None, *, client: Any) -> FaultInjector:
         """Carry out the plan in a YAML file in this process, a rank of ``ft_launcher``; None is no plan.
 
         A plan that can't be carried out ends the job, with one line and without a restart.
@@ -84,9 +73,7 @@ class FaultInjector:
             return cls.disabled()
         rank, world_size, cycle = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "FT_CYCLE"))
         try:
-            return cls.from_plan_file(
-                path, rank=rank, world_size=world_size, cycle=cycle, client=client, save_dir=save_dir
-            )
+            return cls.from_plan_file(path, rank=rank, world_size=world_size, cycle=cycle, client=client)
         except ConfigError as error:
             end_job(str(error))
 
@@ -96,20 +83,19 @@ class FaultInjector:
         return cls((), rank=0, cycle=0)
 
     def on_iteration(self, iteration: int) -> None:
-        """Do what is planned for this iteration, which usually is nothing.
+        """Inject the fault planned for this iteration, if any.
 
         Raises:
             InjectedFault: that is what was planned.
-            ConfigError: a ``stuck_collective`` was planned, and there is no process group.
         """
         if iteration in self._mine:
             fault = due(self._pending, self._cycle, self._rank, iteration)
-            if fault is not None:  # else it has fired, and this process has outlived it
+            if fault is not None:  # None: it has fired, and this process has survived it
                 self._carry_out(fault)
         self._slowness.on_step()
 
     def pending(self) -> list[PlannedFault]:
-        """What hasn't happened, as far as this rank can know: its own of this cycle, all of later ones."""
+        """Return the faults still to come that this rank knows: its own of this cycle, and all of later cycles."""
         return list(self._pending)
 
     def _carry_out(self, fault: PlannedFault) -> None:
@@ -117,10 +103,4 @@ class FaultInjector:
         record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
         log_event(self._client, record)
         announce(fault.describe())
-        inject(
-            fault.type,
-            exit_code=fault.exit_code,
-            seconds=fault.seconds,
-            save_dir=self._save_dir,
-            slowness=self._slowness,
-        )
+        inject(fault.type, seconds=fault.seconds, slowness=self._slowness)

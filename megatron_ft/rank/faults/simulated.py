@@ -1,7 +1,7 @@
-"""A simulated fault after a delay, as a configuration or ``FT_SIM_FAULT_DESC`` asks for: which rank, what and when.
+"""A simulated fault after a delay, from a configuration or ``FT_SIM_FAULT_DESC``.
 
-A thread waits for the moment. Most faults it can do to the process itself; those that only the training thread
-can do (see ``IN_LOOP_TYPES``) are done in that thread's next training step.
+A thread waits for the moment. The thread injects most faults itself; those that only the training thread can carry out
+(see ``IN_LOOP_TYPES``) are injected in that thread's next training step.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ _DELAY_SPREAD = 0.2
 _VARIABLE = "FT_SIM_FAULT_DESC"
 
 _for_next_step: list[Callable[[], None]] = []
-"""What the training thread is to do in its next step."""
+"""Faults for the training thread to inject in its next step."""
 _slowness = Slowness()
 _taken = ""
-"""The description whose fault was started in this process."""
+"""Description whose fault was started in this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedFault:
-    """Which rank does what to itself; the same on all ranks."""
+    """Planned fault; the same on all ranks."""
 
     type: str
     rank: int
     delay_s: float
-    """From now; known to the rank itself."""
+    """Seconds from now; valid on the failing rank only."""
 
     def describe(self) -> str:
-        """One line."""
+        """Return one line of description."""
         return f"rank {self.rank} {FAULT_TYPES[self.type]} in {self.delay_s:.1f} s ({self.type})"
 
 
 def is_described() -> bool:
-    """Whether ``FT_SIM_FAULT_DESC`` asks for a fault."""
+    """Return True if ``FT_SIM_FAULT_DESC`` asks for a fault."""
     return bool(os.environ.get(_VARIABLE, "").strip())
 
 
 def take_description() -> FaultToleranceSettings | None:
-    """What ``FT_SIM_FAULT_DESC`` asks for; None if nothing, or if this process has taken it before.
+    """Return the settings in ``FT_SIM_FAULT_DESC``; None if it is empty, or was taken by this process before.
 
     Raises:
-        ConfigError: its value makes no sense; on all ranks alike. The launcher is asked not to restart.
+        ConfigError: the value is invalid; on all ranks alike. The launcher is asked not to restart.
     """
     global _taken
     description = os.environ.get(_VARIABLE, "")
@@ -88,15 +88,15 @@ def _settings(description: str) -> FaultToleranceSettings:
 
 
 def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> SimulatedFault:
-    """What the configuration asks for; what it leaves open is drawn from ``seed``.
+    """Return the fault that the configuration asks for, drawing what it leaves open.
 
     Args:
         config: has ``simulated_fault_type``, ``simulated_fault_rank``, ``simulated_fault_base_delay`` (s).
         world_size: number of ranks.
-        seed: asked only if the rank or the type is left open, because the answer may take a collective.
+        seed: called only if the rank or the type is left open, because it may take a collective.
 
     Raises:
-        ConfigError: a value that can't be right; decided alike on all ranks, before the seed is asked for.
+        ConfigError: a value is invalid; decided alike on all ranks, before ``seed`` is called.
     """
     fault_type, rank, base = (
         config.simulated_fault_type,
@@ -117,30 +117,28 @@ def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> Simu
 def choose(
     fault_type: str, rank: int | None, *, world_size: int, seed: Callable[[], int]
 ) -> tuple[int, str, random.Random]:
-    """The rank, the type, and a generator for the delay. What is left open is drawn; ``seed`` as in `plan_fault`."""
+    """Return rank, type, and a generator for the delay, drawing what is left open; ``seed`` as in `plan_fault`."""
     draw = random.Random(seed()) if rank is None or fault_type == RANDOM else random.Random()
     drawn_rank, drawn_type = draw.randrange(world_size), draw.choice(RANDOM_TYPES)
     return drawn_rank if rank is None else rank, drawn_type if fault_type == RANDOM else fault_type, draw
 
 
 def common_seed() -> int:
-    """The same number on all ranks: rank 0's, or, without a process group, made from run and cycle."""
+    """Return the same number on all ranks: rank 0's; without a process group, a hash of run and cycle."""
     if agreement.has_process_group():
         return int(agreement.from_rank_0(secrets.randbits(63)))
     text = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('FT_CYCLE', '0')}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def maybe_start(config: Any, *, client: Callable[[], Any], save_dir: Callable[[], str | None]) -> None:
-    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` and ``save_dir`` are asked when it is due."""
+def maybe_start(config: Any, *, client: Callable[[], Any]) -> None:
+    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` is asked when it is due."""
     if config is None or not config.simulate_fault:
         return
-    start(plan_fault(config, world_size=agreement.world_size(), seed=common_seed), client=client, save_dir=save_dir)
+    start(plan_fault(config, world_size=agreement.world_size(), seed=common_seed), client=client)
 
 
-def start(
-    fault: SimulatedFault, *, client: Callable[[], Any], save_dir: Callable[[], str | None] = lambda: None
-) -> None:
+def start(fault: SimulatedFault, *, client: Callable[[], Any]) -> None:
     """In the rank that is to fail, start the thread that waits for the moment. Arguments as of ``maybe_start``."""
     if fault.rank != agreement.rank():
         return
@@ -148,9 +146,9 @@ def start(
     def when_due() -> None:
         time.sleep(fault.delay_s)
         if fault.type in IN_LOOP_TYPES:
-            _for_next_step.append(lambda: _carry_out(fault, client(), save_dir()))
+            _for_next_step.append(lambda: _carry_out(fault, client()))
         else:
-            _carry_out(fault, client(), save_dir())
+            _carry_out(fault, client())
 
     announce(f"planned: {fault.describe()}")
     thread = threading.Thread(target=when_due, name="ft-simulated-fault")
@@ -159,15 +157,15 @@ def start(
 
 
 def on_step() -> None:
-    """Do what is due in the training thread, usually nothing; it calls this in each step."""
+    """Inject a due fault, and slow the step down. The training thread calls this in each step."""
     if _for_next_step:
         _for_next_step.pop()()
     _slowness.on_step()
 
 
-def _carry_out(fault: SimulatedFault, client: Any, save_dir: str | None) -> None:
+def _carry_out(fault: SimulatedFault, client: Any) -> None:
     cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
     log_event(client, FaultInjected(type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle))
     where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
     announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
-    inject(fault.type, save_dir=save_dir, slowness=_slowness)
+    inject(fault.type, slowness=_slowness)

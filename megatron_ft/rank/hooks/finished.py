@@ -1,4 +1,4 @@
-"""``FAULT_TOL_FINISHED_FLAG_FILE``: the training is finished, and no further job is to be started."""
+"""``FAULT_TOL_FINISHED_FLAG_FILE``: flag that the training is finished, and no further job is to be started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 
 def tell_if_finished(global_state: Any) -> None:
-    """At the end of a run, on rank 0: write the flag if the training has made its last iteration."""
+    """Write the flag on rank 0, at the end of a run, if the training has made its last iteration."""
     last = getattr(getattr(getattr(global_state, "cfg", None), "train", None), "train_iters", None)
     step = getattr(getattr(global_state, "train_state", None), "step", None)
     if not (type(last) is int and type(step) is int and 0 < last <= step) or agreement.rank() != 0:
@@ -25,14 +25,14 @@ def tell_if_finished(global_state: Any) -> None:
         say.warn(f"{os.environ[FINISHED_FLAG]} can't be written ({error.strerror}): {reason}")
     else:
         if path is not None:
-            say.print_rank_0(f"FT: {reason}, so {path} is written")
+            say.info(f"{reason}, so {path} is written")
 
 
 def write_flag(reason: str) -> str | None:
-    """Write the reason into the file; its path, or None if the variable isn't set.
+    """Write the reason to the file. Return its path, or None if the variable isn't set.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     path = os.environ.get(FINISHED_FLAG)
     if not path:

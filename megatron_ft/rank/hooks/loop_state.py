@@ -1,4 +1,4 @@
-"""Plain objects for train loops without Megatron-Bridge: what the functional module reads and writes."""
+"""State of train loops without Megatron-Bridge, as the functional module reads and writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """Where and how the loop saves."""
+    """Checkpoint settings of the loop."""
 
     save: str | None = None
     """Directory of the checkpoints and of ``ft_state.json``."""
@@ -17,27 +17,27 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class FaultToleranceSettings:
-    """What the loop wants of fault tolerance. (Timeouts are the launcher's: ``FaultToleranceConfig``.)"""
+    """Fault-tolerance settings of the loop. Timeouts are the launcher's (``FaultToleranceConfig``)."""
 
     enable_ft_package: bool = True
     calc_ft_timeouts: bool = False
     """Learn timeouts from observed intervals, enforce them, and keep them in ``ft_state.json``."""
     num_warmup_iters: int | None = None
-    """This many steps of a run, and of each evaluation, are out of section, and until the training has made them the
-    timeout out of section is at least ``initial_rank_heartbeat_timeout``. None: the first one is out of section, with
-    the usual timeout."""
+    """Number of first steps of a run, and of each evaluation, that are out of section. Until the training has made
+    them, the timeout out of section is at least ``initial_rank_heartbeat_timeout``. None: the first step is out of
+    section, with the usual timeout."""
     simulate_fault: bool = False
     simulated_fault_type: str = "random"
     """One of ``core.fault_plan.FAULT_TYPES``, or ``random``: ``rank_killed`` or ``rank_hung``."""
     simulated_fault_rank: int | None = None
-    """None: a random one."""
+    """Rank that fails; None for a random one."""
     simulated_fault_base_delay: float = 0.0
-    """Seconds from the call to the fault; up to 20 % more are added."""
+    """Seconds from the call to the fault; up to 20 % are added at random."""
 
 
 @dataclass(kw_only=True)
 class TrainingConfig:
-    """How long the loop trains."""
+    """Length of the training."""
 
     train_iters: int | None = None
     """Iterations of the whole training; None if unknown."""
@@ -45,25 +45,25 @@ class TrainingConfig:
 
 @dataclass(kw_only=True)
 class LoopConfig:
-    """The part of a training configuration that matters here."""
+    """Training configuration, as far as the hooks use it."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     ft: FaultToleranceSettings | None = None
-    """None: every hook is a no-op."""
+    """Settings of fault tolerance; with None, every hook is a no-op."""
     train: TrainingConfig = field(default_factory=TrainingConfig)
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """The part of a training state that matters here."""
+    """Training state, as far as the hooks use it."""
 
     step: int = 0
-    """Iterations completed, which is the number of the one that runs now."""
+    """Iterations completed, which is the number of the current one."""
 
 
 @dataclass(kw_only=True)
 class FaultToleranceState:
-    """What the functional module remembers between its hooks."""
+    """State of the functional module between its hooks."""
 
     ft_state_path: str | None = None
     is_persistent_chkpt_loaded: bool = False
@@ -77,7 +77,7 @@ class FaultToleranceState:
 
 @dataclass(kw_only=True)
 class GlobalState:
-    """What every hook is given."""
+    """Argument of every hook."""
 
     cfg: LoopConfig | None = None
     train_state: TrainState | None = None
@@ -93,13 +93,13 @@ class GlobalState:
         ft: FaultToleranceSettings | None,
         train_iters: int | None = None,
     ) -> GlobalState:
-        """A state with its configuration inside (``state.cfg``), for ``setup(state.cfg, state)``."""
+        """Return a state with its configuration inside (``state.cfg``), for ``setup(state.cfg, state)``."""
         checkpoint = CheckpointConfig(save=save, async_save=async_save)
         config = LoopConfig(checkpoint=checkpoint, ft=ft, train=TrainingConfig(train_iters=train_iters))
         return GlobalState(cfg=config, train_state=TrainState())
 
 
 def configured_warmup(config: Any) -> int | None:
-    """``config.ft.num_warmup_iters``, which the configurations of other packages don't have."""
+    """Return ``config.ft.num_warmup_iters``, None in configurations of other packages, which lack it."""
     number = getattr(getattr(config, "ft", None), "num_warmup_iters", None)
     return number if type(number) is int else None

@@ -1,4 +1,4 @@
-"""A user's mistake that only a rank can find: one line, and the job ends, for a restart would meet it again."""
+"""User errors that only a rank can find: print one line and end the job, since a restart would fail again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import errno
 import os
 import secrets
 import stat
-import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.rank.base.say import print_rank_0
+from megatron_ft.rank.base import say
 from megatron_ft.rank.client.client import RankMonitorClient
 
 _PASSING = {
@@ -27,19 +26,18 @@ _PASSING = {
     errno.EMFILE,
     errno.ENFILE,
 }
-"""Errors that may be gone by the first save: no reason to end the job for good."""
+"""Errors that may be gone by the first save: no reason to end the job."""
 
 
 def ask_for_no_restart(problem: str) -> None:
-    """Ask the launcher, if there is one, not to restart the job."""
-    with contextlib.suppress(RankMonitorClientError, OSError):  # there is none: the user still reads the error
+    with contextlib.suppress(RankMonitorClientError, OSError):  # no launcher: the user still reads the error
         request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, problem)
         RankMonitorClient().send_workload_control_request(request)
 
 
 @contextlib.contextmanager
 def no_restart_for_mistakes() -> Iterator[None]:
-    """A ConfigError passes, and before it ends the rank the launcher is asked not to restart."""
+    """Ask the launcher not to restart if a ConfigError passes."""
     try:
         yield
     except ConfigError as error:
@@ -53,18 +51,18 @@ def end_job(problem: str) -> NoReturn:
     Raises:
         SystemExit: always.
     """
-    print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
+    say.error(problem)
     ask_for_no_restart(problem)
     raise SystemExit(MISTAKE_CODE)
 
 
 def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:
-    """One line why a save directory can't be used, or None if it can (or if that can't be known yet).
+    """Return one line why a save directory can't be used, None if it can, or if that can't be known yet.
 
     Args:
         path: the directory.
-        create: make it if it isn't there, and try to write in it; else (on all ranks but one, which would
-            otherwise all create files in one shared directory) it is only checked.
+        create: create a missing directory, and try to write a file. For one rank only, so that not all ranks create
+        files in a shared directory; the others check permissions.
     """
     try:
         if create:
@@ -90,7 +88,7 @@ def _try_to_write(path: str | os.PathLike[str]) -> None:
     """Create a file and remove it again.
 
     Raises:
-        OSError: it can't be done.
+        OSError: the file can't be created or removed.
     """
     name = os.path.join(path, f".ft_probe.{secrets.token_hex(8)}")
     try:
@@ -98,5 +96,5 @@ def _try_to_write(path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         if os.path.isdir(path):
             raise  # a directory in which no file can be made, as in /proc
-        return  # removed since: saving will create it again
+        return  # removed in the meantime: saving will create it again
     os.unlink(name)

@@ -1,4 +1,4 @@
-"""Clients that aren't ours, as tests and other packages give to the hooks, by the reference's public calls."""
+"""State files of foreign clients, as tests and other packages pass them, by the reference's public calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_ft.rank.base import say
 
 
 def load(client: Any, path: str) -> None:
-    """Load the state in the file, if there is one."""
+    """Load the state from the file, if it exists."""
     if not os.path.exists(path):
         return
     try:
@@ -24,7 +24,7 @@ def load(client: Any, path: str) -> None:
 
 
 def save(client: Any, path: str) -> None:
-    """Write the state of the client."""
+    """Write the client's state to the file."""
     try:
         write_state(path, client.state_dict())
     except OSError as error:

@@ -1,7 +1,7 @@
 """Facts about a run that the hooks of a train loop store on the board for the monitor: no I/O, no wait.
 
-By these the monitor recognises when timeouts may be learned, which happens outside this process. A client may be any
-object with the public methods of :class:`RankMonitorClient`; of one that isn't ours nothing is told.
+The monitor uses them to decide when timeouts may be learned, outside this process. A client may be any object with the
+public methods of :class:`RankMonitorClient`; a foreign client stores nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.rank.client.client import RankMonitorClient
 
 _END_S = 2.0
-"""Longest wait of rank 0 at the end of its run for the confirmation that its timeouts are written."""
+"""Seconds rank 0 waits at most at the end of its run for the confirmation that its timeouts are written."""
 _LOOK_S = 0.005
 
 
@@ -34,12 +34,12 @@ def connect(
     async_saves: bool,
     sections: Iterable[str],
 ) -> None:
-    """Connect to the monitor and make the sections known that the configuration doesn't have.
+    """Connect to the monitor and add the sections that aren't configured.
 
     Raises:
         RankMonitorClientError: see ``RankMonitorClient.init_workload_monitoring``.
     """
-    # the launcher has another working directory, and no use for the address of an object store
+    # the launcher has another working directory, and can't use the address of an object store
     path = "" if "://" in state_path else os.path.abspath(state_path)
     client._connect(num_warmup_iters, state_path=path, learns=learns)
     client._add_sections(list(sections))
@@ -48,14 +48,14 @@ def connect(
 
 
 def note_loaded(client: RankMonitorClient, *, is_persistent: bool) -> None:
-    """Tell that a checkpoint was loaded; one from memory takes a flag of an earlier one back."""
+    """Note that a checkpoint was loaded. One that isn't persistent (from memory) clears the flag of an earlier one."""
     recorder = client._recorder
     if recorder is not None:
         (recorder.add_facts if is_persistent else recorder.drop_facts)(layout.FACT_LOADED)
 
 
 def note_step(client: RankMonitorClient, *, enough: int) -> None:
-    """Tell that a training step has ended; after ``enough`` of them their length is typical."""
+    """Note that a training step has ended; after ``enough`` steps their length is typical."""
     recorder = client._recorder
     if recorder is not None:
         recorder.step_ended()
@@ -64,17 +64,17 @@ def note_step(client: RankMonitorClient, *, enough: int) -> None:
 
 
 def note_save(client: RankMonitorClient) -> None:
-    """Tell that a persistent save has ended, and wake the monitor."""
+    """Note that a persistent save has ended, and wake the monitor."""
     if client._recorder is not None:
         client._recorder.saved()
         client._wake_monitor()
 
 
 def note_end(client: RankMonitorClient, *, waits: bool) -> bool | None:
-    """Tell that the run is over, and wake the monitor.
+    """Note that the run is over, and wake the monitor.
 
-    ``waits``: for the launcher's word whether the learned timeouts are written, at most 2 s. Returns that word, None if
-    it didn't come; True without waiting.
+    ``waits``: wait up to `_END_S` for the launcher to confirm that the learned timeouts are written. Return True if
+    they are, or without waiting; None without an answer.
     """
     recorder, board = client._recorder, client._board
     if recorder is None or board is None:
@@ -97,7 +97,7 @@ def learns(client: RankMonitorClient) -> bool:
 
 
 def log_event(client: Any, record: Record) -> None:
-    """Append to the event log of this rank, if there is one, and wait for it: a fault may end the rank now."""
+    """Append to this rank's event log, if there is one, and flush it: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
         mine._log.write(record)
@@ -105,6 +105,6 @@ def log_event(client: Any, record: Record) -> None:
 
 
 def current_iteration(client: Any) -> int | None:
-    """Return the iteration that this rank reported last, if it did. Any thread may ask."""
+    """Return the iteration that this rank reported last, None if it reported none. Thread-safe."""
     recorder = getattr(ours(client), "_recorder", None)
     return recorder._last_iteration if recorder is not None and recorder._last_iteration >= 0 else None

@@ -1,4 +1,4 @@
-"""Calls of a client whose errors become warnings: a hook out of order must not end a training run."""
+"""Client calls whose errors become warnings: a hook out of order must not end a training run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron_ft.rank.base import say
 
 
 def start_section(client: Any, section: str) -> None:
-    """Open a section. If an exception that the loop survived left it open, close it and open it again."""
+    """Open a section. A section left open by an exception that the loop survived is closed first."""
     try:
         client.start_section(section)
     except RankMonitorClientError:
@@ -19,12 +19,11 @@ def start_section(client: Any, section: str) -> None:
 
 
 def end_section(client: Any, section: str) -> None:
-    """Close a section."""
     call(client.end_section, section)
 
 
 def call(method: Callable[..., Any], *args: Any) -> None:
-    """Call a method of a client; an error of it, or an OSError, becomes a warning."""
+    """Call a method of a client, turning RankMonitorClientError and OSError into a warning."""
     try:
         method(*args)
     except (RankMonitorClientError, OSError) as error:

@@ -1,1 +1,1 @@
-"""The names of nvidia-resiliency-ext in a rank: who imports them there gets this package."""
+"""nvidia-resiliency-ext's names in a rank, served by this package."""

@@ -1,8 +1,8 @@
-"""One of Python's finders: in a rank, ``import nvidia_resiliency_ext.fault_tolerance`` finds this package.
+"""Import finder of a rank: ``import nvidia_resiliency_ext.fault_tolerance`` finds this package.
 
-Only ranks, and what they start, have it: the launcher says so in their environment, and ``startup/sitecustomize.py``
-calls ``begin`` before the script's first line. No file of another package is changed. Modules that aren't served come
-from the package itself, wherever it is installed.
+Only ranks and programs they start have it: the launcher asks for it in their environment, and
+``startup/sitecustomize.py`` calls ``begin`` before the script's first line. No file of another package is changed.
+Modules that aren't served come from the installed package itself.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ __all__ = ["begin", "say_whose"]
 
 
 def begin() -> None:
-    """Serve the names from here on; a second call does nothing."""
+    """Serve the names from now on. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def say_whose(cycle: int) -> None:
     """In the first cycle, if the script has imported the served client: print on rank 0 whose it is."""
-    from megatron_ft.rank.base.say import print_rank_0  # not before the script's first line: it imports more
+    from megatron_ft.rank.base import say  # not before the script's first line: it imports more
 
     module = sys.modules.get(f"{REFERENCE}.fault_tolerance")
     if cycle == 0 and module is not None and isinstance(getattr(module.__spec__, "loader", None), _Served):
-        print_rank_0(
-            f"FT: imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft {megatron_ft.__version__} "
-            "(ft_launcher --ft-reference-names off: the installed package)",
-            file=sys.stderr,
+        say.note(
+            f"imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft {megatron_ft.__version__} "
+            "(ft_launcher --ft-reference-names off: the installed package)"
         )
 
 
 class _Finder:
-    """Asks the other finders for what isn't served."""
+    """Finder that serves modules itself and asks the other finders for the rest."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Called by Python for each import.
+        """Find a module for Python's import.
 
         Raises:
-            ModuleNotFoundError: a script imports what only the package itself has, and it isn't installed.
+            ModuleNotFoundError: the module isn't served, and no installed package has it.
         """
         if name.partition(".")[0] != REFERENCE:
             return None
@@ -69,8 +68,8 @@ class _Finder:
 
 
 def _is_import() -> bool:
-    """Whether this is an import; a mere check whether a module is there (importlib.util.find_spec) gets None."""
-    # this function, find_spec, importlib's search for finders, and who wants to know
+    """Return True during an import; a check whether a module exists (importlib.util.find_spec) gets None."""
+    # frames: this function, find_spec, importlib's search for finders, its caller
     return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 
 
@@ -79,7 +78,7 @@ def _served(name: str, path: Sequence[str] | None) -> ModuleSpec:
     spec = ModuleSpec(name, loader, origin=__file__, is_package=name in PACKAGES)
     if name in PACKAGES:
         folders = (os.path.join(parent, name.rpartition(".")[2]) for parent in path or ())
-        # what isn't served of it is found where the package itself has it
+        # modules that aren't served are found in the package's own folders
         spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
     return spec
 
@@ -96,13 +95,13 @@ def _top(real: ModuleSpec | None) -> ModuleSpec:
 
 
 class _Served:
-    """Loads a module of ours under its other name."""
+    """Loader of a module of this package under the reference's name."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python create an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Names of the package itself are looked up when they are used."""
+        """Set names of this package now, and look up names of the reference on use."""
         homes = SERVED[module.__name__]
         vars(module).update(
             __all__=list(homes), __file__=__file__, __doc__=f"{module.__name__}, served by megatron_ft.",
@@ -114,7 +113,7 @@ class _Served:
 
 
 class _Folders:
-    """Loads a package that has only a path."""
+    """Loader of a package that has only a path."""
 
     def __init__(self, *, is_installed: bool) -> None:
         self._is_installed = is_installed
@@ -123,18 +122,18 @@ class _Folders:
         """Let Python create an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Set its version, the only name it has."""
+        """Set the version, the package's only name."""
         _mark(module, _metadata_version() if self._is_installed else None)
 
 
 class _Marked:
-    """Loads the package itself, and marks its version."""
+    """Loader of the package itself, with a marked version."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do what its own loader does, then mark the version."""
+        """Execute the package, then mark the version."""
         self._loader.exec_module(module)
         _mark(module, str(getattr(module, "__version__", "")))
 
@@ -171,7 +170,7 @@ def _attribute(module: str, name: str) -> Any:
 
 
 def _own(module: str) -> ModuleType | None:
-    """The package's own module of that name, where it is installed: its other modules use helpers of it."""
+    """Return the installed package's own module of that name: its other modules use helpers of it."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     alias = f"{module}_of_the_package"

@@ -8,7 +8,7 @@ __all__ = ["CLAIMED_VERSION", "PACKAGES", "REFERENCE", "SERVED", "version_shown"
 
 REFERENCE = "nvidia_resiliency_ext"
 CLAIMED_VERSION = "0.7.0"
-"""Shown where the package itself isn't installed: the newest whose names are served."""
+"""Version shown if the package isn't installed: the newest whose names are served."""
 
 _FT, _PTL = f"{REFERENCE}.fault_tolerance", f"{REFERENCE}.ptl_resiliency"
 
@@ -25,16 +25,12 @@ _CLIENT = {
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
 _COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
-_STATES = _all_in(
-    _COMPATIBILITY,
-    *("InvalidStateTransitionException", "RankMonitorState", "RankMonitorStateMachine"),
-)
 _FAULTS = _all_in("megatron_ft.integrations.lightning_faults", "SimulatedFaultParams")
 _HEARTBEATS = _all_in("megatron_ft.integrations.lightning_heartbeats", "FaultToleranceCallback")
 _SECTIONS = _all_in("megatron_ft.integrations.lightning_sections", "FaultToleranceSectionsCallback")
 
 SERVED: dict[str, dict[str, str]] = {
-    _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER, **_STATES},
+    _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER},
     f"{_FT}.config": _CONFIG,
     f"{_FT}.data": {
         "FT_LAUNCHER_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:LAUNCHER_SOCKET",
@@ -44,11 +40,7 @@ SERVED: dict[str, dict[str, str]] = {
         **_CONTROL,
     },
     f"{_FT}.rank_monitor_client": _CLIENT,
-    f"{_FT}.rank_monitor_server": {
-        **_SERVER,
-        **_all_in(_COMPATIBILITY, "RankMonitorLogger"),
-    },
-    f"{_FT}.rank_monitor_state_machine": _STATES,
+    f"{_FT}.rank_monitor_server": _SERVER,
     f"{_FT}.utils": _all_in(_COMPATIBILITY, "is_process_alive", "wait_for_mp_events"),
     _PTL: {
         **_FAULTS,
@@ -63,23 +55,23 @@ SERVED: dict[str, dict[str, str]] = {
     f"{_PTL}.fault_tolerance_callback": {**_FAULTS, **_HEARTBEATS},
     f"{_PTL}.fault_tolerance_sections_callback": {**_FAULTS, **_SECTIONS},
 }
-"""For each module its names, each as module:name. Other modules of these packages are the reference's own."""
+"""Served names by module, each as module:name. Other modules of these packages are the reference's own."""
 
 PACKAGES = frozenset({_FT, _PTL})
-"""Those of them that hold modules."""
+"""Served modules that are packages."""
 
 
 def version_shown(installed: str | None, ours: str) -> str:
-    """What ``nvidia_resiliency_ext.__version__`` is: one that its users can compare, marked as ours.
+    """Return ``nvidia_resiliency_ext.__version__``: comparable, and marked as ours.
 
-    That of the installed package, if there is one and it can be compared: its other modules are used.
+    Based on the installed version if it is comparable, because the package's other modules are used.
     """
     base = installed if installed and re.match(r"\d+(\.\d+)*", installed) else CLAIMED_VERSION
     return f"{base}{'.' if '+' in base else '+'}megatron.ft.{ours}"
 
 
 def why_absent(module: str, *, is_installed: bool) -> str:
-    """For the error of who imports a module that isn't served, and that no installed package has."""
+    """Return the error text for the import of a module that is neither served nor installed."""
     has_not = "the one that is installed has none" if is_installed else "nvidia-resiliency-ext isn't installed here"
     return (
         f"No module named {module!r}: megatron_ft serves only nvidia_resiliency_ext.fault_tolerance and "

@@ -1,4 +1,4 @@
-"""Who acts in a script that is run ahead, by the call stack: the user's own files, or a library being imported."""
+"""Finds who acts in a script that is run ahead, by the call stack: a user's file, or a library being imported."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _INSTALLED = re.compile("/(site|dist)-packages/")
 _IMPORT = "<frozen importlib"
 _STDLIB = tuple(path.rstrip(os.sep) + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path)
 _MEGATRON = re.compile(r"megatron\.(core|training|legacy|inference|post_training|rl|bridge)\b")
-"""Packages of Megatron, which many run from a checkout: what they do while they are imported isn't the user's doing."""
+"""Packages of Megatron, often run from a checkout: what they do during import isn't the user's doing."""
 _READ_OWN_VARIABLES = frozenset(
     {
-        # these keep what begins with a prefix of their own
+        # these keep variables with a prefix of their own
         *("tqdm", "networkx", "fsspec", "numba", "dask", "megatron.core.ssm.ops.common.determinism"),
-        # of Python's: the environment of a program, which is watched for itself; *_proxy; a server's default
+        # modules of Python's: environment of a program, which is watched elsewhere; *_proxy; a server's default
         *("subprocess", "ctypes.util", "platform", "uuid", "distutils.spawn", "urllib.request", "wsgiref.handlers"),
     }
 )
-"""Modules and packages that go over all variables while they are imported, and keep nothing of a rank."""
+"""Modules and packages that read all variables during import, and keep nothing that differs between ranks."""
 _FIND_FILES = ("os", "pathlib", "genericpath", "posixpath")
 _ASK_WHETHER = frozenset(
     {"exists", "lexists", "isdir", "isfile", "islink", "ismount", "is_dir", "is_file", "is_symlink", "is_mount"}
@@ -40,7 +40,7 @@ _LOGGING = ("logging", "loguru", "structlog")
 
 
 def callers() -> Iterator[FrameType]:
-    """The calls that led here, the innermost first, without those of this package."""
+    """Yield the frames that led here, innermost first, without those of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not module_of(frame).startswith("megatron_ft."):
@@ -49,13 +49,13 @@ def callers() -> Iterator[FrameType]:
 
 
 def module_of(frame: FrameType) -> str:
-    """The name of the module that a call is in."""
+    """Return the name of a frame's module."""
     return str(frame.f_globals.get("__name__", ""))
 
 
 @functools.cache
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: neither Python's, nor of an installed package, nor ours."""
+    """Return True for a user's file: not Python's, not of an installed package, not ours."""
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
@@ -63,9 +63,9 @@ def is_own(file: str) -> bool:
 
 
 def is_users(*, megatron: bool = True) -> bool:
-    """Whether a file of the user's acts, with all that it calls; not a library on its own while it is imported.
+    """Return True if a user's file acts, directly or through calls; False for a library during its import.
 
-    The script itself is the user's even if it is installed. ``megatron``: so are the files of a checkout of Megatron.
+    The script itself is the user's even if installed. ``megatron``: files of a Megatron checkout are, too.
     """
     for frame in callers():
         file = frame.f_code.co_filename
@@ -79,7 +79,7 @@ def is_users(*, megatron: bool = True) -> bool:
 
 
 def is_for_log() -> bool:
-    """Return True if a logging library acts for the user, who only writes a message."""
+    """Return True if a logging library acts: the user only writes a message."""
     for frame in callers():
         if is_own(frame.f_code.co_filename) or module_of(frame) == "__main__":
             return False
@@ -89,7 +89,7 @@ def is_for_log() -> bool:
 
 
 def environment_reader() -> str | None:
-    """Name of the library that goes over all variables: "settings"; empty for a file of the user's.
+    """Return the library that reads all variables, as "settings"; empty for a user's file.
 
     None if the library is known to keep nothing that differs between ranks.
     """
@@ -102,7 +102,7 @@ def environment_reader() -> str | None:
             return ""
         if name in _READ_OWN_VARIABLES or name.partition(".")[0] in _READ_OWN_VARIABLES:
             return None
-        # what Python's modules do (dict, copy, configparser) they do for others
+        # dict, copy, configparser and the like act for their callers
         if not file.startswith("<") and (_INSTALLED.search(file) or not os.path.abspath(file).startswith(_STDLIB)):
             return name or os.path.basename(file)
         stdlib = stdlib or name
@@ -110,7 +110,7 @@ def environment_reader() -> str | None:
 
 
 def is_for_users_import() -> bool:
-    """Whether an installed package acts for a module of the user's that is being imported: writes a cache, say."""
+    """Return True if an installed package acts for a user's module being imported, as to write a cache."""
     for frame in callers():
         file = frame.f_code.co_filename
         if is_own(file):
@@ -121,7 +121,7 @@ def is_for_users_import() -> bool:
 
 
 def reads_times() -> bool:
-    """Return True if the user's own file asks for more than whether a path is there: the time of a directory, too."""
+    """Return True if the user's own file asks for more than a path's existence, such as a directory's time."""
     for frame in callers():
         if module_of(frame).partition(".")[0] not in _FIND_FILES:
             return is_own(frame.f_code.co_filename)
@@ -131,12 +131,12 @@ def reads_times() -> bool:
 
 
 def in_import() -> bool:
-    """Whether any module is being imported."""
+    """Return True while any module is being imported."""
     return any(frame.f_code.co_filename.startswith(_IMPORT) for frame in callers())
 
 
 def place() -> str:
-    """The innermost line of the user's that led here, as in "train.py:57"; empty if there is none."""
+    """Return the innermost line of a user's file that led here, as in "train.py:57"; empty if there is none."""
     for frame in callers():
         file = frame.f_code.co_filename
         if is_own(file) or (module_of(frame) == "__main__" and not file.startswith("<")):

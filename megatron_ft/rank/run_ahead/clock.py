@@ -1,6 +1,7 @@
-"""Calendar time in a script that is run ahead: what is named by the clock belongs to one start of the run.
+"""Calendar time in a script that is run ahead: a name made from the clock belongs to one start of the run.
 
-A plain ``time.time()`` doesn't count, because scripts and libraries measure with it. To make a date of it does.
+A plain ``time.time()`` doesn't count, because scripts and libraries measure with it. To make a date of it does, and
+so does reading it in a function, or at the top of a file, that makes dates: the date is of the time that was read.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.rank.base.replacing import Replacements
+from megatron_ft.rank.run_ahead.acting import callers
 
 _TIME = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
-"""Functions of ``time``: position of the argument without which each takes the current time."""
+"""Functions of ``time``, with the position of the argument that defaults to the current time."""
 _DATETIME = ("now", "utcnow", "today", "fromtimestamp", "utcfromtimestamp")
+_MAKE_DATES = frozenset({*_TIME, "fromtimestamp", "utcfromtimestamp"})
+"""Names in the code of a function that may turn what ``time.time()`` returns into a date."""
 
 
 def watch_clock(replacements: Replacements, on_read: Callable[[str], None]) -> None:
-    """Call ``on_read``, with words, before the current date or time of day is read, until the replacements are undone.
+    """Call ``on_read`` with a description before the current date or time of day is read, until the replacements are
+    undone.
 
-    A time stamp that was taken after this call counts as the current time; an older one, of a file say, doesn't.
+    A time stamp taken after this call counts as the current time; an older one, as of a file, doesn't.
     """
     began_s = math.floor(time.time())
 
@@ -40,6 +45,12 @@ def watch_clock(replacements: Replacements, on_read: Callable[[str], None]) -> N
                     before = watched(f"{owner.__name__}.{name}", 0, always=not name.endswith("fromtimestamp"))
                     replacements.replace_class_method(owner, name, before)
 
+    def read_time(*_arguments: Any, **_named: Any) -> None:
+        reader = next(callers(), None)
+        if reader is not None and not _MAKE_DATES.isdisjoint(reader.f_code.co_names):
+            on_read("reads the clock (time.time)")
+
+    replacements.replace(time, "time", read_time)
     for name, position in _TIME.items():
         replacements.replace(time, name, watched(f"time.{name}", position))
     replacements.when_imported("datetime", watch_datetime)

@@ -1,4 +1,4 @@
-"""Questions about CUDA in a script that is run ahead: answered through NVML, because CUDA can't be forked."""
+"""Questions about CUDA in a script that is run ahead, answered through NVML: a process with CUDA can't be forked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def answer_without_cuda(
     stop: Callable[[str], None],
     unwatched: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Until the replacements are undone, have torch answer questions about CUDA without initialising it.
+    """Have torch answer questions about CUDA without initialising it, until the replacements are undone.
 
-    A process that has asked the driver for anything can't be forked any more. Libraries ask, while they are imported,
-    whether there is a device at all: NVML knows that. ``stop`` is called before the driver is initialised; what is done
-    within ``unwatched`` isn't watched.
+    A process that has called the driver can't be forked any more. Libraries ask during import whether there is a device
+    at all, which NVML knows. ``stop`` is called before the driver is initialised; acts within ``unwatched`` aren't
+    watched.
     """
 
     def asked_elsewhere(function: Callable[[], Any]) -> Callable[[], Any]:
-        """NVML keeps devices open: a process of its own asks it."""
+        """Ask NVML in a fork, because NVML keeps devices open."""
 
         def ask() -> Any:
             with unwatched():
@@ -45,7 +45,7 @@ def answer_without_cuda(
         return count_devices
 
     replacements.replace(torch._C, "_cuda_init", lambda *_: stop("initialises CUDA"))
-    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
+    # as PYTORCH_NVML_BASED_CUDA_CHECK=1 would, which ranks would inherit
     replacements.put(torch.cuda, "_nvml_based_avail", lambda: True)
     for owner, name, standing_in in (
         (torch.cuda, "_raw_device_count_nvml", asked_elsewhere),

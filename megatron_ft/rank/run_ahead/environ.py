@@ -1,4 +1,4 @@
-"""``os.environ`` of a script that is run ahead: tells before a variable of a rank is used, or all are."""
+"""``os.environ`` of a script that is run ahead: reports the use of a rank's variable beforehand."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def watch_environ(
     on_copy: Callable[[], None],
     on_count: Callable[[], None] | None = None,
 ) -> None:
-    """Let ``os.environ`` tell before a variable of a rank is used, until the replacements are undone.
+    """Report uses of ``os.environ`` beforehand, until the replacements are undone.
 
-    ``on_use`` is called with the name before such a variable is read, looked for, set or removed; it may put it there.
-    ``on_walk`` is called before code walks over all variables, ``on_copy`` before it copies them all, to look
-    into the copy later, and ``on_count`` before it asks how many there are (``on_walk`` if None).
+    ``on_use`` is called with the name before a rank's variable is read, looked for, set or removed; the callback may
+    set it. ``on_walk`` is called before code iterates over all variables, ``on_copy`` before it copies them all,
+    ``on_count`` before it counts them (``on_walk`` if None).
     """
     environs: tuple[Any, Any] = os.environ, os.environb
     for each in environs:
-        # every use of a variable encodes its name first; frames that a traceback may show stay Python's own
+        # every use of a variable encodes its name first; frames in tracebacks stay Python's own
         replacements.put(each, "encodekey", _telling(each.encodekey, on_use))
     for names, before in (
         (("__iter__", "__repr__"), on_walk),
         (("__len__",), on_count or on_walk),
-        (("copy", "__reduce_ex__"), on_copy),  # the second is what copy.deepcopy and pickle call
+        (("copy", "__reduce_ex__"), on_copy),  # the second is called by copy.deepcopy and pickle
     ):
         for name in names:
             replacements.replace(type(os.environ), name, lambda *_, before=before: before())

@@ -1,4 +1,4 @@
-"""Forks of a script that is run ahead: one that answers a question, those that become ranks, and how to fork fast."""
+"""Forks of a script that is run ahead: to answer a question, and to become ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from json import dumps, loads
 from typing import Any
 
-# as they are before anything stands in for them
+# the originals, before they are replaced
 _exit, _fork = os._exit, os.fork
 
 _MADV_COLLAPSE = 25
@@ -20,9 +20,9 @@ _PRIVATE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\s*(?:\[heap\])?$"
 
 
 def fork_point() -> None:
-    """Say that what follows belongs to one rank, in one cycle: ``ft_launcher`` forks the ranks here at the latest.
+    """Mark the point from which the script belongs to one rank; ``ft_launcher`` forks the ranks here at the latest.
 
-    Wherever the script isn't run ahead, this does nothing.
+    Does nothing in a script that isn't run ahead.
     """
     run_ahead = sys.modules.get("megatron_ft.rank.run_ahead.script")
     if run_ahead is not None:
@@ -30,10 +30,10 @@ def fork_point() -> None:
 
 
 def ask_fork(question: Callable[[], Any]) -> Any:
-    """What a fork of this process answers, in JSON. The fork then ends, and with it all that it opened.
+    """Return the answer of a fork of this process, passed as JSON. The fork then ends, with everything it opened.
 
     Raises:
-        OSError: it has ended without an answer.
+        OSError: the fork ended without an answer.
     """
     read_fd, write_fd = os.pipe()
     with open(read_fd, "rb") as answers, open(write_fd, "wb", buffering=0) as answering:
@@ -54,18 +54,19 @@ def ask_fork(question: Callable[[], Any]) -> Any:
 
 
 def fork_orphans(count: int) -> int | list[int]:
-    """Fork processes that the launcher, a child subreaper, adopts: a process in between forks them all, and ends.
+    """Fork processes for the launcher, a child subreaper, to adopt: an intermediate process forks them, and ends.
 
-    Returns in each of them its index, and here their numbers.
+    Returns the index in each new process, and the list of PIDs here.
 
     Raises:
-        OSError: not all could be forked. Those that were wait for the order to go on, like the others.
+        OSError: not all could be forked. Those that were forked wait for the order to go on.
     """
     read_fd, write_fd = os.pipe()
     with open(read_fd, "rb") as numbers, open(write_fd, "wb", buffering=0) as telling:
         between = _fork()
         if between == 0:
-            with contextlib.suppress(OSError):  # no more can be forked; or the server has ended, and nothing reads this
+            # no more forks possible; or the server has ended, and nothing reads this
+            with contextlib.suppress(OSError):
                 for index in range(count):
                     pid = _fork()
                     if pid == 0:
@@ -81,11 +82,11 @@ def fork_orphans(count: int) -> int | list[int]:
 
 
 def collapse_memory() -> Iterator[None]:
-    """Put this process's own memory into large pages, one at each step, which takes about a millisecond.
+    """Move this process's private memory to large pages; each step of the iterator takes about a millisecond.
 
-    A fork copies a table entry for each page, and does little else. A process that has imported torch and Megatron has
-    70,000 small pages: its fork takes 10 ms, and its end as long; in large pages it takes one. Linux 6.1 and later do
-    it on request, whatever their settings are; others refuse, and all stays as it is.
+    A fork mainly copies a table entry per page. A process that has imported torch and Megatron has 70,000 small pages:
+    its fork takes 10 ms, and its end as long; with large pages 1 ms. Linux 6.1 and later do it on request, whatever
+    their settings are; others refuse, and nothing changes.
     """
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -94,7 +95,7 @@ def collapse_memory() -> Iterator[None]:
     refused = 0
     for low, high in regions:
         for start in range(-(-low // _LARGE) * _LARGE, high - _LARGE + 1, _LARGE):
-            # a region that isn't in use is refused, too; a kernel that refuses all isn't asked again and again
+            # an unused region is refused, too; give up on a kernel that refuses all
             refused = refused + 1 if libc.madvise(start, _LARGE, _MADV_COLLAPSE) != 0 else 0
             if refused > 100:
                 return

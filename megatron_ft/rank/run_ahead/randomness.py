@@ -1,4 +1,4 @@
-"""Random numbers in a script that is run ahead: what it seeds stays, what it doesn't seed differs from rank to rank."""
+"""Random numbers in a script that is run ahead: seeded generators stay, unseeded ones differ between ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TORCH = (
     *("normal", "bernoulli", "multinomial", "poisson", "seed", "initial_seed", "get_rng_state"),
 )
 _STATES = ("seed", "initial_seed", "get_rng_state")
-"""Of ``torch.random``, whose other functions call them there."""
+"""Functions of ``torch.random`` to replace; its other functions call these."""
 _TENSOR = (
     *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"),
     *("bernoulli", "multinomial"),
@@ -23,32 +23,32 @@ _SETTERS = ("setstate", "set_state", "set_bit_generator")
 
 
 class Randomness:
-    """The generators that Python, numpy and torch share within a process."""
+    """Generators that Python, numpy and torch share within a process."""
 
     def __init__(
         self, replacements: Replacements, draw: Callable[[str], None], draw_if_users: Callable[[str], None]
     ) -> None:
-        """``draw`` is called before the first number is taken from a generator that the script hasn't seeded.
+        """``draw`` is called before the first number is drawn from a generator that the script hasn't seeded.
 
-        ``draw_if_users``: before another one is made from the system's, which a library may do for itself.
+        ``draw_if_users``: called before a generator is seeded by the system, which a library may do for itself.
         """
         self._replace = replacements.replace
         self._draw = draw
         self._draw_if_users = draw_if_users
         self._ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
-        """Of each generator: functions that return its state and that seed it from the system."""
+        """Functions per generator that return its state and that seed it from the system."""
         self._states: dict[str, Any] = {}
-        """Of the generators that the script hasn't seeded: their first states."""
+        """First states of the generators that the script hasn't seeded."""
         self._seeded: set[str] = set()
         self._torch_seed: Any = None
         self._made: dict[int, weakref.ref[Any]] = {}
-        """Generators that libraries have made for themselves, and haven't seeded."""
+        """Generators that libraries have made for themselves and not seeded."""
         for name, hook in (("random", self._python), ("numpy.random", self._numpy), ("torch", self._torch)):
             replacements.when_imported(name, hook)
 
     def _python(self, module: Any) -> None:
         if not hasattr(module, "_inst"):
-            return  # the script's own module of that name
+            return  # a module of the script with that name
         self._note("random", module.getstate, module.seed)
         self._replace(module.Random, "seed", self._before_seed)
         self._replace(module.Random, "setstate", lambda generator, *_: self._before_seed(generator, "a state"))
@@ -80,7 +80,7 @@ class Randomness:
             given = [*arguments, *named.values(), None][0]
             if name in _SETTERS or (name == "seed" and given is not None):
                 self._seeded.add(generator)
-            elif name == "seed" and generator != "torch":  # by the system, as it was in the beginning
+            elif name == "seed" and generator != "torch":  # seeded by the system, as at the start
                 self._seeded.discard(generator)
                 self._states.pop(generator, None)
             elif not self._is_seeded(generator) and named.get("generator") is None:
@@ -96,19 +96,19 @@ class Randomness:
 
     def _is_seeded(self, generator: str) -> bool:
         if generator == "torch":
-            # manual_seed and fork_rng are C++'s own business: the seed tells
+            # manual_seed and fork_rng happen in C++: compare seeds
             return bool(sys.modules["torch"].default_generator.initial_seed() != self._torch_seed)
         return generator in self._seeded
 
     def why_spoiled(self) -> str | None:
-        """Why ranks would share random numbers: some were drawn unseeded and unseen, as in C++. None: they don't."""
+        """Return why ranks would share random numbers, drawn unseeded and unseen, as in C++; None if they wouldn't."""
         for generator, state in self._states.items():
             if not self._is_seeded(generator) and self._ways[generator][0]() != state:
                 return f"the script has drawn random numbers without a seed ({generator})"
         return None
 
     def freshen(self) -> None:
-        """In a new rank: seed anew the generators that the script hasn't seeded."""
+        """Seed, in a new rank, the generators that the script hasn't seeded."""
         for generator, (_, seed) in self._ways.items():
             if not self._is_seeded(generator):
                 seed()

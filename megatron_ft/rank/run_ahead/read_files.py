@@ -1,4 +1,4 @@
-"""Files that a script has read, run or looked for before its ranks are forked: have they changed since?"""
+"""Changes of files that a script has read, run or looked for before its ranks are forked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from types import ModuleType
 from megatron_ft.rank.run_ahead.acting import is_own
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
-_IN_MEMORY = "/dev/shm/"  # where some keep their checkpoints
+_IN_MEMORY = "/dev/shm/"  # some keep their checkpoints there
 _Facts = tuple[int, ...] | None
 
 
 class ReadFiles:
-    """Paths, and their state when the script read them: a change during the run is noticed, too."""
+    """Paths, with their state when the script read them."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[bool, _Facts]] = {}
 
     def note(self, path: str, *, listed: bool = False) -> None:
-        """The script reads ``path`` now; ``listed``: the names in that directory."""
+        """Note that the script reads ``path`` now; ``listed``: it lists that directory."""
         with contextlib.suppress(OSError, ValueError, NotImplementedError):  # no working directory; no such name
             path = os.path.abspath(path)
             if path.endswith(".pyc") and "__pycache__" in path:
@@ -38,11 +38,11 @@ class ReadFiles:
         return len(self._seen)
 
     def note_unseen(self) -> None:
-        """Add the reads that weren't seen: files that C code has mapped or open, and modules from before the watch."""
+        """Note unseen reads: files that C code has mapped or opened, and modules imported before the watch."""
         with open("/proc/self/maps", errors="surrogateescape") as maps:
             paths = {words[5] for line in maps if len(words := line.rstrip("\n").split(maxsplit=5)) == 6}
         for fd in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the one that listed them
+            with contextlib.suppress(OSError):  # the descriptor that listed them
                 paths.add(os.readlink(f"/proc/self/fd/{fd}"))
         own = {path for path in paths if path.startswith("/") and is_own(path)}
         for module in [module for module in sys.modules.values() if isinstance(module, ModuleType)]:
@@ -53,7 +53,7 @@ class ReadFiles:
             self.note(path)
 
     def changed(self) -> str | None:
-        """A path whose file has changed since it was noted, or None."""
+        """Return a path whose file has changed since it was noted, or None."""
         for path, (listed, facts) in self._seen.items():
             if _facts(path, listed) != facts:
                 return path
@@ -61,8 +61,8 @@ class ReadFiles:
 
 
 def _facts(path: str, listed: bool) -> _Facts:
-    """None: there is no such file. The time of a directory changes with what is in it, which may not have been read."""
-    for look in (_stat, _lstat):  # the second for a link to nowhere
+    """Return a file's state; None if there is no such file. A directory's time counts only if it was ``listed``."""
+    for look in (_stat, _lstat):  # lstat for a dangling link
         with contextlib.suppress(OSError, ValueError):
             found = look(path)
             if stat.S_ISDIR(found.st_mode):
@@ -71,4 +71,4 @@ def _facts(path: str, listed: bool) -> _Facts:
     return None
 
 
-_stat, _lstat = os.stat, os.lstat  # the originals, which aren't watched
+_stat, _lstat = os.stat, os.lstat  # the originals, before they are replaced

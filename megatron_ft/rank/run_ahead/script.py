@@ -1,9 +1,9 @@
-"""A script that is run ahead: up to its first act that ranks can't share, where it waits to be forked for each of them.
+"""A script that is run ahead up to its first act that ranks can't share, and then forked for each rank.
 
-``startup/sitecustomize.py`` calls ``begin`` before the script's first line. The script then runs as ever, until
-``stop`` is called in the middle of something: that call returns in each rank, and never here. The launcher holds the
-other end of a socket pair; its end ends this process. Ranks are children of the launcher, made by forking twice: the
-launcher is child subreaper, and adopts what the process in between leaves.
+``startup/sitecustomize.py`` calls ``begin`` before the script's first line. The script then runs normally, until
+``stop`` is called in the middle of an act: that call returns in each rank, never here. The launcher holds the other end
+of a socket pair; its closing ends this process. Ranks are children of the launcher, made by forking twice: the launcher
+is child subreaper, and adopts the orphans of the intermediate process.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from megatron_ft.rank.run_ahead.watching import Watch
 _IDLE_MS: float = 1000.0
 _PATIENCE_S = 3600.0
 _DONE = object()
-# as they are before anything stands in for them
+# the originals, before they are replaced
 _exit, _getpid, _environ = os._exit, os.getpid, os.environ
 
 _ahead: RunAhead | None = None
 
 
 def begin(known: set[str]) -> None:
-    """Watch this process from here on. ``known``: modules that a script finds imported already anyway."""
+    """Watch this process from now on. ``known``: modules that a script finds imported anyway."""
     global _ahead
     orders = json.loads(os.environ.pop(RUN_AHEAD_VARIABLE))
     if orders["python_path"] is None:
@@ -74,13 +74,13 @@ def begin(known: set[str]) -> None:
 
 
 def stop(what: str) -> None:
-    """The script is about to do ``what``: wait here, if it is run ahead. Returns in a rank, or if it isn't."""
+    """Wait here if the script is run ahead; ``what`` is its next act. Returns in a rank, or if it isn't run ahead."""
     if _ahead is not None:
         _ahead.stop(what)
 
 
 def _forget_hidden(known: set[str], directory: str) -> None:
-    """A script finds its own ``queue.py``, though we have imported Python's."""
+    """Forget modules of Python's that the script's own modules of the same name (``queue.py``) would hide."""
     for name in sys.modules.keys() - known:
         top = name.partition(".")[0]
         spec = None if top == "megatron_ft" else PathFinder.find_spec(top, [directory])
@@ -89,7 +89,7 @@ def _forget_hidden(known: set[str], directory: str) -> None:
 
 
 class RunAhead:
-    """A process that runs its script ahead, then forks ranks; in those, the rest of the way."""
+    """A process that runs its script ahead, then forks ranks, and continues in each of them."""
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._began_s = time.monotonic()
@@ -105,14 +105,14 @@ class RunAhead:
         self._blocked: set[int] = set()
 
     def begin(self, terminals: list[int]) -> None:
-        """Watch from here on. ``terminals``: those of the descriptors 1 and 2 that are terminals in the ranks."""
+        """Start watching. ``terminals``: descriptors among 1 and 2 that are terminals in the ranks."""
         die_with_parent()
         if os.getppid() != self._launcher_pid:
             _exit(0)
-        # one that comes to a rank before it is one waits
+        # for a signal sent to a rank before the process has become one
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         ask_again_soon()
-        atexit.register(gc.unfreeze)  # else libraries find objects alive at the end, and say that they leak
+        atexit.register(gc.unfreeze)  # else libraries find live objects at the end, and report leaks
         threading._register_atexit(self._write_error)  # type: ignore[attr-defined]
         self._gate_fork_handlers()
         self._watch_input()
@@ -120,7 +120,7 @@ class RunAhead:
         self._watch.begin()
 
     def preload(self, names: list[str], directory: str) -> None:
-        """Import what the user asked for, before the script."""
+        """Import the modules the user asked for, before the script."""
         sys.path.insert(0, directory)
         for name in names:
             self._asks_for = name
@@ -132,13 +132,13 @@ class RunAhead:
         sys.path.remove(directory)
 
     def stop(self, what: str) -> None:
-        """Wait here, for good, and fork ranks; returns in those. What this process forks itself isn't concerned."""
+        """Wait here for good, and fork ranks; returns only in those. Does nothing in the script's own forks."""
         if self._has_stopped or _getpid() != self._pid:
             return
         if gc.isenabled():
-            gc.collect(1)  # what is garbage by now would never be collected; while it is, its own acts are watched
+            gc.collect(1)  # garbage would never be collected after this; its finalizers must be watched
         if self._is_rank:
-            return  # one of them was the first that can't be shared
+            return  # a finalizer was the first act that can't be shared
         self._has_stopped = True
         try:
             self._wait(what)
@@ -146,16 +146,16 @@ class RunAhead:
             sys.__excepthook__(type(error), error, error.__traceback__)
             self._tell(Unfit(f"{type(error).__name__}: {error}"))
             _exit(1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # pending signals are delivered now
 
     def _wait(self, what: str) -> None:
-        """Stop watching, tell the launcher, and serve; what comes after that is done in a rank."""
+        """Stop watching, tell the launcher, and serve. The code after ``_serve`` runs in a rank."""
         took_s = time.monotonic() - self._began_s
         where = place() or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
         self._watch.end()
         self._watch.files.note_unseen()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        # after a fork Python takes all others for ended, those too that were never started
+        # after a fork Python marks all other threads as ended, even those never started
         threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
@@ -165,7 +165,7 @@ class RunAhead:
             _exit(0)
         script_fds = descriptors(self._own_fds)
         name = set_name(FORK_SERVER_NAME.encode())
-        gc.freeze()  # a collection in a rank would else copy every page that it visits
+        gc.freeze()  # else a collection in a rank would copy every page it visits
         self._tell(ScriptReady(where, what, took_s))
         variables, fds = self._serve()
         self._wait_for_launcher(fds[0])
@@ -196,21 +196,21 @@ class RunAhead:
         try:
             if _getpid() != self._pid:
                 return
-            # a launcher that is stopped reads nothing, and is waited for; one that is gone ends us
+            # a stopped launcher reads nothing, and is waited for; its death ends this process
             with self._watch.unwatched():
                 self._channel.send(message, timeout_s=_PATIENCE_S)
         except ChannelClosedError:
             _exit(0)
 
     def _serve(self) -> tuple[Mapping[str, str], tuple[int, ...]]:
-        """Answer requests; returns only in a rank: its variables, and its descriptors."""
+        """Answer requests. Returns only in a rank, with its variables and descriptors."""
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         idle_work = collapse_memory()
         wait_ms: float | None = _IDLE_MS
         while True:
             if not poller.poll(wait_ms):
-                # no order has come: make the next fork faster, and check for one again after each little step
+                # no order has come: make the next fork faster, checking for orders after each small step
                 wait_ms = 0 if next(idle_work, _DONE) is None else None
                 continue
             wait_ms = _IDLE_MS
@@ -236,18 +236,19 @@ class RunAhead:
     # -- the rank ---------------------------------------------------------------------------------------
 
     def _wait_for_launcher(self, go_fd: int) -> None:
-        """Wait until the launcher has adopted this process, and sends the order to go on."""
-        self._channel.close()  # by its object: collected later, it would close a number that is another's by then
+        """Wait until the launcher has adopted this process and orders it to go on."""
+        # by its object: collected later, it would close a number that belongs to another file by then
+        self._channel.close()
         os.setsid()
         if not os.read(go_fd, 1):
-            _exit(1)  # the launcher has given this one up
+            _exit(1)  # the launcher has given up on this process
         die_with_parent()
-        # the launcher may have died before the kernel was asked
+        # the launcher may have died before die_with_parent took effect
         if os.getppid() != self._launcher_pid:
             _exit(1)
 
     def _gate_fork_handlers(self) -> None:
-        """A script's handlers of forks are for its own forks: it may hold their locks where it waits."""
+        """Limit the script's fork handlers to the script's own forks: it may hold their locks where it waits."""
         register = os.register_at_fork
 
         def gated(handler: Callable[[], Any]) -> Callable[[], Any]:
@@ -267,7 +268,8 @@ class RunAhead:
             put((sys.stdout, sys.stderr)[fd - 1], "isatty", lambda: True)
 
     def _watch_input(self) -> None:
-        """Replace ``sys.stdin``, whose reads raise no audit event, by one that stops first; not if it is /dev/null."""
+        """Replace ``sys.stdin``, whose reads raise no audit event, by a stream that stops first; not if it is
+        /dev/null."""
         facts = os.fstat(0)
         if sys.stdin is None or (stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)):
             return
@@ -287,4 +289,4 @@ class RunAhead:
 
 
 _kept: list[Any] = []
-"""The first ``sys.stdin``, which must not be collected though nothing else refers to it."""
+"""The first ``sys.stdin``; kept alive though nothing else refers to it."""

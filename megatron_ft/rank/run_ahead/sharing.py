@@ -1,4 +1,4 @@
-"""Whether a process can be forked to make ranks, and what a rank must not share with its siblings."""
+"""Checks whether a process can be forked into ranks, and separates what ranks must not share."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 Identity = tuple[int, int]
-"""Of a file: its device, and its number there."""
+"""Device and inode of a file."""
 
 
 def why_not_shared(own: set[int], given: set[Identity]) -> str | None:
-    """What this process has that no fork of it may have, too; None: nothing. ``own`` descriptors are ours.
+    """Return what this process has that no fork of it may share, None if nothing. ``own`` descriptors are this
+    package's.
 
     ``given``: standard input, and the files that stand for the ranks' streams.
     """
@@ -38,7 +39,7 @@ def _why_child() -> str | None:
 
 
 def _why_threads() -> str | None:
-    """It is tried: libraries that mind forks (OpenBLAS) end their threads before one, so threads are counted after."""
+    """Count threads after a fork: libraries with fork handlers (OpenBLAS) end their threads before one."""
     try:
         if ask_fork(_has_cuda):
             return "the script has initialised CUDA"
@@ -71,17 +72,15 @@ def _why_memory() -> str | None:
 
 
 def identity(fd: int) -> Identity:
-    """Device and number of the file that is open as ``fd``."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
 
 def take_over(script: Collection[int], given: set[Identity], captured: Sequence[int], streams: Sequence[int]) -> None:
-    """In a rank: keep the ``script``'s descriptors, and close all others.
+    """Keep the ``script``'s descriptors in a rank, and close all others.
 
-    What was written to the ``captured`` files goes to the ``streams`` that they stand for, and so does what is written
-    to them from here on, under whatever number. Files that are open for reading are opened again, each where it was
-    read to, but those that were ``given``.
+    Output captured in files is copied to the ``streams`` they stand for, and later output goes there, under whatever
+    number. Files open for reading, except ``given`` ones, are opened again at their position.
     """
     # one entry where both streams are one file, which is in the right order
     streams_of = {identity(file): (file, stream) for file, stream in zip(captured, streams, strict=True)}
@@ -91,14 +90,14 @@ def take_over(script: Collection[int], given: set[Identity], captured: Sequence[
             while position < size:
                 position += os.write(stream, os.pread(file, 1 << 16, position))
     for fd in script:
-        with contextlib.suppress(OSError, KeyError):  # the script has closed it; it is another file
+        with contextlib.suppress(OSError, KeyError):  # the script has closed it; or it is another file
             os.dup2(streams_of[identity(fd)][1], fd, os.get_inheritable(fd))
     for fd in descriptors(script):
         os.close(fd)
     for fd, (link, flags) in descriptors().items():
         if link in _HARMLESS_DEVICES or flags & os.O_ACCMODE != os.O_RDONLY or identity(fd) in given:
             continue
-        with contextlib.suppress(OSError):  # it may not be opened any more
+        with contextlib.suppress(OSError):  # opening it is no longer permitted
             position = os.lseek(fd, 0, os.SEEK_CUR)
             anew = os.open(f"/proc/self/fd/{fd}", flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC) | os.O_CLOEXEC)
             os.lseek(anew, position, os.SEEK_SET)
@@ -107,9 +106,9 @@ def take_over(script: Collection[int], given: set[Identity], captured: Sequence[
 
 
 def descriptors(without: Iterable[int] = ()) -> dict[int, tuple[str, int]]:
-    """Open descriptors, ``without`` some: for each, what is open and its flags."""
+    """Return open descriptors except ``without``, each with its target and flags."""
     found = {}
     for fd in sorted(set(map(int, os.listdir("/proc/self/fd"))).difference(without)):
-        with contextlib.suppress(OSError):  # the one that listed them
+        with contextlib.suppress(OSError):  # the descriptor that listed them
             found[fd] = os.readlink(f"/proc/self/fd/{fd}"), fcntl.fcntl(fd, fcntl.F_GETFL)
     return found

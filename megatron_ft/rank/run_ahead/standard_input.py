@@ -1,4 +1,4 @@
-"""Standard input of a script that is run ahead: a read of it raises no audit event."""
+"""Standard input of a script that is run ahead, whose reads raise no audit event."""
 
 from __future__ import annotations
 

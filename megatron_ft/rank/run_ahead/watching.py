@@ -1,4 +1,4 @@
-"""Sees a script's first act that ranks can't share, before it happens. For a script that is run ahead."""
+"""Detects a script's first act that ranks can't share, before it happens. For a script that is run ahead."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _C_FUNCTIONS = frozenset(
 )
 """Names that a user's file looks up in a C library only to start a program, or to read a variable."""
 _LEAVES_NO_FILE = "_get_default_tempdir"
-"""Of ``tempfile``: it tries whether a directory can be written."""
+"""Function of ``tempfile`` that tests whether a directory can be written."""
 
-# What a script does there: audit events, and functions that raise none, as module:name.
+# Acts by description: audit events, and functions that raise none, as module:name.
 _NEVER_SHARED = {
     "forks": "os.fork os.forkpty",
     "executes another program": "os.exec",
@@ -75,10 +75,10 @@ _TEMPORARY = (
 )
 _DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.")
 _DRAW_HARMLESSLY = ("multiprocessing.process", "numpy.random", "torch.distributed._composable.contract")
-"""While they are imported: a key and seeds that each rank makes anew; names of no meaning."""
+"""Modules whose draws during import are harmless: a key and seeds that each rank makes anew; names without meaning."""
 
 _handlers: dict[str, Callable[..., None]] = {}
-"""By audit event. An audit hook can't be taken back: in ranks it finds this empty."""
+"""Handlers by audit event. An audit hook can't be removed: in ranks it finds this empty."""
 
 
 def _audit(event: str, arguments: Any) -> None:
@@ -88,10 +88,10 @@ def _audit(event: str, arguments: Any) -> None:
 
 
 class Watch:
-    """From ``begin`` to ``end``: calls ``stop`` before the script changes anything outside of this process."""
+    """Calls ``stop`` before the script changes anything outside this process, from ``begin`` to ``end``."""
 
     def __init__(self, stop: Callable[[str], None]) -> None:
-        """``stop`` is called with what the script is about to do; it returns in a rank only, where it is done."""
+        """``stop`` is called with a description of the next act; it returns only in a rank, where the act is done."""
         self._is_quiet = False
         self._stop: Callable[[str], None] = lambda what: None if self._is_quiet else stop(what)
         self.files = ReadFiles()
@@ -99,7 +99,7 @@ class Watch:
         self.randomness = Randomness(self.replaced, self._stop, self._if_changed_by_user)
 
     def begin(self) -> None:
-        """Once in a process."""
+        """Start watching; once per process."""
         watch_environ(
             self.replaced,
             lambda name: self._stop(f"reads {name}"),
@@ -133,13 +133,13 @@ class Watch:
         sys.addaudithook(_audit)
 
     def end(self) -> None:
-        """Put everything back, but for an audit hook that does nothing."""
+        """Undo everything, except an audit hook that does nothing."""
         _handlers.clear()
         self.replaced.undo()
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Don't watch what is done in this block: it isn't the script's doing."""
+        """Suspend the watch within the block, for acts that aren't the script's."""
         self._is_quiet = True
         try:
             yield
@@ -175,7 +175,7 @@ class Watch:
             self._stop(what)
 
     def _starts_program(self, *arguments: Any) -> None:
-        # libraries, and a checkout of Megatron, ask git and ldconfig while they are imported, and wait for the answer
+        # libraries, and a checkout of Megatron, call git and ldconfig during import, and wait for the answer
         is_allowed = in_import() and not is_users(megatron=False)
         if not is_allowed or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
             self._stop("starts a program")
@@ -183,7 +183,8 @@ class Watch:
     def _makes_pipe(self, *_flags: Any) -> None:
         caller = next(callers())
         if module_of(caller) == "subprocess" and caller.f_back is not None:
-            self._starts_program(*(caller.f_back.f_locals.get(name) for name in ("args", "env")))  # of Popen.__init__
+            # the frame of Popen.__init__
+            self._starts_program(*(caller.f_back.f_locals.get(name) for name in ("args", "env")))
         else:
             self._stop("makes a pipe")
 
@@ -199,13 +200,13 @@ class Watch:
             self._stop("asks for its process id")
 
     def _draws(self, *_arguments: Any) -> None:
-        """From the system: what a library keeps of it would be the same in all ranks."""
+        """Stop at a draw from the system: what a library keeps of it would be the same in all ranks."""
         modules = (name for name in map(module_of, callers()) if not name.startswith(_DRAW_FOR_OTHERS))
         if is_users() or not next(modules, "").startswith(_DRAW_HARMLESSLY):
             self._stop("draws random numbers")
 
     def _sets_variable(self, name: Any, *_value: Any) -> None:
-        """Not in ``os.environ``, but where what it starts will find it."""
+        """Stop at a variable set outside ``os.environ``, where programs started by the script will find it."""
         if tells_ranks_apart(os.fsdecode(name)):
             self._stop(f"sets {os.fsdecode(name)}")
 
@@ -244,22 +245,22 @@ class Watch:
             self._note(path, listed=listed)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
-        """Note a file. It is checked again before each cycle, so there may not be too many."""
+        """Note a file. All are checked again before each cycle, so their number is limited."""
         self.files.note(os.fsdecode(path), listed=listed)
         if len(self.files) > _MOST_FILES:
             self._stop(f"looks up more than {_MOST_FILES} files")
 
 
 def _logs_show_process() -> bool:
-    """Whether some handler writes the number of the process, which each record carries."""
+    """Return True if a handler writes the process number, which each record carries."""
     logging: Any = sys.modules["logging"]
     formatters = [getattr(reference(), "formatter", None) or logging.Formatter() for reference in logging._handlerList]
-    # one that formats in its own way may well write it
+    # a formatter with its own format method may write it
     return any(
         type(each).format is not logging.Formatter.format or "process" in (each._fmt or "") for each in formatters
     )
 
 
 def _by(what: str, library: str | None) -> str:
-    """Action, and the library that does it if it isn't the user."""
+    """Return the act, with the library that does it if it isn't the user."""
     return f"{what}, in {library}" if library else what

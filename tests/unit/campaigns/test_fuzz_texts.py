@@ -35,7 +35,7 @@ VALUES = ("600", "-1", "0", ".nan", ".inf", "1e400", "null", "true", "[]", "{}",
 ODD_BYTES = (b"\x00", b"\xff", b"\xe2\x80\xa8", b"\t", b"&a ", b"*a", b"<<: ", b"!!python/name:os.system ", b"{", b"- ")
 OPTIONS = (
     *("--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint"),
-    *("--ft-cfg-path", "--ft-log-dir", "--ft-log-max-bytes", "--ft-restart-policy", "--term-timeout", "--no-python"),
+    *("--ft-cfg-path", "--ft-log-dir", "--ft-segment", "--ft-restart-policy", "--term-timeout", "--no-python"),
     *("--signals-to-handle", "--ft-observe-only", "--ft-preload", "--standalone", "--ft-nonsense", "-m", "--node-rank"),
     *(f"--ft-{name}" for name in FIELDS),
 )

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.agent.edge import OrderMonitor
+from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.coordinator import consensus, coordinator, job_cycle, next_cycle
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -20,11 +22,16 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.faults import fault_of
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import End, NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
+from megatron_ft.core.job.rotation import Rotation
+from megatron_ft.core.messages.monitor import ConfirmHang
 from tests.simulation import simulate as simulate_module
-from tests.simulation.plan import Fault, plain_plan_of, plan_of
+from tests.simulation.job import CoordinatorProcess
+from tests.simulation.mutants import misplaced
+from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
 from tests.simulation.world import Link, Process, World
@@ -84,6 +91,26 @@ def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
     assert {launcher.code for launcher in run.job.launchers if launcher.code is not None} == {0}
 
 
+def test_newcomer_finds_the_job_at_the_endpoint_after_an_older_coordinator_there_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher at the endpoint is killed, but for its coordinator; the next one on that host takes its port."""
+    monkeypatch.setattr(simulate_module._Trouble, "may_come_back", lambda *_: True)
+    plan = plain_plan_of(1, nodes=4, faults=0)
+    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=False, max_restarts=3, at_once=False, launchers=0)
+    faults = (
+        Fault(at_s=6.0, kind="owner_killed", which=0, seconds=0.5, comes_back=True),
+        Fault(at_s=14.0, kind="coordinator_killed", which=0, seconds=0.0),
+        Fault(at_s=18.0, kind="newcomer", which=0, seconds=0.0),
+    )
+    run = simulate(replace(plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults), tell=True)
+    assert run.broken == []
+    newcomer = run.job.launchers[-1]
+    assert newcomer.started_s == 18.0
+    followed = next(line for line in run.story if newcomer.name in line and "Follow(" in line)
+    assert float(followed.split()[0]) < 22.0
+
+
 def test_the_younger_of_two_jobs_ends_once_a_split_has_healed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first host comes back while the others are cut off from it, and begins the job again."""
     monkeypatch.setattr(simulate_module._Trouble, "may_come_back", lambda *_: True)
@@ -127,6 +154,40 @@ def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> Non
         assert simulate(replace(plan, loss=0.3)).broken == []
 
 
+def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan:
+    plan = plain_plan_of(seed, nodes=nodes, faults=0)
+    given = {"min_nodes": nodes - 1, "min_healthy": False, "max_restarts": 5, "max_stalled": 0, "launchers": 0, **rules}
+    return replace(plan, rules=replace(plan.rules, **given), spares=0, work_s=25.0, faults=faults)
+
+
+@pytest.mark.parametrize("more", [None, "coordinator_killed", "launcher_killed", "rank_fails", "host_off"])
+def test_another_node_runs_the_rank_that_asks_for_another_gpu(more: str | None) -> None:
+    """Whatever else happens about then, and whether the coordinator lives to see it."""
+    moved = 0
+    for seed in range(10):
+        others = [Fault(at_s=6.0 + 0.15 * (seed % 5), kind=more, which=seed, seconds=30.0)] if more else []
+        asks = Fault(at_s=6.0, kind="ranks_rerun", which=seed, seconds=0.0)
+        run = simulate(_rerun_plan(seed, *sorted([asks, *others], key=lambda fault: fault.at_s)))
+        assert run.broken == [], seed
+        rotating = [judged.verdict for judged in run.job.verdicts if judged.verdict.rotation is Rotation.NODES]
+        moved += bool(rotating)
+        for verdict in rotating:
+            assert verdict.cycle == 0
+            assert fault_of(verdict) is None
+            assert any("nodes are rotated by one place; restarting as cycle 1" in text for text in run.job.said)
+    assert moved >= (10 if more is None else 5)
+
+
+@pytest.mark.parametrize("is_healthy_enough", [False, True])
+def test_a_concluded_rerun_ends_the_job_with_its_own_code(is_healthy_enough: bool) -> None:
+    for seed in range(8):
+        fault = Fault(at_s=6.0, kind="rerun_concluded", which=seed, seconds=0.0)
+        run = simulate(_rerun_plan(seed, fault, min_healthy=is_healthy_enough))
+        assert run.broken == [], seed
+        assert {launcher.code for launcher in run.job.launchers} == {93}
+        assert not any(made.decision.cycle > 0 for made in run.job.made)
+
+
 def test_what_is_sent_after_a_lost_packet_waits_for_it() -> None:
     world = World(random.Random(1), 2)
     world.loss = 0.3
@@ -143,6 +204,29 @@ def test_what_is_sent_after_a_lost_packet_waits_for_it() -> None:
     world.run(60.0, lambda: False)
     assert got == list(range(200))
     assert max(until_s - from_s for from_s, until_s, _ in world.stalls) > 0.5
+
+
+def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
+    assert misplaced() == []
+
+
+def test_rank_that_only_waits_survives_the_review_of_a_hang_under_min_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(plain_plan_of(1, nodes=4, faults=0), spares=0, work_s=30.0, learns=False)
+    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=True, last_call_s=0.5, launchers=0)
+    stalls = Fault(at_s=6.0, kind="rank_stalls", which=1, seconds=1.0)
+    plans = [replace(plan, seed=seed, rules=rules, faults=(stalls,)) for seed in range(4)]
+    for each in plans:
+        run = simulate(each)
+        assert run.broken == []
+        ended = [trained for trained in run.job.trained if trained.to_s is not None and trained.to_s < 6.0 + 12.0]
+        assert [trained.launcher for trained in ended] == [each for each in run.job.launchers if each.hurts]
+    monkeypatch.setattr(HangReview, "reviewed", _confirms_all)
+    assert any("only waits" in line for each in plans for line in simulate(each).broken)
+
+
+def _confirms_all(review: HangReview, found: Any, turn: Any) -> None:
+    suspects, review._suspects = review._suspects, {}
+    turn.do(*(OrderMonitor(local_rank, ConfirmHang(suspect.cycle)) for local_rank, suspect in suspects.items()))
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -389,7 +473,7 @@ def _goes_on_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignores_its_owners_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "owner_follows_another", lambda *_: None)
+    monkeypatch.setattr(CoordinatorProcess, "kill", lambda _: None)
 
 
 def _takes_a_voter_that_leaves_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 import time
@@ -79,29 +78,6 @@ def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -
         proposal = m.Propose((2, "c", 7), about, place, place is not None, ('host"place":1:29500', "b:1"))
         assert frame(proposal) == encode(proposal)
     assert frame(m.Beat()) == encode(m.Beat())
-
-
-def test_what_a_launcher_says_in_the_pipe_is_read_at_once_and_before_it_counts_as_ended() -> None:
-    told: list[tuple[int, str] | str] = []
-    machine = Coordinator("c", founds=False, now_s=time.monotonic())
-    machine.owner_follows_another = lambda *said: told.append(said)  # type: ignore[method-assign]
-    machine.orphaned = lambda: told.append("orphaned")  # type: ignore[method-assign]
-    words, writes = os.pipe2(os.O_NONBLOCK)
-    owner, lives = os.pipe()  # readable once the other end is closed, as a pidfd is at the end of its process
-    service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=owner, owner_pipe=words)
-    try:
-        os.write(writes, b"3 a:1\n17 b:1\n")
-        turns_until(service, lambda: bool(told))
-        os.write(writes, b"18 c:1\n")
-        os.close(lives)
-        turns_until(service, lambda: "orphaned" in told)
-        assert told == [(17, "b:1"), (18, "c:1"), "orphaned"]
-        os.close(writes)
-        service.run_once()  # the end of the pipe
-        assert words not in [key.fd for key in service._selector.get_map().values()]
-    finally:
-        service._close()
-        os.close(words)
 
 
 def test_what_comes_after_a_message_that_is_dropped_for_is_not_heard() -> None:

@@ -30,8 +30,8 @@ def test_a_plan_without_chance() -> None:
 
 
 def test_what_may_be_left_out() -> None:
-    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "exit"}), 1)
-    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="exit", exit_code=1)
+    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "exception"}), 1)
+    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="exception")
     (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow"}), 1)
     assert fault.seconds == 1.0
 
@@ -64,7 +64,7 @@ def test_editing_one_fault_doesnt_move_another() -> None:
     open_fault = {"cycle": 1, "rank": "random", "iteration": [0, 1000], "type": "random"}
     first = resolve(plan(FAULT, open_fault), 8)[1]
     assert resolve(plan({"rank": "random", "iteration": [0, 9], "type": "random"}, open_fault), 8)[1] == first
-    assert resolve(plan(FAULT, {**open_fault, "type": "spin"}), 8)[1].iteration == first.iteration
+    assert resolve(plan(FAULT, {**open_fault, "type": "slow"}), 8)[1].iteration == first.iteration
 
 
 def test_due_is_exactly_that_moment() -> None:
@@ -91,7 +91,6 @@ def test_each_type_can_be_described() -> None:
         assert line.endswith(" after iteration 25 of cycle 2")
     slow = PlannedFault(cycle=0, rank=0, iteration=0, type="slow", seconds=0.5)
     assert "is slower from now on, by 0.5 s for each step, in the first iteration" in slow.describe()
-    assert "exits with code 3 after" in PlannedFault(cycle=0, rank=0, iteration=1, type="exit", exit_code=3).describe()
 
 
 @pytest.mark.parametrize(
@@ -107,22 +106,21 @@ def test_each_type_can_be_described() -> None:
         ({"faults": [3]}, "fault 1: a mapping is expected, not 3"),
         ({"faults": [FAULT, {**FAULT, "itration": 3}]}, "fault 2: unknown key 'itration' (did you mean 'iteration'?)"),
         ({"faults": [{**FAULT, "type": "rank_kiled"}]}, "unknown type 'rank_kiled' (did you mean 'rank_killed'?)"),
-        ({"faults": [{**FAULT, "type": ["spin"]}]}, "unknown type ['spin']"),
+        ({"faults": [{**FAULT, "type": ["slow"]}]}, "unknown type ['slow']"),
         ({"faults": [{**FAULT, "rank": -1}]}, "rank must be 'random' or a whole number from 0, not -1"),
         ({"faults": [{**FAULT, "rank": True}]}, "rank must be 'random' or a whole number from 0, not True"),
         ({"faults": [{**FAULT, "cycle": "0"}]}, "cycle must be a whole number from 0, not '0'"),
         ({"faults": [{**FAULT, "iteration": 2.5}]}, "iteration must be a range [first, last] or a whole number"),
         ({"faults": [{**FAULT, "iteration": [1]}]}, "iteration must be a range [first, last]"),
         ({"faults": [{**FAULT, "iteration": [9, 3]}]}, "the range [9, 3] is empty"),
-        ({"faults": [{**FAULT, "exit_code": 3}]}, "exit_code is only for type 'exit', not 'rank_killed'"),
-        ({"faults": [{**FAULT, "type": "exit", "exit_code": 256}]}, "exit_code must be a whole number from 0 to 255"),
+        ({"faults": [{**FAULT, "type": "segfault"}]}, "unknown type 'segfault'"),
         ({"faults": [{**FAULT, "seconds": 3}]}, "seconds is only for type 'slow', not 'rank_killed'"),
         ({"faults": [{**FAULT, "type": "slow", "seconds": 0}]}, "seconds must be a number above 0, not 0"),
         ({"faults": [{**FAULT, "type": "slow", "seconds": "1"}]}, "seconds must be a number above 0, not '1'"),
         ({"faults": [{**FAULT, "type": "slow", "seconds": float("nan")}]}, "seconds must be a number above 0"),
         ({"faults": [{**FAULT, "type": "slow", "seconds": float("inf")}]}, "seconds must be a number above 0"),
         ({"faults": [{"cycle": 0, "rank": 1, "iteration": 25}]}, "fault 1: type is missing"),
-        ({"faults": [{"type": "spin"}]}, "fault 1: rank is missing"),
+        ({"faults": [{"type": "slow"}]}, "fault 1: rank is missing"),
     ],
 )
 def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message: str) -> None:
@@ -140,7 +138,7 @@ def test_a_rank_that_the_job_doesnt_have() -> None:
 
 def test_two_faults_for_one_moment() -> None:
     with pytest.raises(ConfigError, match=r"fault 2: rank 1 already has one after iteration 25 of cycle 0"):
-        resolve(plan(FAULT, {**FAULT, "type": "spin"}), 2)
+        resolve(plan(FAULT, {**FAULT, "type": "slow"}), 2)
 
 
 def test_the_shipped_plans_can_be_read() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.config.launcher_options import READY_CHECKS
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.errors import Refused
 from megatron_ft.core.node_health import (
     LEAST_FREE_BYTES,
     Gpu,
     Port,
-    disk_problems,
+    directory_problems,
     gpu_problems,
     net_problems,
+    parse_checks,
     xids,
 )
 
@@ -20,17 +20,17 @@ XID = "6,1405,98,-;NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', GPU has fall
 UP = Port(name="mlx5_0/1", link="ACTIVE", cable="LinkUp")
 
 
-def test_names_of_checks() -> None:
-    assert READY_CHECKS.judge("x", "gpu, disk,gpu") == ("gpu", "disk")
-    assert READY_CHECKS.judge("x", ["disk:/ck", "nvidia-smi"]) == ("disk:/ck", "nvidia-smi")
+def test_names_of_checks_are_kept_once() -> None:
+    assert parse_checks("gpu, disk,gpu") == ("gpu", "disk")
+    assert parse_checks("storage:/ck,disk:/tmp,nvidia-smi") == ("storage:/ck", "disk:/tmp", "nvidia-smi")
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("gpus", "did you mean 'gpu'"), ("gpu:/x", "only disk"), ("disk:x", "only disk"), (7, "must be")]
+    ("text", "hint"), [("gpus", "did you mean 'gpu'"), ("gpu:/x", "only disk and storage"), ("disk:x", "only disk")]
 )
-def test_what_is_none(text: object, hint: str) -> None:
-    with pytest.raises(ConfigError, match=hint):
-        READY_CHECKS.judge("--ft-node-health:", text)
+def test_unknown_check_is_refused(text: str, hint: str) -> None:
+    with pytest.raises(Refused, match=hint):
+        parse_checks(text)
 
 
 def test_devices() -> None:
@@ -52,8 +52,10 @@ def test_errors_in_the_kernels_log() -> None:
 
 
 def test_directories() -> None:
-    assert disk_problems("/ck", LEAST_FREE_BYTES) == []
-    assert disk_problems("/ck", LEAST_FREE_BYTES - (1 << 20)) == ["disk: 1023 MiB free in /ck, 1024 MiB are needed"]
+    assert directory_problems("disk", "/ck", LEAST_FREE_BYTES) == []
+    assert directory_problems("storage", "/ck", LEAST_FREE_BYTES - (1 << 20)) == [
+        "storage: 1023 MiB free in /ck, 1024 MiB are needed"
+    ]
 
 
 def test_links() -> None:

@@ -42,7 +42,7 @@ FLOORS = {
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
-        outside_in_functions=("grpc", "matplotlib", "plotly"),
+        outside_in_functions=("matplotlib", "plotly"),
     ),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
@@ -220,7 +220,7 @@ def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
 
 
 def test_the_report_loads_no_torch_and_no_plotting_before_it_draws() -> None:
-    assert not {"torch", "grpc", "matplotlib", "plotly", "rich"} & loaded_by("cli")
+    assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("cli")
 
 
 def test_a_coordinator_loads_little() -> None:
@@ -231,6 +231,11 @@ def test_a_coordinator_loads_little() -> None:
 def test_a_monitor_loads_little() -> None:
     """Every rank has a monitor: what it loads is paid for on every node as often as there are ranks."""
     assert not {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"} & loaded_by("monitor")
+
+
+def test_process_that_prints_nothing_does_not_import_logging() -> None:
+    script = "import sys; from megatron_ft.ipc import log; log.MONITOR.set_level(20); log.MONITOR.debug('x')"
+    assert output_of(f"{script}; print('logging' in sys.modules)").strip() == "False"
 
 
 def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.exit_codes import MISTAKE_CODE, TRY_AGAIN_CODE
+from megatron_ft.core.exit_codes import MISTAKE_CODE, NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.launcher.arguments import parse
 from tests.support.kubernetes_schemas import MANIFESTS, documents, mistakes
 
 ALL = [document for path in sorted(MANIFESTS.glob("*.yaml")) for document in documents(path)]
 DOCS = (MANIFESTS.parents[1] / "docs" / "kubernetes.md").read_text()
-NO_RESTART_CODE = LAUNCHER_OPTIONS["no_restart_exit_code"].default
+NO_RESTART_CODE = NO_PROGRESS_CODE
 STOPPED_CODE = 143
 
 

@@ -158,12 +158,12 @@ def test_the_flags_ask_for_a_fault_too_and_the_variable_wins(
 ) -> None:
     megatron_lm.maybe_setup_simulated_fault()
     assert asked_for.call_args.args[0].simulate_fault is False
-    flags = "--simulate-fault --simulated-fault-type spin --simulated-fault-rank 1 --simulated-fault-base-delay 9"
+    flags = "--simulate-fault --simulated-fault-type slow --simulated-fault-rank 1 --simulated-fault-base-delay 9"
     megatron_lm.setup(parse(tmp_path, *flags.split()))
     megatron_lm.maybe_setup_simulated_fault()
     config = asked_for.call_args.args[0]
     assert (config.simulated_fault_type, config.simulated_fault_rank, config.simulated_fault_base_delay) == (
-        "spin",
+        "slow",
         1,
         9.0,
     )

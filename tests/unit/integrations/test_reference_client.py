@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.integrations import reference_client as reference
 from megatron_ft.integrations.reference_client import RankMonitorClient
@@ -92,3 +93,20 @@ def test_the_variable_of_simulated_faults_is_followed_where_megatron_lm_does_not
         RankMonitorClient().init_workload_monitoring()
         assert started.call_count == expected
     assert started.call_args.args[0].simulated_fault_rank == 1
+
+
+def test_section_that_is_open_is_left_out_of_a_calculation_only_where_it_was_selected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As nvidia-resiliency-ext's own test_timeouts_sections.py expects: without a selection, all must be closed."""
+    client, recorder = RankMonitorClient(), MagicMock()
+    client.section_timeouts = SectionTimeouts({"setup": 10.0, "step": 10.0}, 10.0)
+    recorder.observed.return_value = {"setup": -1, "step": 2 * 10**9, "out_of_section": 10**9}
+    recorder.open_ages.return_value = {"setup": 5 * 10**9}
+    monkeypatch.setattr(client, "_ready", lambda: recorder)
+    monkeypatch.setattr(client, "_write_section_timeouts", lambda: None)
+    monkeypatch.setattr(client, "_rule", lambda: ours.Rule(5.0, floor=0.0))
+    with pytest.raises(RankMonitorClientError, match="setup"):
+        client.calculate_and_set_section_timeouts()
+    assert client.calculate_and_set_section_timeouts(["setup", "step"])
+    assert client.section_timeouts.section == {"setup": 10.0, "step": 10.0}

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ import pytest
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments, job, outcome
 from megatron_ft.launcher import main as launcher_main
-from megatron_ft.launcher.main import main
+from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.main import run_command
 from megatron_ft.launcher.outcome import LauncherEnd
 
 YAML = "fault_tolerance:\n  {line}\n"
@@ -44,7 +46,7 @@ def of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]) -> str:
     """The one line that these arguments give."""
-    assert main(list(argv)) == 2
+    assert run_command(list(argv)) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("\n") == 1, err
@@ -89,7 +91,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--ft-param-rank_section_timeouts=setup:abc"], ["rank_section_timeouts", "abc"]),
         (["--ft-param-rank_heartbeat_timeout=-1"], ["rank_heartbeat_timeout", "-1"]),
         (["--ft-param-rank_termination_signal=SIGNOPE"], ["rank_termination_signal", "SIGNOPE"]),
-        (["--ft-param-rank_hartbeat_timeout=5"], ["'--ft-param-rank_heartbeat_timeout'"]),
+        (["--ft-param-rank_hartbeat_timeout=5"], ["'--ft-rank-heartbeat-timeout'"]),
         (["--max-restart-count=3"], ["unrecognized", "--max-restart"]),
         (["--fault-tol-cfg-path=/no/such.yaml"], ["/no/such.yaml"]),
         (["--term-timeout=soon"], ["--term-timeout", "soon"]),
@@ -142,6 +144,32 @@ def test_a_torch_without_the_newer_options_is_no_mistake() -> None:
     arguments._check_what_torch_finds_too_late(argparse.Namespace())
 
 
+def test_command_line_is_read_by_a_torch_without_signals_to_handle(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.6 has no such option."""
+    real = arguments.torchrun.get_args_parser
+
+    def without() -> argparse.ArgumentParser:
+        parser = real()
+        (action,) = (each for each in parser._actions if each.dest == "signals_to_handle")
+        parser._remove_action(action)
+        for flag in action.option_strings:
+            del parser._option_string_actions[flag]
+        return parser
+
+    monkeypatch.setattr(arguments.torchrun, "get_args_parser", without)
+    line = parse([str(script)])
+    assert line.signals_are_default
+    assert signal.SIGTERM in line.signals
+
+
+def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path) -> None:
+    """A program that starts launchers without a shell may leave them."""
+    line = parse(["--rdzv-conf='join_timeout=5,timeout=6'", str(script)])
+    assert line.rendezvous_settings == {"join_timeout": "5", "timeout": "6"}
+
+
 def _no_file(*_: object, **__: object) -> int:
     raise OSError(errno.EMFILE, "Too many open files")
 
@@ -161,14 +189,14 @@ def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_ar
     monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     said = "the launcher can't start: OSError: [Errno 24] Too many open files"
-    assert main([str(script)]) == 1
+    assert run_command([str(script)]) == 1
     assert capfd.readouterr().err == f"[ft_launcher] {said}\n"
-    assert main(["--nnodes=2", "--rdzv-endpoint=localhost:1", str(script)]) == 1
+    assert run_command(["--nnodes=2", "--rdzv-endpoint=localhost:1", str(script)]) == 1
     node = re.escape(socket.gethostname())
     assert re.fullmatch(rf"\[ft_launcher\] \d\d:\d\d:\d\d {node}: {re.escape(said)}\n", capfd.readouterr().err)
     monkeypatch.setattr(sys, "stderr", _Gone())
-    assert main([str(script)]) == 1
-    assert main(["--no-such-option", str(script)]) == 2
+    assert run_command([str(script)]) == 1
+    assert run_command(["--no-such-option", str(script)]) == 2
     assert [(end.code, end.ending) for end in ends] == [(1, Ending.FAILED)] * 3 + [(2, Ending.MISTAKE)]
     assert ends[0].cause == said
 
@@ -184,7 +212,7 @@ def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
     monkeypatch.setattr(job, "run", _unforeseen)
     monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert main([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
+    assert run_command([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
     (log,) = tmp_path.glob("logs/launcher-*.jsonl")
     said = "the launcher failed: KeyError: 'planted'"
     assert capfd.readouterr().err == f"[ft_launcher] {said} (its traceback is in {log})\n"

@@ -1,1 +1,1 @@
-"""A directory for PYTHONPATH: Python imports ``sitecustomize`` from it before it runs a script."""
+"""Directory for PYTHONPATH: Python imports ``sitecustomize`` from it before it runs a script."""

@@ -1,11 +1,10 @@
 """Python imports this before the first line of a rank's script.
 
-For a script that is run ahead (see ``megatron_ft.rank.run_ahead.script``), for the reference's names (see
-``megatron_ft.rank.reference.finder``), and for the watch of its collectives (see
-``megatron_ft.rank.collectives.arrival``).
+Starts the run ahead (see ``megatron_ft.rank.run_ahead.script``), the reference's names (see
+``megatron_ft.rank.reference.finder``), and the watch of collectives (see ``megatron_ft.rank.collectives.arrival``).
 
 Every Python that a rank starts inherits PYTHONPATH and loads this file, Python 2.7 included: no syntax here is newer,
-and a Python that can't import this package does nothing else than load the ``sitecustomize`` that this file hides.
+and a Python that can't import this package only loads the ``sitecustomize`` that this file hides.
 """
 
 import os
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 _OLDEST = (3, 10)
 _NEWEST = (3, 14)
-"""Between these a failure is worth a line; a newer Python may have its reasons."""
+"""Oldest and newest Python for which a failure is reported; a newer one may have its reasons."""
 _known = set(sys.modules)
 
 
@@ -27,7 +26,7 @@ def _begin():  # type: () -> None
     sys.path_importer_cache.pop(here, None)
     if sys.version_info < _OLDEST:
         return
-    # one that is run ahead gets the variables of its ranks when it is one
+    # a script that is run ahead gets the variables of its ranks only later
     is_watched = "MEGATRON_FT_RUN_AHEAD" in os.environ or (
         os.environ.get("FT_WATCH_COLLECTIVES") == "on" and os.environ.get("WORLD_SIZE", "1") != "1"
     )
@@ -52,7 +51,7 @@ def _begin():  # type: () -> None
 
 
 def _ours(module, here):  # type: (str, str) -> Any
-    # last, and only for now: a launcher that was started beside its package finds it nowhere else
+    # last, and only for now: a launcher started beside its package finds it nowhere else
     sys.path.append(os.path.abspath(os.path.join(here, *[os.pardir] * 4)))
     try:
         return __import__(module, fromlist=["begin"])
@@ -61,7 +60,7 @@ def _ours(module, here):  # type: (str, str) -> Any
 
 
 _begin()
-# kept: Python 2.7 empties the namespace of a module that nothing refers to
+# kept: Python 2.7 empties the namespace of a module without references
 _hiding = sys.modules.pop(__name__)
-# the one that this file hides; where there is none, Python takes the error for just that
+# import the hidden sitecustomize; if there is none, Python expects this very error
 __import__(__name__)

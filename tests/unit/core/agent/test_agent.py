@@ -41,7 +41,7 @@ SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload, description="
 
 def running(ranks: int = 2, **options: object) -> Driven:
     """One of two nodes, whose ranks run."""
-    driven = Driven(**{"max_restarts": 3, "min_nodes": 1, "max_nodes": 2, **options})
+    driven = Driven(**{"max_restarts": 3, "max_nodes": 2, **options})
     driven.run(ranks, nodes=2)
     driven.done.clear()
     return driven

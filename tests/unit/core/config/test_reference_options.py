@@ -14,19 +14,19 @@ from megatron_ft.ipc.config.torchrun import add_torchrun_options
 
 WORKS = """
     --fault-tol-cfg-path --ft-cfg-path --ft-cfg_path --ft-checkpoint-iteration-file --ft-checkpoint_iteration_file
-    --ft-cycle-info-dir --ft-cycle-info-job-id --ft-ignore-missing-cfg --ft-initial-rank-heartbeat-timeout
+    --ft-ignore-missing-cfg --ft-initial-rank-heartbeat-timeout
     --ft-initial_rank_heartbeat_timeout --ft-log-level --ft-log_level --ft-max-no-progress-cycles
     --ft-max-no-progress-restarts --ft-max_no_progress_cycles --ft-max_no_progress_restarts
-    --ft-no-restart-exit-code --ft-numa-bind-strict --ft-numa_bind_strict
+    --ft-numa-bind-strict --ft-numa_bind_strict
     --ft-param-initial_rank_heartbeat_timeout --ft-param-log_level --ft-param-rank_heartbeat_timeout
     --ft-param-rank_out_of_section_timeout --ft-param-rank_section_timeouts --ft-param-rank_termination_signal
     --ft-param-safety_factor --ft-param-workload_check_interval --ft-rank-heartbeat-timeout
     --ft-rank-out-of-section-timeout --ft-rank-section-timeouts --ft-rank-termination-signal
     --ft-rank_heartbeat_timeout --ft-rank_out_of_section_timeout --ft-rank_section_timeouts
     --ft-rank_termination_signal --ft-restart-policy --ft-restart_policy --ft-safety-factor --ft-safety_factor
-    --ft-use-infra-group-rank --ft-use_infra_group_rank --ft-workload-check-interval --ft-workload_check_interval
-    --ft_cycle_info_dir --ft_cycle_info_job_id --ft_no_restart_exit_code --ignore-missing-fault-tol-cfg
-    --ft-node-health-check-endpoint --ft-node_health_check_endpoint --ft-per-cycle-applog-prefix
+    --ft-workload-check-interval --ft-workload_check_interval
+    --ignore-missing-fault-tol-cfg
+    --ft-per-cycle-applog-prefix
     --ft_per_cycle_applog_prefix --ft-segment --ft_segment
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
@@ -44,8 +44,11 @@ IGNORED_WITH_A_LINE = """
     --ft-log-aggregator-count --ft-log-leaf-max-queue-chunks --ft-log-server-graceful-shutdown-timeout
     --ft-log-server-log --ft-log-server-log-prefix --ft-log-server-port --ft-min-progress-iterations
     --ft-min_progress_iterations --ft-node-health-check-interval
+    --ft-node-health-check-endpoint --ft-node_health_check_endpoint
     --ft-node_health_check_interval --ft-nvrx-logfile
     --ft-param-enable-nic-monitor --ft-param-link-down-path-template --ft-param-node_health_check_interval
+    --ft-no-restart-exit-code --ft_no_restart_exit_code --ft-use-infra-group-rank --ft-use_infra_group_rank
+    --ft-cycle-info-dir --ft-cycle-info-job-id --ft_cycle_info_dir --ft_cycle_info_job_id
     --ft-param-pci-topo-file --ft-param-restart_check_interval --ft-pci-topo-file --ft-pci_topo_file
     --ft-rdzv-impl --ft-rdzv_impl --ft-restart-check-interval
     --ft-restart_check_interval --ft-skip-section-response --ft-skip_section_response
@@ -69,7 +72,7 @@ TORCHRUNS = """
 """
 FLAGS = ("--ignore-missing-fault-tol-cfg", "--ft-ignore-missing-cfg")
 VALUES = {"rank_section_timeouts": "step:7", "rank_termination_signal": "SIGTERM", "log_level": "INFO"}
-VALUES |= {"restart_policy": "min-healthy", "use_infra_group_rank": "false", "numa_bind_strict": "0"}
+VALUES |= {"restart_policy": "min-healthy", "numa_bind_strict": "0"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,9 +113,14 @@ def test_it_works_without_a_value(word: str) -> None:
 
 @pytest.mark.parametrize("word", IGNORED_WITH_A_LINE.split())
 def test_it_is_ignored_with_a_line(word: str) -> None:
-    (line,) = read_ft_options(parser().parse_args([word, "1"])).warnings
+    (line,) = read_ft_options(parser().parse_args([word, "0"])).warnings
     assert line.startswith(f"ignored: {word} (")
     assert len(line) > len(f"ignored: {word} (") + 20
+
+
+@pytest.mark.parametrize("given", ["--ft-no-restart-exit-code=93", "--ft-use-infra-group-rank=True"])
+def test_value_that_asks_for_what_is_done_anyway_gets_no_line(given: str) -> None:
+    assert read_ft_options(parser().parse_args([given])).warnings == []
 
 
 def test_torchruns_are_known() -> None:

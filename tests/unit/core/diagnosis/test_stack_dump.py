@@ -105,6 +105,26 @@ def test_an_exception_tells_its_line_and_place() -> None:
     assert words.fatal_error == ""
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/home/u/train.py", line 12, in <module>
+  |     asyncio.run(main())
+  |   File "/usr/lib/python3.11/asyncio/runners.py", line 190, in run
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/home/u/loader.py", line 9, in fetch
+    |     raise LookupError(name)
+    | LookupError: in a task
+    +------------------------------------
+"""
+
+
+def test_exception_group_tells_the_place_of_the_exception_within() -> None:
+    words = last_words(f"{EXCEPTION_MARK} 17\nExceptionGroup: x\n{GROUP}", library=["/usr/lib/python3.11"])
+    assert words.where == "loader.py:9 fetch"
+
+
 def test_a_fatal_signal_tells_the_thread_that_died() -> None:
     words = last_words(f"{DUMP}Fatal Python error: Segmentation fault\n\n{DUMP}", library=["/usr/lib/python3.11"])
     assert words.where == "my loader.py:88 next_batch"

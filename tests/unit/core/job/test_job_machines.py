@@ -277,6 +277,14 @@ def test_no_progress_is_told_as_such() -> None:
     )
 
 
+def test_launcher_that_has_said_goodbye_neither_follows_nor_accepts() -> None:
+    machine = led(member(), (5, "c"))
+    machine.tell(m.Goodbye("asked to stop"), 0.0)
+    assert machine.heard(m.Lead((6, "z")), 0.0) == []
+    assert machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0) == []
+    assert (machine.memory.promised, machine.memory.accepted) == ((5, "c"), None)
+
+
 def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it() -> None:
     machine = led(member(), (5, "c"))
     assert machine.heard(m.Lead((4, "z")), 0.0) == [edge.Transmit(m.Newer((5, "c")))]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import edge, patience
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.patience import GIVE_UP_S
 from megatron_ft.core.job.search import NO_ANSWER
@@ -79,7 +80,7 @@ def test_a_launcher_that_was_sent_elsewhere_tells_why_it_was_not_led_there() -> 
         for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
             if effect.address == "first:1":
                 machine.opened(now_s)
-                effects += machine.heard(m.Elsewhere("moved-to:1"), now_s)
+                effects += machine.heard(m.Wait(0, 0, soon=True, elsewhere="moved-to:1"), now_s)
             else:
                 effects += machine.failed(now_s, "Connection refused")
         lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
@@ -118,3 +119,20 @@ def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none(
         effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
         told += [effect for effect in effects if isinstance(effect, edge.Say | edge.Leave)]
     assert told == []
+
+
+@pytest.mark.parametrize(("is_named", "has_trained", "code"), [(False, False, 2), (True, False, 0), (False, True, 0)])
+def test_launcher_that_never_trained_does_not_exit_with_0_for_a_job_that_may_be_another(
+    is_named: bool, has_trained: bool, code: int
+) -> None:
+    standing = m.Standing(cycle=0 if has_trained else -1)
+    identity = replace(member().identity, is_named=is_named)
+    finished = replace(decision(1, DecisionKind.END, size=2), code=0)
+    left = patience.at_end(identity, finished, standing)
+    assert (left.code, left.is_of_all) == (code, code == 0)
+    assert ("--rdzv-id" in left.text) is (code == 2)
+    assert patience.at_end(identity, replace(finished, code=1), standing).code == 1
+    excluded = replace(m.Standing(), phase=m.NodePhase.EXCLUDED)
+    assert patience.at_end(identity, finished, excluded).code == 0
+    nobody_trained = replace(finished, world=0)
+    assert patience.at_end(identity, nobody_trained, standing).code == 0

@@ -16,13 +16,11 @@ def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address()
     assert [search.next(knows_job=True, now_s=now_s) for now_s in (13.0, 14.0, 18.0)] == ["b", "c", "a"]
     alone = Search(("a",), own="a")
     assert [alone.next(knows_job=False, now_s=0.0) for _ in range(2)] == ["a", "a"]
-    assert alone.sent_to("b", 0.0)
+    assert alone.told_of("b", 0.0)
     assert [alone.next(knows_job=False, now_s=0.0) for _ in range(3)] == ["b", "a", "b"]
     alone.found_silent(0.0)
     assert alone.next(knows_job=False, now_s=0.0) == "a"
-    assert not alone.sent_to("b", 1.0)  # who says so hasn't noticed that nothing answers there
     assert alone.home == "b"
-    assert alone.sent_to("b", 3.0)
 
 
 def test_where_a_coordinator_broke_off_it_is_looked_for_once_more_because_it_is_replaced() -> None:

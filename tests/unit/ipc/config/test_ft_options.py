@@ -165,8 +165,9 @@ def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) 
         ("--ft-exit-timeout=-3", "--ft-exit-timeout -3.0: must be a positive number of seconds"),
         ("--ft-node-health-command= ", "--ft-node-health-command ' ': must be a shell command"),
         ("--ft-node-health-timeout=0", "--ft-node-health-timeout 0.0: must be a positive number"),
-        ("--ft-preload-timeout=0", "--ft-preload-timeout 0.0: must be a positive number"),
-        ("--ft-preload-timeout=null", "--ft-preload-timeout 'null': must be a positive number of seconds"),
+        ("--ft-watch-collectives=end:0", "--ft-watch-collectives 'end:0': must be report, end, report:SECONDS"),
+        ("--ft-watch-collectives=off:3", "--ft-watch-collectives 'off:3': must be report, end"),
+        ("--ft-watch-collectives=ends", "(did you mean 'end'?)"),
         (
             "--ft-forward-signals=SIGUSR9",
             "'SIGUSR9': must be names of signals, for example SIGUSR1,SIGUSR2 (did you mean 'SIGUSR",
@@ -251,7 +252,14 @@ def test_policy_timeouts_and_log_dir() -> None:
 def test_living_with_it() -> None:
     options = read()
     assert (options.startup_timeout, options.exit_timeout) == (None, None)
-    assert (options.max_no_progress_cycles, options.no_restart_exit_code) == (3, 93)
+    assert (options.max_no_progress_cycles, options.max_failed_starts) == (3, 2)
+    assert read("--ft-max-no-progress-cycles=0").max_failed_starts == 0
+    assert (options.watches_collectives, options.ends_for_collectives, options.collectives_timeout_s) == (
+        *(True, False, None),
+    )
+    ends = read("--ft-watch-collectives=end:1.5")
+    assert (ends.watches_collectives, ends.ends_for_collectives, ends.collectives_timeout_s) == (True, True, 1.5)
+    assert not read("--ft-watch-collectives=off").watches_collectives
     assert (options.observe_only, options.forward_signals) == (False, ())
     assert not options.scale_up_at_once
     assert (options.node_health_command, options.node_health_timeout) == (None, 60.0)
@@ -280,9 +288,6 @@ def test_living_with_it() -> None:
     [
         ("--ft-max-no-progress-cycles=-1", "0 to 999999"),
         ("--ft-max-no-progress-cycles=2.5", "0 to 999999"),
-        ("--ft-no-restart-exit-code=0", "1 to 255"),
-        ("--ft-no-restart-exit-code=256", "1 to 255"),
-        ("--ft-no-restart-exit-code=x", "1 to 255"),
     ],
 )
 def test_whole_numbers_within_bounds(option: str, allowed: str) -> None:

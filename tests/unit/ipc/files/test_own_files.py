@@ -107,7 +107,7 @@ def test_a_fifo_in_place_of_the_result_costs_one_line_and_no_wait(
 ) -> None:
     path, said = tmp_path / "result.json", []
     os.mkfifo(path)
-    monkeypatch.setattr(outcome, "put", said.append)
+    monkeypatch.setattr(outcome.LAUNCHER, "put", lambda _level, line: said.append(line))
     life = outcome.Life(job="j", command=("x",), began=outcome.utc(0))
     for _ in range(3):
         outcome._rewrite(str(path), lambda lives: lives.begun(life))

@@ -13,6 +13,7 @@ import pytest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.messages import Rules
+from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
@@ -44,14 +45,16 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--standalone"], Kind.ALONE),
         (["--standalone", C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),
         (["--standalone", "--nnodes=1:2"], Kind.ALONE),
+        (["--standalone", "--nnodes=1:2", STATIC], Kind.ALONE),
         ([C10D], Kind.ALONE),
         ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
         (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
         ([STATIC], Kind.ALONE),
         (["--master-addr=a", "--master-port=29501"], Kind.ALONE),
         (["--rdzv-endpoint=localhost:29501"], Kind.ALONE),
-        ([C10D, "--rdzv-endpoint=a:1"], Kind.COORDINATED),
-        ([C10D, "--master-addr=a"], Kind.COORDINATED),
+        ([C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),  # never coordinated with another launcher
+        ([C10D, "--nnodes=1:1", "--rdzv-endpoint=a:1"], Kind.ALONE),
+        ([C10D, "--master-addr=a"], Kind.ALONE),
         ([C10D, "--nnodes=2"], Kind.COORDINATED),
         (["--nnodes=2"], Kind.COORDINATED),
         (["--nnodes=1:2", "--rdzv-endpoint=a:1"], Kind.COORDINATED),
@@ -189,12 +192,7 @@ def test_host_lists(text: str, names: list[str]) -> None:
 def test_rules() -> None:
     found = place(
         *("--nnodes=2:5", "--max-restarts=7", "--restart-policy=min-healthy", "--ft-scale-up-at-once"),
-        *(
-            "--ft-max-no-progress-cycles=9",
-            "--ft-max-failed-starts=5",
-            "--ft-no-restart-exit-code=77",
-            "--rdzv-endpoint=a",
-        ),
+        *("--ft-max-no-progress-cycles=9", "--rdzv-endpoint=a"),
         "--rdzv-conf=last_call_timeout=3,join_timeout=60,keep_alive_interval=1",
     )
     assert found.rules == Rules(
@@ -203,15 +201,16 @@ def test_rules() -> None:
         min_healthy=True,
         max_restarts=7,
         max_stalled=9,
-        max_failed_starts=5,
+        max_failed_starts=2,
         at_once=True,
         last_call_s=3.0,
         join_timeout_s=60.0,
-        no_progress_code=77,
+        no_progress_code=93,
         try_again_code=94,
     )
     assert "keep_alive_interval" in found.note
     assert place("--nnodes=2").rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3, max_failed_starts=2)
+    assert place("--nnodes=2", "--ft-max-no-progress-cycles=0").rules.max_failed_starts == 0
     assert place("--nnodes=2", "--rdzv-conf=timeout=70").rules.join_timeout_s == 70.0
     for alone in ((), ("--standalone", "--nnodes=1:2")):
         rules = place(*alone).rules
@@ -300,3 +299,39 @@ def test_this_machine() -> None:
 def test_a_job_is_one_life_where_a_scheduler_names_it(where: SchedulerEnvironment, is_named: bool) -> None:
     line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
     assert meeting_place(line, {}, is_local=lambda host: False).names_life is is_named
+
+
+@pytest.mark.parametrize(
+    ("options", "run_id", "words"),
+    [
+        ([], "", ("--lr", "1")),
+        (["--rdzv-id=none"], "", ("--lr", "1")),
+        (["--rdzv-id=sweep"], "", ()),
+        ([], "7.0.0", ()),
+    ],
+)
+def test_arguments_of_the_script_count_where_the_job_has_no_name(
+    options: list[str], run_id: str, words: tuple[str, ...]
+) -> None:
+    line = command_line("--nnodes=2", "--node-rank=3", "--rdzv-endpoint=a:1", *options, rest=("--lr", "1"))
+    line = replace(line, where=SchedulerEnvironment(run_id=run_id))
+    found = meeting_place(line, {}, is_local=lambda _host: False)
+    assert found.arguments.words == words
+    assert found.is_named is not bool(words)
+    assert set(found.arguments.own) == ({"3", socket.gethostname()} if words else set())
+
+
+def test_long_arguments_are_told_by_their_hashes() -> None:
+    def words(*rest: str) -> tuple[str, ...]:
+        line = command_line("--nnodes=2", "--rdzv-endpoint=a:1", rest=rest)
+        return meeting_place(line, {}, is_local=lambda _host: False).arguments.words
+
+    (word,), (other,) = words("x" * 1000 + "1"), words("x" * 1000 + "2")
+    assert len(word) < 300
+    assert word != other
+    many = [str(number) for number in range(1000)]
+    assert len(words(*many)) == 201
+    assert words(*many)[:200] == words(*many[:-1])[:200]
+    assert words(*many) != words(*many[:-1])
+    assert words("\udcff") != words("\udcfe")  # bytes that are no text
+    encode({"type": "x", "words": words("\udcff")})

@@ -7,7 +7,6 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
+from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
@@ -239,25 +239,18 @@ def test_the_address_towards_an_endpoint() -> None:
     assert rank_store._address_towards("nobody.invalid", 1) is None
 
 
-@dataclass
-class Decided:
-    """Stands for the coordination."""
-
-    begun: Held | None = None
-
-
 def cycle(number: int, *, place: int, world: int, store: str) -> Held:
     decision = Decision(number, (0, "word", number), DecisionKind.CYCLE, number, world, world, 0)
     return Held(decision, place=place, votes=True, store=store)
 
 
-def handlers_of(*stores: RankStore) -> tuple[list[Decided], list[Any]]:
+def handlers_of(*stores: RankStore) -> tuple[list[Assignment], list[Any]]:
     """Made as torch's launcher makes them."""
     all_decided, handlers = [], []
     for store in stores:
-        decided = Decided()
+        decided = Assignment()
         config = LaunchConfig(1, 2, 1)
-        register(config, coordination=decided, store=store)
+        register(config, assignment=decided, store=store)
         handlers.append(registry.get_rendezvous_handler(RendezvousParameters(config.rdzv_backend, "", "run", 1, 2)))
         all_decided.append(decided)
     return all_decided, handlers

@@ -81,6 +81,7 @@ def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPat
         (["--nnodes=2"], f"node08:{PORT}", 2, "4711.0.0"),
         (["--nnodes=2:3"], f"node08:{PORT}", 3, "4711.0.0"),
         ([C10D], f"node08:{PORT}", 3, "4711.0.0"),
+        (["--rdzv-backend=static"], f"node08:{PORT}", 3, "4711.0.0"),
         (["--rdzv-endpoint=a:7"], "a:7", 3, "4711.0.0"),
         (["--master-addr=a"], "a:29500", 3, "4711.0.0"),
         (["--rdzv-id=mine"], f"node08:{PORT}", 3, "mine"),
@@ -98,6 +99,11 @@ def test_what_is_given_wins(
 def test_nothing_is_taken_for_a_job_of_one_node(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP, *options)
     assert (line.taken, line.max_nodes, meeting_place(line, os.environ).kind) == ("", 1, Kind.ALONE)
+
+
+def test_a_backend_that_is_not_served_is_refused_in_a_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--rdzv-backend: 'etcd-v2' is not supported"):
+        line_in(monkeypatch, STEP, "--rdzv-backend=etcd-v2")
 
 
 def test_variables_of_torchrun_are_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,9 +251,9 @@ def test_other_pods_say_nothing_of_their_job() -> None:
     assert (where.scheduler, where.run_id, where.endpoint) == (Scheduler.KUBERNETES, "", "")
 
 
-def test_a_stopped_pod_has_the_code_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_stopped_pod_is_not_that_of_a_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert line_in(monkeypatch, pod, "--ft-stopped-exit-code=0").stopped_code == 0
+    assert line_in(monkeypatch, pod).stopped_code == 143
     assert line_in(monkeypatch, pod, "--scheduler=none").stopped_code is None
 
 
@@ -273,6 +279,5 @@ def test_kubernetes_is_told_why(tmp_path: Path) -> None:
 
 def test_each_pod_says_what_concerns_the_job_because_its_output_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not line_in(monkeypatch, {}, "--nnodes=2", C10D).says_all
-    assert line_in(monkeypatch, {}, "--nnodes=2", C10D, "--ft-say=all").says_all
+    assert line_in(monkeypatch, {"MEGATRON_FT_SAYS_ALL": "1"}, "--nnodes=2", C10D).says_all
     assert line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--nnodes=2", C10D).says_all
-    assert not line_in(monkeypatch, {}, "--nnodes=2", C10D, "--ft-say=one").says_all

@@ -82,7 +82,6 @@ def test_a_server_that_says_anything_else_is_replaced(
         server=first,
         preload=(),
         shares_output=False,
-        timeout_s=BOUND_S,
         reactor=reactor,
         log=NullEventLog(),
         say=said.append,

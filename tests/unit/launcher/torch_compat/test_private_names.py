@@ -7,7 +7,7 @@ from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
 
-from megatron_ft.launcher.torch_compat.private_names import missing_essentials
+from megatron_ft.launcher.torch_compat.private_names import missing_essentials, tail_logs
 
 
 def test_this_torch_has_them_all() -> None:
@@ -31,3 +31,39 @@ def test_one_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.delattr(owner, name)
     assert missing_essentials() == missing
+
+
+class _Torch26(PContext):
+    """A context as torch 2.6 makes it."""
+
+    def __init__(self) -> None:
+        self.args = self.entrypoint = self.envs = self.error_files = self.nprocs = self.stderrs = self.stdouts = None
+        self._stdout_tail, self._stderr_tail = "out", "err"
+
+
+class _Torch213(PContext):
+    """A context as torch 2.13 makes it."""
+
+    def __init__(self) -> None:
+        self._tail_logs = ["out", "err", "filtered"]
+
+
+@pytest.mark.parametrize(("context", "expected"), [(_Torch26, ["out", "err"]), (_Torch213, ["out", "err", "filtered"])])
+def test_copies_of_output_are_found_in_the_oldest_torch_and_in_the_newest(
+    context: type[PContext], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "__abstractmethods__", frozenset())
+    assert tail_logs(context()) == expected  # type: ignore[call-arg]
+
+
+def test_no_name_is_missing_from_the_oldest_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PContext, "__init__", _Torch26.__init__)
+    assert missing_essentials() == []
+
+
+def test_context_without_any_copies_of_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(self: PContext) -> None:
+        self.args = self.entrypoint = self.envs = self.error_files = self.nprocs = self.stderrs = self.stdouts = None
+
+    monkeypatch.setattr(PContext, "__init__", made)
+    assert missing_essentials() == ["PContext._tail_logs"]

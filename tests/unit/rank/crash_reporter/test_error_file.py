@@ -101,3 +101,15 @@ def test_what_is_none_says_nothing(text: str) -> None:
 def test_an_older_form(path: Path) -> None:
     path.write_text(json.dumps({"message": "SIGSEGV received"}))
     assert words_of_error_file(path.read_text()).error == "SIGSEGV received"
+
+
+class Group(Exception):
+    """Has what an ExceptionGroup, which Python 3.10 lacks, has."""
+
+    exceptions = (LookupError("in a task"), KeyError("b"))
+
+
+def test_group_of_exceptions_tells_its_first_one(path: Path) -> None:
+    write_error_file(*raised(Group("unhandled errors in a TaskGroup (2 sub-exceptions)")))
+    words = words_of_error_file(path.read_text())
+    assert words.error == "Group: unhandled errors in a TaskGroup (2 sub-exceptions): LookupError: in a task"

@@ -186,13 +186,3 @@ def test_slow_is_from_then_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     train(state, 3)
     assert slept == [1.0] * 3
     ft.shutdown(state)
-
-
-def test_disk_full_is_told_where(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = bench.start()
-    asked: list[Any] = []
-    monkeypatch.setattr(simulated, "inject", lambda kind, *, save_dir, **more: asked.append(save_dir))
-    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="disk_full", simulated_fault_base_delay=0.0))
-    wait_for_thread()
-    assert asked == [str(bench.tmp_path / "ckpt")]
-    ft.shutdown(state)

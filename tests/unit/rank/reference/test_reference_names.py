@@ -10,11 +10,6 @@ import pytest
 
 from megatron_ft.launcher.base.environment import STARTUP, rank_environment
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.reference.compatibility import (
-    InvalidStateTransitionException,
-    RankMonitorState,
-    RankMonitorStateMachine,
-)
 from megatron_ft.rank.reference.served import SERVED, version_shown, why_absent
 
 
@@ -54,29 +49,6 @@ def test_rank_info_of_the_current_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
     with pytest.raises(RuntimeError, match="RANK isn't set"):
         RankInfo.get_for_current_rank()
-
-
-def test_states_of_a_layered_restart() -> None:
-    told: list[str] = []
-    machine = RankMonitorStateMachine(type("Log", (), {"log_restarter_event": lambda _self, text: told.append(text)})())
-    machine.handle_ipc_connection_lost()
-    for event in (
-        machine.handle_section_msg,
-        machine.handle_heartbeat_msg,
-        machine.handle_ipc_connection_lost,
-        machine.periodic_restart_check,
-        machine.handle_heartbeat_msg,
-    ):
-        event()
-    assert [text.rpartition("state=")[2] for text in told] == [
-        *("initialize", "handling stage=starting", "handling stage=processing", "handling stage=completed")
-    ]
-    machine.handle_signal()
-    assert machine.state is RankMonitorState.FINALIZED
-    with pytest.raises(AssertionError):
-        machine.handle_heartbeat_msg()
-    with pytest.raises(InvalidStateTransitionException):
-        machine.transition_to(RankMonitorState.INITIALIZE)
 
 
 def test_what_is_served_under_two_names_is_one_object() -> None:

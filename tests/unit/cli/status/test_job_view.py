@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from megatron_ft.cli.logs.read import Entry, EventLogFile
+from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.cli.status.job_view import JobView, NodeRow, State, view
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.monitor import FirstIteration
+from megatron_ft.core.facts.shared import LogOpened
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.status.job_view import JobView, LauncherRecords, NodeRow, State, view
 
 S = 1_000_000_000
 BEGAN = records.CycleStarted(cycle=0, group_rank=0, world_size=16, max_restarts=3, restarts_left=3)
-CRASH = Cause(rank=3, kind=CauseKind.CRASH, text="rank 3 exited with code 7")
+CRASH = records.Cause(rank=3, kind=records.CauseKind.CRASH, text="rank 3 exited with code 7")
 FAILED = records.CycleEnded(cycle=0, outcome="failed", cause=CRASH, action="restart", iteration=40, restarts_left=2)
 FINISHED = records.CycleEnded(cycle=0, outcome="succeeded", action="finish", iteration=90, restarts_left=3)
 
@@ -21,17 +24,26 @@ def began(place: int, cycle: int = 0, left: int = 3) -> records.CycleStarted:
 
 def node(
     name: str, *told: Record, newest_s: float = 0.0, opened_s: float = 0.0, iteration: int | None = None
-) -> LauncherRecords:
-    """One record each second."""
-    dated = [(round((opened_s + number) * S), record) for number, record in enumerate(told)]
-    newest_ns = max([round(newest_s * S), *(at_ns for at_ns, _ in dated)])
-    return LauncherRecords(
-        host=name, opened_ns=round(opened_s * S), records=dated, newest_ns=newest_ns, iteration=iteration
-    )
+) -> list[EventLogFile]:
+    """A launcher that writes one record each second, and a monitor that has written its last one at ``newest_s``."""
+    entries = [Entry(round((opened_s + number) * S), record) for number, record in enumerate(told)]
+    begun = [] if iteration is None else [FirstIteration(cycle=0, rank=0, iteration=iteration, at_ns=0)]
+    of_monitor = [Entry(round(newest_s * S), record) for record in begun]
+    return [
+        log_file("launcher", name, opened_s, entries),
+        *([log_file("monitor", name, 0, of_monitor)] if begun else []),
+    ]
 
 
-def seen(*nodes: LauncherRecords, life: Life | None = None, now_s: float = 100.0) -> JobView:
-    return view(nodes, life, round(now_s * S))
+def log_file(role: str, host: str, opened_s: float, entries: list[Entry]) -> EventLogFile:
+    opened = round(opened_s * S)
+    header = LogOpened(schema=1, role=role, host=host, pid=1, run_id="job", wall_ns=opened)
+    return EventLogFile(name=f"{role}-{host}", header=header, opened=opened, entries=tuple(entries), passed_over=0)
+
+
+def seen(*nodes: list[EventLogFile], life: Life | None = None, now_s: float = 100.0) -> JobView:
+    files = tuple(log for each in nodes for log in each)
+    return view(RunLogs(run_id="job", opened_wall_ns=0, files=files), life, round(now_s * S))
 
 
 def states(job: JobView) -> list[tuple[str, State]]:
@@ -63,7 +75,7 @@ def test_between_cycles_it_says_what_the_next_one_needs_and_why_the_last_one_end
     other = records.CycleEnded(
         cycle=0,
         outcome="failed",
-        cause=Cause(kind=CauseKind.MEMBERSHIP, text="a node was lost"),
+        cause=records.Cause(kind=records.CauseKind.MEMBERSHIP, text="a node was lost"),
         action="restart",
     )
     first, second = node("a", began(0), other), node("b", began(1))

@@ -1,4 +1,7 @@
-"""Runs the ready checks, each in a process of its own, so that one that doesn't answer delays no other."""
+"""`megatron-ft node-health`: checks of this node, for ``--ft-node-health-command``, a prolog, or by hand.
+
+Each check runs in a process of its own, so that one that doesn't answer delays no other.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,37 @@ import os
 import select
 import signal
 import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.errors import Refused
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.node_health import CHECKS, disk_problems, gpu_problems, net_problems, parse_checks
+from megatron_ft.core.errors import ConfigError, Refused
+from megatron_ft.core.node_health import (
+    CHECKS,
+    DIRECTORIES_VARIABLE,
+    directory_problems,
+    gpu_problems,
+    net_problems,
+    parse_checks,
+)
 from megatron_ft.ipc.linux import node_facts, nvml
 
 _UNFIT = 1
 _BOUND_S = 20.0
-DESCRIPTION = """\
-Whether this node is ready for ranks: GPUs that are visible and need no reset, no Xid in the kernel's log but 13, 31,
-43, 45, 63 and 94 (gpu), directories that respond and have 1 GiB free (disk), network links that are up (net),
-nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one line that says why."""
+_DESCRIPTION = """\
+Check that this node is ready for ranks: GPUs that are visible and need no reset, no Xid in the kernel's log but 13, 31,
+43, 45, 63 and 94 (gpu), the temporary directory (disk) and those of the job (storage) respond and have 1 GiB free,
+network links that are up (net), nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one line that says
+why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage' runs it before each cycle."""
 
 Problems = Callable[[], list[str]]
 
 
 @dataclass
 class _Running:
-    """One check. Its process may be stuck in the kernel: then it is left behind."""
+    """One check. A process stuck in the kernel is left behind."""
 
     name: str
     pid: int
@@ -38,20 +48,21 @@ class _Running:
     text: bytes = b""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its command line."""
+def add_command(commands: Any) -> None:
+    """Add the command to the subparsers of `megatron-ft`."""
+    parser = commands.add_parser(
+        "node-health", help="check that this node is ready for ranks", description=_DESCRIPTION
+    )
     parser.add_argument(
         "checks",
         metavar="CHECKS",
-        help=f"some of {','.join(CHECKS)}; disk checks each --directory, disk:/PATH that path",
+        help=f"some of {','.join(CHECKS)}; disk:/PATH and storage:/PATH check one more directory",
     )
-    parser.add_argument("--directory", action="append", default=[], metavar="DIR", help="a directory that disk checks")
     parser.add_argument(
         "--ranks",
         type=int,
-        default=0,
         metavar="N",
-        help="number of GPUs that the gpu check requires (default %(default)s)",
+        help="number of GPUs that the gpu check requires (default: LOCAL_WORLD_SIZE, which ft_launcher sets, else 0)",
     )
     parser.add_argument(
         "--bound",
@@ -60,24 +71,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="longest time for each check, in seconds (default %(default)s)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """The exit code."""
+def _run(args: argparse.Namespace) -> int:
     try:
         checks = parse_checks(args.checks)
     except Refused as refused:
-        print(f"{args.checks!r}: must be names of checks ({', '.join(CHECKS)}){refused}", file=sys.stderr)
-        return MISTAKE_CODE
-    problems = check(_planned(checks, args.directory, args.ranks), args.bound)
+        raise ConfigError(f"{args.checks!r}: must be names of checks ({', '.join(CHECKS)}){refused}") from None
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = args.ranks if args.ranks is not None else int(given) if given.isdecimal() else 0
+    directories = {
+        "disk": [tempfile.gettempdir()],
+        "storage": list(filter(None, os.environ.get(DIRECTORIES_VARIABLE, "").split(os.pathsep))),
+    }
+    problems = check(_planned(checks, directories, ranks), args.bound)
     if problems:
         print("; ".join(problems))
     return _UNFIT if problems else 0
 
 
 def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
-    """What all of them find, each within the bound, all at the same time. Seconds."""
+    """Return the problems of all checks, run at the same time, each within the bound (seconds)."""
     running = [_start(name, problems) for name, problems in planned]
     deadline_s = time.monotonic() + bound_s
     found: list[str] = []
@@ -91,7 +106,7 @@ def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
     return found
 
 
-def _planned(checks: Sequence[str], directories: Sequence[str], ranks: int) -> list[tuple[str, Problems]]:
+def _planned(checks: Sequence[str], directories: Mapping[str, list[str]], ranks: int) -> list[tuple[str, Problems]]:
     planned: list[tuple[str, Problems]] = []
     for name in checks:
         if name == "gpu":
@@ -101,8 +116,8 @@ def _planned(checks: Sequence[str], directories: Sequence[str], ranks: int) -> l
         elif name == "nvidia-smi":
             planned.append((name, _nvidia_smi))
         else:
-            path = name.partition(":")[2]
-            planned += [(f"disk: {each}", _disk(each)) for each in ([path] if path else directories)]
+            kind, _, path = name.partition(":")
+            planned += [(f"{kind}: {each}", _directory(kind, each)) for each in ([path] if path else directories[kind])]
     return planned
 
 
@@ -112,12 +127,12 @@ def _gpu(ranks: int) -> list[str]:
     return gpu_problems(gpus, node_facts.kernel_log(), ranks=ranks)
 
 
-def _disk(path: str) -> Problems:
+def _directory(kind: str, path: str) -> Problems:
     def problems() -> list[str]:
         try:
-            return disk_problems(path, node_facts.try_directory(path))
+            return directory_problems(kind, path, node_facts.try_directory(path))
         except OSError as error:
-            return [f"disk: {path}: {error.strerror}"]
+            return [f"{kind}: {path}: {error.strerror}"]
 
     return problems
 
@@ -146,7 +161,7 @@ def _start(name: str, problems: Problems) -> _Running:
 
 
 def _read(running: _Running, deadline_s: float) -> bool:
-    """Whether it has ended in time."""
+    """Read the check's output. Return True if it has ended in time."""
     while select.select([running.fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
         data = os.read(running.fd, 4096)
         if not data:
@@ -154,21 +169,3 @@ def _read(running: _Running, deadline_s: float) -> bool:
             return True
         running.text += data
     return False
-
-
-def add_command(commands: Any) -> None:
-    """Add it to the subparsers of `megatron-ft`."""
-    add_arguments(
-        commands.add_parser("node-health", help="whether this node is ready for ranks", description=DESCRIPTION)
-    )
-
-
-def main() -> int:
-    """As the launcher starts it."""
-    parser = argparse.ArgumentParser(prog="megatron-ft node-health", description=DESCRIPTION)
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

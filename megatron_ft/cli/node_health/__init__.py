@@ -1,1 +1,0 @@
-"""`megatron-ft node-health`: whether this node is ready for ranks."""

@@ -1,0 +1,241 @@
+"""State of a whole job by the records of its launchers on all nodes, and its age. Pure.
+
+What a cycle was is the report's own summary (``analysis.cycles``); here are the nodes, now, and what the job waits for.
+
+Times are nanoseconds since the epoch unless a name says otherwise. A launcher records what changes, and monitors what
+ranks do at least every 30 s, if these call hooks: of a job without hooks that trains nothing is heard for hours.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
+from megatron_ft.cli.logs.read import EventLogFile
+from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.hosts import natural
+from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.core.wording import counted, listed
+
+_RESTARTS = "restart"
+
+
+class State(enum.Enum):
+    """State of a node, as far as recorded."""
+
+    WAITING = "waiting for the first cycle"
+    TRAINING = "training"
+    ENDING = "ending its ranks, or lost"
+    """Half of the nodes or more have recorded the end of the cycle, and this one hasn't."""
+    READY = "waiting for the next cycle"
+    FINISHED = "finished"
+    STANDBY = "on standby"
+    UNFIT = "failing its health check"
+    LEAVING = "leaving the job"
+    SILENT = "lost, or cut off from the log directory"
+    """Others have begun a cycle since, and this node hasn't recorded the end of its own."""
+    ENDED = "its launcher has exited"
+    LOST = "lost: it has recorded no end"
+    """The job is over, without a recorded end of this node."""
+
+
+_OPEN = (State.TRAINING, State.ENDING, State.SILENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node. ``cycle``, ``place``: of the last cycle it took part in; ``detail`` as in "code 0"."""
+
+    name: str
+    state: State
+    detail: str = ""
+    cycle: int | None = None
+    place: int | None = None
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """The job. ``age_s`` is the time since its newest record; None is unknown.
+
+    Args:
+        is_over: by ``result.json``, or else by the launchers' records.
+        outcome, cause: by ``result.json``, once the job has ended.
+        exit_code: by ``result.json``, or that of all launchers that have recorded one, if equal.
+        cycle: last cycle that has begun, ``cycle_s`` seconds ago; ``runs``: it hasn't ended on every node.
+        waits_for: in words; empty for nothing.
+        last_cycle, last_cause: last cycle that has not ended well, and why.
+    """
+
+    age_s: float
+    nodes: tuple[NodeRow, ...]
+    is_over: bool = False
+    outcome: Ending | None = None
+    exit_code: int | None = None
+    cause: str = ""
+    cycle: int | None = None
+    cycle_s: float = 0.0
+    runs: bool = False
+    ranks: int | None = None
+    max_restarts: int | None = None
+    restarts_left: int | None = None
+    iteration: int | None = None
+    waits_for: str = ""
+    last_cycle: int | None = None
+    last_cause: str = ""
+
+
+def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
+    """Return how the job of a run stands; ``life``: the job's, as ``result.json`` has it, None if that isn't known."""
+    launchers = [log for log in run.files if log.header.role == "launcher"]
+    newest_ns = _newest_ns(run)
+    told = [(log, _told_by(log)) for log in launchers]
+    cycle = max((each.started.cycle for _, each in told if each.started is not None), default=None)
+    ages_s = {host: max(0, now_ns - at_ns) / 1e9 for host, at_ns in newest_ns.items()}
+    nodes = [(log, _row(log, each, cycle, ages_s[log.host])) for log, each in told]
+    rows = _ending(_without_replaced(nodes, cycle), cycle)
+    summary = summarize_run(run)
+    newest = next((each for each in summary.cycles if each.cycle == cycle), None)
+    failed = [each for each in summary.cycles if each.text is not None]
+    has_ended = life is not None and life.outcome is not Ending.RUNNING
+    codes = _exit_codes(run, launchers, 0 if newest is None else newest.begin_ns)
+    is_over = has_ended or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
+    rows = tuple(replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows)
+    return JobView(
+        age_s=max(0, now_ns - max(newest_ns.values())) / 1e9,
+        nodes=rows,
+        is_over=is_over,
+        outcome=life.outcome if life is not None and has_ended else None,
+        exit_code=life.exit_code if life is not None and has_ended else _same(codes) if is_over else None,
+        cause=life.cause if life is not None and has_ended else "",
+        cycle=cycle,
+        cycle_s=0.0 if newest is None else max(0, now_ns - newest.begin_ns) / 1e9,
+        runs=not is_over and any(row.state is State.TRAINING for row in rows),
+        ranks=summary.world_size,
+        max_restarts=summary.max_restarts,
+        restarts_left=None if newest is None else newest.restarts_left,
+        iteration=_iteration(run, summary, life),
+        waits_for="" if is_over else _waits_for(rows, cycle),
+        last_cycle=failed[-1].cycle if failed else None,
+        last_cause=failed[-1].text or "" if failed else "",
+    )
+
+
+def _newest_ns(run: RunLogs) -> dict[str, int]:
+    """Return by host when its launcher, monitors and ranks wrote their newest record."""
+    found: dict[str, int] = {}
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        found[log.host] = max(found.get(log.host, 0), log.newest + clock.offset_ns)
+    return found
+
+
+def _exit_codes(run: RunLogs, launchers: Sequence[EventLogFile], since_ns: int) -> list[int | None]:
+    """Return the exit codes of the launchers that stayed until the job's end; of all, if none did."""
+    all_, stayed = [], []
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        was_asked = any(type(each.record) in (records.StopRequested, records.Abandoned) for each in log.entries)
+        for each in log.entries:
+            if type(each.record) is records.RunEnded:
+                all_.append(each.record.exit_code)
+                stayed += [each.record.exit_code] if each.t + clock.offset_ns >= since_ns and not was_asked else []
+    return all_ if len(all_) == len(launchers) else stayed
+
+
+def _same(codes: Sequence[int | None]) -> int | None:
+    return codes[0] if len(set(codes)) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The last records of a launcher that matter for the state of its node."""
+
+    started: records.CycleStarted | None = None
+    ended: records.CycleEnded | None = None
+    last: Record | None = None
+
+
+def _told_by(log: EventLogFile) -> _Told:
+    told = _Told()
+    for entry in log.entries:
+        match entry.record:
+            case records.CycleStarted() as record:
+                told = _Told(started=record)
+            case records.CycleEnded() as record if told.started is not None and record.cycle == told.started.cycle:
+                told = replace(told, ended=record)
+            case records.NodeHealth() | records.StopRequested() | records.Abandoned() | records.RunEnded() as record:
+                told = replace(told, last=record)
+    return told
+
+
+def _row(log: EventLogFile, told: _Told, newest: int | None, age_s: float) -> NodeRow:
+    state, detail = _state(told.started, told.ended, told.last, newest)
+    return NodeRow(
+        name=log.host,
+        state=state,
+        detail=detail,
+        cycle=None if told.started is None else told.started.cycle,
+        place=None if told.started is None else told.started.group_rank,
+        age_s=age_s,
+    )
+
+
+def _state(
+    started: records.CycleStarted | None, ended: records.CycleEnded | None, last: Record | None, newest: int | None
+) -> tuple[State, str]:
+    match last:
+        case records.RunEnded(exit_code=code):
+            return State.ENDED, f"code {code}"
+        case records.StopRequested(signal=name):
+            return State.LEAVING, name
+        case records.Abandoned(text=text):
+            return State.LEAVING, text
+        case records.NodeHealth(good=False, text=text):
+            return State.UNFIT, text
+    if started is None:
+        return (State.WAITING if newest is None else State.STANDBY), ""
+    if started.cycle != newest:
+        return (State.SILENT if ended is None else State.STANDBY), f"since cycle {started.cycle}"
+    if ended is None:
+        return State.TRAINING, ""
+    return (State.READY if ended.action == _RESTARTS else State.FINISHED), ended.outcome if not ended.action else ""
+
+
+def _without_replaced(rows: Sequence[tuple[EventLogFile, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
+    """Without launchers of earlier cycles whose host has had another one since; in the order of places."""
+    opened = sorted(rows, key=lambda each: each[0].header.wall_ns)
+    last_ns = {log.host: log.header.wall_ns for log, _ in opened}
+    kept = [row for log, row in rows if row.cycle == newest or log.header.wall_ns == last_ns[log.host]]
+    return tuple(sorted(kept, key=lambda row: (row.place is None, row.place or 0, natural(row.name))))
+
+
+def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
+    """Correct states by majority: a node that others have lost records the end of a cycle that goes on."""
+    training = sum(row.state is State.TRAINING for row in rows)
+    goes_on = 2 * training > sum(row.cycle == newest for row in rows)
+    before, now = (State.READY, State.STANDBY) if goes_on else (State.TRAINING, State.ENDING)
+    return tuple(replace(row, state=now) if row.state is before else row for row in rows)
+
+
+def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | None:
+    tracks = [int(track.iterations[-1]) for log in run.files for track in log.progress if track.iterations.size]
+    told = tracks or [each.last_iteration for each in summary.cycles] + [life.iteration if life is not None else None]
+    return max((each for each in told if each is not None and each >= 0), default=None)
+
+
+def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
+    """Return what the next cycle needs, or this one's end."""
+    ready = [row for row in rows if row.state in (State.READY, State.WAITING)]
+    if not ready:
+        return ""
+    open_ = [row.name for row in rows if row.state is State.ENDING]
+    if open_:
+        return f"the end of cycle {cycle} on {listed(open_)}"
+    parts = [f"{counted(len(ready), 'node')} recorded as ready"]
+    for state, words in ((State.UNFIT, "failing the health check"), (State.SILENT, "lost"), (State.LEAVING, "leaving")):
+        if names := [row.name for row in rows if row.state is state]:
+            parts.append(f"{words}: {listed(names)}")
+    return f"nodes to meet for cycle {0 if cycle is None else cycle + 1} ({'; '.join(parts)})"

@@ -1,0 +1,33 @@
+"""Which cycle a launcher's node has a place in. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.job.decisions import Held
+
+
+class Assignment:
+    """One launcher's, shared by all that ask: the agent, and the rendezvous that hands its place to torch."""
+
+    def __init__(self) -> None:
+        self.begun: Held | None = None
+        """The last cycle that this node has a place in."""
+        self.taken: Held | None = None
+        """The last one whose ranks it was to run."""
+
+    def begin(self, held: Held) -> None:
+        self.begun = held
+
+    def take(self) -> Held:
+        assert self.begun is not None
+        self.taken = self.begun
+        return self.begun
+
+    @property
+    def has_begun(self) -> bool:
+        """Another cycle than the one taken has begun. If the one taken still runs, its end was never received."""
+        return self.begun is not self.taken
+
+    @property
+    def place(self) -> int | None:
+        """Of this node in the cycle that was taken."""
+        return None if self.taken is None else self.taken.place

@@ -1,0 +1,139 @@
+"""``--ft-dry-run``: what a command line means here, without starting, opening or writing anything."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.reference import IGNORED, SERVED
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.core.wording import columns, printable
+from megatron_ft.ipc.config.options import GivenFlag, refused_values
+from megatron_ft.launcher import arguments
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.environment import rank_environment
+
+_SECRET_NAME = r"[\w-]*(?:secret|token|passw|credential|authorization|api[_-]?key|access[_-]?key)[\w-]*"
+_SECRET = re.compile(rf"(?i)(--{_SECRET_NAME}\s+|\b{_SECRET_NAME}\s*[=:]\s*)(?:(?:bearer|basic)\s+)?[^\s,;]+")
+_USER_OF_A_URL = re.compile(r"://[^/\s@]+@")
+_ACTED_ON = re.compile(
+    r"(PET|FT|FAULT_TOL|MEGATRON_FT|NVRX|TORCH_ELASTIC|TORCHELASTIC|MASTER)_\w+|GROUP_RANK|OMP_NUM_THREADS|"
+    r"JOB_COMPLETION_INDEX|KUBERNETES_SERVICE_HOST|SLURM_(ARRAY_JOB_ID|JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NNODES|NODEID|"
+    r"PROCID|RESTART_COUNT|STEP_ID|STEP_NODELIST|STEP_NUM_NODES|STEP_NUM_TASKS)"
+)
+"""Variables that the launcher or torch acts on."""
+_NOT_PASSED_ON = "(not passed on)"
+
+
+def is_asked(flags: Sequence[GivenFlag]) -> bool:
+    """Return True if the flags, read up to a mistake, or the environment ask for a dry run."""
+    option = LAUNCHER_OPTIONS["dry_run"]
+    by_variable = any(os.environ.get(name) not in (None, "", "0") for name in option.variables)
+    return by_variable or any(flag.dest == option.dest for flag in flags)
+
+
+def show_mistakes(flags: Sequence[GivenFlag], first: ConfigError) -> int:
+    """Print the flags and every mistake that can be told from them; the exit code."""
+    _print_flags(flags)
+    sys.stdout.flush()
+    mistakes = refused_values(flags)
+    for text in dict.fromkeys([*mistakes, str(first)]):
+        print(lines.user_mistake(hide_secrets(text)), file=sys.stderr)
+    return MISTAKE_CODE
+
+
+def show(line: CommandLine, flags: Sequence[GivenFlag]) -> int:
+    """Print what the command line means; the exit code."""
+    namespace = copy.copy(line.namespace)
+    namespace.log_dir = os.devnull  # else torch makes the directory
+    before = dict(os.environ)
+    try:
+        config, _ = arguments.torch_launch_config(dataclasses.replace(line, namespace=namespace), log_dir=None)
+    except ConfigError as error:
+        return show_mistakes(flags, error)
+    _print_flags(flags)
+    for warning in line.options.warnings:
+        print(f"warning: {hide_secrets(warning)}")
+    _print_table("job", _job(line, config.nproc_per_node))
+    _print_table("configuration", line.options.rows())
+    _print_table(
+        "environment of the launcher", [each for each in sorted(before.items()) if _ACTED_ON.fullmatch(each[0])]
+    )
+    _print_table("environment of the ranks, where it differs", _changes(before, _of_ranks(line)))
+    print("\nnothing was started: remove --ft-dry-run to launch")
+    return 0
+
+
+def _print_flags(flags: Sequence[GivenFlag]) -> None:
+    given = [flag for flag in flags if flag.dest != LAUNCHER_OPTIONS["dry_run"].dest]
+    _print_table("flags", [(_as_written(flag), meaning_of_flag(flag)) for flag in given])
+
+
+def _as_written(flag: GivenFlag) -> str:
+    return flag.word if flag.value is None else f"{flag.word} {flag.value}"
+
+
+def meaning_of_flag(flag: GivenFlag) -> str:
+    """Return whose option a flag is, and what differs here."""
+    if flag.ignored:
+        return f"nvidia-resiliency-ext: ignored ({IGNORED[flag.ignored]})"
+    field = flag.dest.removeprefix("ft_")
+    if flag.dest != field and field in SERVED:
+        return f"nvidia-resiliency-ext: {SERVED[field] or 'the same'}"
+    if (flag.dest != field and field in LAUNCHER_OPTIONS) or field == "learn":
+        return "megatron_ft only"
+    known = TORCHRUN_OPTIONS.get(flag.dest)
+    return f"torchrun: {known.here}" if known is not None and known.here else "torchrun: the same"
+
+
+def _job(line: CommandLine, ranks: int) -> Iterator[tuple[str, str]]:
+    namespace = line.namespace
+    nodes = f"{line.min_nodes}" if line.min_nodes == line.max_nodes else f"{line.min_nodes} to {line.max_nodes}"
+    yield "nodes", nodes
+    yield "ranks on this node", str(ranks)
+    yield "restarts", str(namespace.max_restarts)
+    yield "rendezvous", str(namespace.rdzv_backend)
+    yield "endpoint", str(namespace.rdzv_endpoint or f"{namespace.master_addr}:{namespace.master_port}")
+    yield "job id", line.run_id
+    if line.taken:
+        yield "from the scheduler", line.taken
+    yield "script", f"{namespace.training_script} ({len(namespace.training_script_args)} arguments)"
+
+
+def _of_ranks(line: CommandLine) -> dict[str, str]:
+    options = line.options
+    is_served = options.reference_names == "on"
+    return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield name, after.get(name, _NOT_PASSED_ON)
+    yield "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...", "set by torch for each rank"
+    yield "FT_CYCLE", "number of the cycle, from 0"
+
+
+def _print_table(title: str, rows: Sequence[Sequence[str]] | Iterator[Sequence[str]]) -> None:
+    shown = [[printable(hide_secrets(cell)) for cell in _hidden_row(row)] for row in rows]
+    if shown:
+        print(f"{title}:")
+        print("\n".join(f"  {text}" for text in columns(shown)))
+
+
+def _hidden_row(row: Sequence[str]) -> Sequence[str]:
+    is_secret = row[-1] != _NOT_PASSED_ON and re.fullmatch(f"(?i){_SECRET_NAME}", row[0])
+    return (row[0], "(set, not shown)") if is_secret else row
+
+
+def hide_secrets(text: str) -> str:
+    """Return the text with values hidden that follow a name like "token", and the user of a URL."""
+    return _USER_OF_A_URL.sub("://***@", _SECRET.sub(r"\1***", text))

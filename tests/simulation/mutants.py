@@ -1,0 +1,406 @@
+"""Planted bugs in the control plane, and how many simulated jobs it takes until a property is broken by each.
+
+    python tests/simulation/mutants.py                 # all of them, up to 2,000 seeds each
+    python tests/simulation/mutants.py term owner      # those whose names contain one of these words
+    python tests/simulation/mutants.py --check         # only that each text is still there, once
+
+A mutant is one textual change to a copy of the package. Run by hand after a change of the control plane or of the
+simulator: a mutant that no seed finds is a rule that nothing checks. The exit code is 1 if one wasn't found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MUTANTS", "Mutant", "main", "misplaced"]
+
+_ROOT = Path(__file__).parents[2]
+_SEARCH = """
+import gc, sys, time
+from tests.simulation.plan import plan_of
+from tests.simulation.simulate import simulate
+gc.set_threshold(200_000, 20, 20)
+for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+    try:
+        broken = simulate(plan_of(seed)).broken
+    except Exception as error:
+        broken = [f"{type(error).__name__}: {error}"]
+    if broken:
+        print(f"seed {seed}: {broken[0]}")
+        break
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: in ``file``, ``old`` becomes ``new``.
+
+    ``unit``: the test that finds it, where no run can show it because the order of messages on one connection makes
+    the guard unnecessary.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    unit: str = ""
+
+
+_COORDINATOR = "megatron_ft/core/coordinator/coordinator.py"
+_CONSENSUS = "megatron_ft/core/coordinator/consensus.py"
+_JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
+_NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
+_NODES = "megatron_ft/core/coordinator/nodes.py"
+_MEMBER = "megatron_ft/core/job/member.py"
+_DECISIONS = "megatron_ft/core/job/decisions.py"
+_POLICY = "megatron_ft/core/job/restart_policy.py"
+_PATIENCE = "megatron_ft/core/job/patience.py"
+_HANG_REVIEW = "megatron_ft/core/agent/hang_review.py"
+_MACHINES = "tests/unit/core/job/test_job_machines.py"
+
+MUTANTS = (
+    Mutant(
+        "a cycle with MAX+1 nodes",
+        _NEXT_CYCLE,
+        "choose(self._slots, ready, rules.max_nodes, bad",
+        "choose(self._slots, ready, rules.max_nodes + 1, bad",
+    ),
+    Mutant(
+        "a cycle interrupted without scale-up at once",
+        _COORDINATOR,
+        "self._nodes.values() if rules.at_once else ()",
+        "self._nodes.values()",
+    ),
+    Mutant(
+        "commit with the last cycle's store",
+        _CONSENSUS,
+        "self._adopt(decision, proposal.store, nodes)",
+        "self._adopt(decision, self.store or proposal.store, nodes)",
+    ),
+    Mutant(
+        "the no-progress count forgotten",
+        _NEXT_CYCLE,
+        "if cycle is None else cycle.advance,\n            back",
+        "if cycle is None else cycle.decision.advance,\n            back",
+    ),
+    Mutant("the owner's vote elsewhere ignored", _MEMBER, "if self._owned - {self._search.address}:", "if False:"),
+    Mutant(
+        "a leaver that voted elsewhere counted as gone",
+        _CONSENSUS,
+        "accepted.held.decision.number > decision.number:\n            return",
+        "accepted.held.decision.number > decision.number:\n            pass",
+    ),
+    Mutant("a shutdown request forgotten at a takeover", _COORDINATOR, "if standing.shutdown:", "if False:"),
+    Mutant(
+        "a leaver follows after its goodbye",
+        _MEMBER,
+        "if self._leaving is not None:\n            return  # a launcher that has said goodbye",
+        "if False:\n            return  # a launcher that has said goodbye",
+    ),
+    Mutant(
+        "a leaver votes after its goodbye",
+        _MEMBER,
+        "if self._leaving is not None or not self.memory",
+        "if not self.memory",
+        unit=f"{_MACHINES}::test_launcher_that_has_said_goodbye_neither_follows_nor_accepts",
+    ),
+    Mutant(
+        "may_accept ignores terms",
+        _DECISIONS,
+        "ballot[:2] >= self.promised and ",
+        "",
+        unit=f"{_MACHINES}::test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it",
+    ),
+    Mutant(
+        "following ignores terms",
+        _MEMBER,
+        "if term < self.memory.promised:",
+        "if False:",
+        unit=f"{_MACHINES}::test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it",
+    ),
+    Mutant("may_accept ignores what was accepted", _DECISIONS, " and not is_stale", ""),
+    Mutant("may_accept ignores numbers", _DECISIONS, " and decision.number > self.number", ""),
+    Mutant(
+        "no grace for a launcher that hadn't followed",
+        _NODES,
+        "reset, reset or not self.follows",
+        "reset, reset",
+    ),
+    Mutant("no grace after a takeover", _COORDINATOR, "self._clock.mark_unanswered()", "pass"),
+    Mutant("half without the head decides", _DECISIONS, "== size > 0 and decision.head in places", "== size > 0"),
+    Mutant("leavers of the last decision are counted", _DECISIONS, "decision.size - len(left)", "decision.size"),
+    Mutant(
+        "what may be decided is never proposed again",
+        _CONSENSUS,
+        "return 2 * (having + self.decision.size - len(self._following)) >= self.decision.size",
+        "return False",
+    ),
+    Mutant(
+        "what can't be decided is proposed again",
+        _CONSENSUS,
+        "return 2 * (having + self.decision.size - len(self._following)) >= self.decision.size",
+        "return True",
+    ),
+    Mutant(
+        "a commit without the members",
+        _CONSENSUS,
+        "if proposal is None or proposal.waiting or",
+        "if proposal is None or",
+    ),
+    Mutant(
+        "a commit without a majority",
+        _CONSENSUS,
+        "proposal.waiting or not self._suffices(proposal.voters, proposal.founder)",
+        "proposal.waiting",
+    ),
+    Mutant(
+        "a lead before all that are here follow",
+        _CONSENSUS,
+        "enough and (before or len(self._following) == len(self._here))",
+        "enough",
+    ),
+    Mutant(
+        "an accept of a node that doesn't follow",
+        _CONSENSUS,
+        "ballot != ballot or not node.follows",
+        "ballot != ballot",
+    ),
+    Mutant(
+        "an accept of another ballot",
+        _CONSENSUS,
+        "proposal is None or proposal.ballot != ballot or",
+        "proposal is None or",
+    ),
+    Mutant(
+        "one restart too many",
+        _POLICY,
+        "case Outcome.FAILED if used > self.max_restarts:",
+        "case Outcome.FAILED if used > self.max_restarts + 1:",
+    ),
+    Mutant(
+        "one restart too few",
+        _POLICY,
+        "case Outcome.FAILED if used > self.max_restarts:",
+        "case Outcome.FAILED if used >= self.max_restarts:",
+    ),
+    Mutant(
+        "one cycle without progress too many",
+        _POLICY,
+        "0 < self.max_stalled <= advance.stalled",
+        "0 < self.max_stalled < advance.stalled",
+    ),
+    Mutant("too few nodes left go on", _POLICY, "nodes_left is not None and nodes_left < self.min_nodes", "False"),
+    Mutant(
+        "min-healthy: one node less",
+        _POLICY,
+        "if healthy + succeeded < self.min_nodes:",
+        "if healthy + succeeded < self.min_nodes - 1:",
+    ),
+    Mutant(
+        "min-healthy: one node more",
+        _POLICY,
+        "if healthy + succeeded < self.min_nodes:",
+        "if healthy + succeeded <= self.min_nodes:",
+    ),
+    Mutant("a lost node is no failure", _POLICY, " or nodes.get(NodeState.LOST):", ":"),
+    Mutant(
+        "an excluded node costs a restart",
+        _POLICY,
+        "return Outcome.MEMBERSHIP\n        return None if nodes",
+        "return Outcome.FAILED\n        return None if nodes",
+    ),
+    Mutant(
+        "success while a rank runs",
+        _POLICY,
+        "return None if nodes.get(NodeState.HEALTHY) else",
+        "return None if nodes.get(NodeState.HEALTHY, 0) > 1 else",
+    ),
+    Mutant("busy nodes aren't awaited", _NEXT_CYCLE, "        if awaited:\n            return False\n", ""),
+    Mutant("a last call that is never over", _NEXT_CYCLE, "return now_s >= self.alarm_s", "return False"),
+    Mutant("no last call", _NEXT_CYCLE, "return now_s >= self.alarm_s", "return True"),
+    Mutant("the join timeout is ignored", _NEXT_CYCLE, "now_s >= self.waits_s + rules.join_timeout_s", "False"),
+    Mutant(
+        "lost nodes keep their vote",
+        _NEXT_CYCLE,
+        "if self.lost_s is None:\n            return",
+        "if True:\n            return",
+    ),
+    Mutant(
+        "a roll leaves out who is coming",
+        _NEXT_CYCLE,
+        " and not any(_is_coming(node, cycle) for node in self._nodes.values())",
+        "",
+    ),
+    Mutant("launchers that were never met are forgotten", _NEXT_CYCLE, "left -= unmet", "pass"),
+    Mutant(
+        "launchers that may be back are given up",
+        _NEXT_CYCLE,
+        "if left + len(back_s) < rules.min_nodes:",
+        "if left < rules.min_nodes:",
+    ),
+    Mutant(
+        "a lost node gets its place back",
+        _JOB_CYCLE,
+        "seat.state is NodeState.LOST or seat.instance not in",
+        "seat.instance not in",
+    ),
+    Mutant(
+        "a report of another cycle counts",
+        _JOB_CYCLE,
+        "if report.cycle != self.decision.cycle:\n            return",
+        "if False:\n            return",
+    ),
+    Mutant("missing nodes are never lost", _JOB_CYCLE, "elif now_s >= since_s + after_s:", "elif False:"),
+    Mutant(
+        "an outcome isn't restored", _JOB_CYCLE, "if standing.ended is not None and self.outcome is None:", "if False:"
+    ),
+    Mutant(
+        "a verdict isn't restored", _JOB_CYCLE, "if self.verdict is None and standing.verdict is not None:", "if False:"
+    ),
+    Mutant(
+        "a farewell with success is a loss at once",
+        _JOB_CYCLE,
+        "if goodbye.well and not goodbye.excluded and",
+        "if False and",
+    ),
+    Mutant(
+        "a consequence is named at once",
+        _JOB_CYCLE,
+        "if not is_known and (self._missing or has_absent or",
+        "if False and (self._missing or has_absent or",
+    ),
+    Mutant(
+        "an open diagnosis is ended",
+        _JOB_CYCLE,
+        "elif self.diagnosis is not None and self.diagnosis.is_open(now_s):",
+        "elif False:",
+    ),
+    Mutant("a hang is never diagnosed", _JOB_CYCLE, "if is_refused or self.diagnosis", "if True or self.diagnosis"),
+    Mutant(
+        "a hang under min-healthy is never reviewed",
+        _JOB_CYCLE,
+        "is_refused = self.review is not None if hang.passive else",
+        "is_refused = True if hang.passive else",
+    ),
+    Mutant(
+        "a rank that only waits is ended",
+        _HANG_REVIEW,
+        "if not review.hanging or verdict.rank in review.hanging or",
+        "if True or",
+    ),
+    Mutant(
+        "a session that is over is believed", _COORDINATOR, "or (node is not None and hello.session < node.session)", ""
+    ),
+    Mutant(
+        "the end isn't told to who comes later",
+        _COORDINATOR,
+        "if self._over_s is not None:\n            self._out.append(Send([link]",
+        "if False:\n            self._out.append(Send([link]",
+    ),
+    Mutant("missed decisions aren't sent", _COORDINATOR, "if node.memory.number < decision.number:", "if False:"),
+    Mutant(
+        "no end for ranks of a lost node",
+        _COORDINATOR,
+        "        if not seated:\n            waits",
+        "        if False:\n            waits",
+    ),
+    Mutant("silent nodes aren't noticed", _COORDINATOR, "if self._clock.now_s - node.heard_s >= limit_s:", "if False:"),
+    Mutant("a spare counts though there is no room", _COORDINATOR, "joining=max(0, min(ready, room))", "joining=ready"),
+    Mutant("standby nodes aren't dismissed", _COORDINATOR, "self._dismiss_standby()\n", "pass\n"),
+    Mutant("an orphan stays", _COORDINATOR, "return is_alone and (self._is_orphan or", "return is_alone and (False or"),
+    Mutant("ranks of a cut-off node go on", _MEMBER, "                self._out.append(end)", "                pass"),
+    Mutant("a launcher never gives up", _MEMBER, "if unled_s >= self._patience_s() and", "if False and"),
+    Mutant(
+        "an old commit is taken",
+        _MEMBER,
+        "if decision.number <= self.memory.number:\n            return",
+        "if False:\n            return",
+    ),
+    Mutant(
+        "the end of another cycle is taken",
+        _MEMBER,
+        "if end.cycle != self.standing.cycle:\n            return",
+        "if False:\n            return",
+    ),
+    Mutant("a verdict isn't remembered", _MEMBER, "self.standing = replace(self.standing, verdict=message)", "pass"),
+    Mutant("a report isn't remembered", _MEMBER, "self.standing = replace(self.standing, report=message)", "pass"),
+    Mutant(
+        "a silent coordinator isn't left",
+        _MEMBER,
+        "elif self._is_open and now >= self._heard_s + self._lost_s:",
+        "elif False:",
+    ),
+    Mutant("an accepted end is forgotten", _PATIENCE, "accepted.held.decision.kind is DecisionKind.END:", "False:"),
+    Mutant(
+        "an excluded node's launcher ends with 94", _PATIENCE, "if standing.phase is m.NodePhase.EXCLUDED:", "if False:"
+    ),
+    Mutant(
+        "a known verdict is no reason to leave", _PATIENCE, "verdict.decision.action is not Action.RESTART:", "False:"
+    ),
+    Mutant(
+        "a part of the job waits as long as a new one",
+        _PATIENCE,
+        "return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)",
+        "return join_s",
+    ),
+)
+
+
+def misplaced(root: Path = _ROOT) -> list[str]:
+    """Return the names of mutants whose text isn't in its file exactly once."""
+    return [each.name for each in MUTANTS if (root / each.file).read_text().count(each.old) != 1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only mutants whose names contain one of them")
+    parser.add_argument("--seeds", type=int, default=2000, help="simulated jobs for each, at most")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--check", action="store_true", help="only look whether the texts are still there")
+    options = parser.parse_args(argv)
+    if moved := misplaced():
+        print("not found exactly once: " + "; ".join(moved))
+        return 1
+    if options.check:
+        return 0
+    chosen = [each for each in MUTANTS if not options.words or any(word in each.name for word in options.words)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        missed = [*pool.map(lambda each: _is_missed(each, options.seed, options.seeds), chosen)]
+    print(f"{len(chosen) - sum(missed)} of {len(chosen)} mutants found")
+    return 1 if any(missed) else 0
+
+
+def _is_missed(mutant: Mutant, first: int, seeds: int) -> bool:
+    with tempfile.TemporaryDirectory() as text:
+        copy = Path(text)
+        for folder in ("megatron_ft", "tests"):
+            shutil.copytree(_ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        file = copy / mutant.file
+        file.write_text(file.read_text().replace(mutant.old, mutant.new))
+        command = [sys.executable, "-c", _SEARCH, str(first), str(first + seeds)]
+        if mutant.unit:
+            command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", mutant.unit]
+            shutil.copy(_ROOT / "pyproject.toml", copy)
+        environment = {**os.environ, "PYTHONPATH": str(copy)}
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if mutant.unit:
+        print(f"{mutant.name}: {'found by' if done.returncode == 1 else 'NOT FOUND by'} {mutant.unit}", flush=True)
+        return done.returncode != 1
+    found = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
+    print(f"{mutant.name}: {found or f'NOT FOUND in {seeds} seeds'}", flush=True)
+    return not found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

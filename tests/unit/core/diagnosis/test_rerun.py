@@ -1,0 +1,185 @@
+"""What the ends of ranks by Megatron's rerun state machine mean, who is named for them, and what follows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.diagnosis.cycle_cause import find_cause
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
+from megatron_ft.core.diagnosis.exits import describe_exit
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Decision
+from megatron_ft.core.job.faults import fault_of
+from megatron_ft.core.job.restart_policy import Action, AnyFailed, NodeState, Outcome
+from megatron_ft.core.job.rotation import Rotation, rotated, rotated_within, rotation_for
+from megatron_ft.core.rerun import (
+    RERUN_MARK,
+    WANTS_ANOTHER_GPU,
+    Rerun,
+    RerunState,
+    rerun_entry,
+    rerun_meaning,
+)
+from tests.support.job_machines import RULES, answers, begun
+
+WILL, AGAIN = "WILL_RERUN_FROM_CHECKPOINT", "RERUNNING_AGAIN_FROM_CHECKPOINT"
+IN_PLACE, FROM_CHECKPOINT = "RERUNNING_IN_PLACE", "RERUNNING_FROM_CHECKPOINT"
+MEANINGS = {
+    (16, WILL): Rerun.ELSEWHERE,
+    (16, AGAIN): Rerun.AGAIN,
+    (17, IN_PLACE): Rerun.TRANSIENT,
+    (17, FROM_CHECKPOINT): Rerun.CONCLUDED,
+}
+
+
+def ended(rank: int, code: int, state: str | None = None, *, own: bool = False, **more: Any) -> RankExited:
+    machine = None if state is None else RerunState(state=state, own=own, node="n1" if own else "", device=3)
+    given = {"pid": 1, "at_ns": rank, **more}
+    return RankExited(rank=rank, cycle=0, local_rank=rank, exitcode=code, rerun_state=machine, **given)
+
+
+def test_code_and_state_must_agree() -> None:
+    states = (WILL, AGAIN, IN_PLACE, FROM_CHECKPOINT, "NOT_RUNNING_YET", "INITIAL_RUN")
+    for code, state in itertools.product((0, 1, 15, 16, 17, 18, -16, -15), states):
+        assert rerun_meaning(code, RerunState(state=state)) is MEANINGS.get((code, state))
+    assert rerun_meaning(16, None) is rerun_meaning(17, None) is None
+
+
+@pytest.mark.parametrize("code", [16, 17])
+def test_the_code_of_a_rank_without_the_machine_is_a_crash_like_any_other(code: int) -> None:
+    cause = find_cause([ended(0, code)], [])
+    assert cause is not None
+    assert (cause.kind, cause.text, cause.rerun) == (CauseKind.CRASH, f"rank 0 exited with code {code}", None)
+
+
+def test_a_state_survives_the_memory_that_it_is_written_to() -> None:
+    state = RerunState(state=WILL, own=True, node="n1", device=3)
+    text = "stacks\n" + rerun_entry(RerunState(state=AGAIN)) + rerun_entry(state) + "Fatal Python error: Aborted\n"
+    assert last_words(text).rerun == state
+    words = last_words(exception_entry(EXCEPTION_MARK, 7, "KeyError: 3", "trace") + rerun_entry(state))
+    assert (words.error, words.rerun) == ("KeyError: 3", state)
+    assert last_words("").rerun is None
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"state": 3}', '{"state": "x", "device": "y"}', "[" * 9000])
+def test_a_damaged_state_is_none(line: str) -> None:
+    assert last_words(f"\n{RERUN_MARK} {line}\n").rerun is None
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "kind", "text"),
+    [
+        (16, WILL, CauseKind.REQUEST, "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"),
+        (16, AGAIN, CauseKind.REQUEST, "got the same GPU and asks again to re-run from the checkpoint on another one"),
+        (17, IN_PLACE, CauseKind.CRASH, "computed a wrong result that the same GPU did not reproduce"),
+        (17, FROM_CHECKPOINT, CauseKind.CRASH, "has re-run a rejected result of GPU 3 on n1 on another GPU"),
+    ],
+)
+def test_the_rank_whose_result_was_rejected_is_named(code: int, state: str, kind: CauseKind, text: str) -> None:
+    others = [ended(0, code, state), ended(1, -15, state, signals_sent=(15,)), ended(3, code, state)]
+    cause = find_cause([*others, ended(2, code, state, own=True)], [])
+    assert cause is not None
+    assert (cause.rank, cause.kind, cause.follows, cause.rerun) == (2, kind, False, MEANINGS[code, state])
+    assert cause.text.startswith(f"rank 2 {text}")
+    elsewhere = find_cause(others, [])
+    assert elsewhere is not None
+    assert (elsewhere.rank, elsewhere.follows) == (0, True)
+
+
+def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
+    assert "because another rank computed" in describe_exit(ended(0, 17, IN_PLACE))
+    assert "of GPU" not in describe_exit(ended(0, 17, FROM_CHECKPOINT))
+    unknown = RerunState(state=FROM_CHECKPOINT, own=True, node="n1")
+    assert "of a GPU on n1" in describe_exit(replace(ended(0, 17), rerun_state=unknown))
+
+
+@pytest.mark.parametrize(
+    ("rerun", "used", "action", "no_progress"),
+    [
+        (Rerun.ELSEWHERE, 0, Action.RESTART, False),
+        (Rerun.AGAIN, 0, Action.RESTART, False),
+        (Rerun.ELSEWHERE, 3, Action.GIVE_UP, False),  # it counts against --max-restarts
+        (Rerun.TRANSIENT, 0, Action.RESTART, False),
+        (Rerun.CONCLUDED, 0, Action.GIVE_UP, True),
+        (Rerun.CONCLUDED, 3, Action.GIVE_UP, True),
+    ],
+)
+def test_what_follows(rerun: Rerun, used: int, action: Action, no_progress: bool) -> None:
+    decision = AnyFailed(3).decide(Outcome.FAILED, restarts_before=used, rerun=rerun)
+    assert (decision.action, decision.no_progress) == (action, no_progress)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "kind", "again"),
+    [
+        (1, 1, Rotation.NONE, Rotation.NONE),
+        (1, 2, Rotation.RANKS, Rotation.RANKS),
+        (2, 8, Rotation.RANKS, Rotation.NODES),
+        (2, 1, Rotation.NODES, Rotation.NODES),
+    ],
+)
+def test_who_changes_places(nodes: int, ranks: int, kind: Rotation, again: Rotation) -> None:
+    assert rotation_for(nodes=nodes, ranks=ranks, again=False) is kind
+    assert rotation_for(nodes=nodes, ranks=ranks, again=True) is again
+
+
+def test_rotations() -> None:
+    assert [rotated("abc", by) for by in range(4)] == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
+    assert rotated([], 1) == rotated_within([], 2) == []
+    assert rotated("a", 5) == ["a"]
+    assert rotated_within("abcd", 0) == rotated_within("abcd", 1) == [*"bcda"]
+    assert rotated_within("abcd", 2) == [*"badc"]
+
+
+def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, rerun: Rerun | None) -> Decision:
+    """All nodes report the end of a cycle, the second one its cause; what is decided then."""
+    effects: list[edge.CoordinatorEffect] = []
+    for link in range(len(nodes)):
+        kind = CauseKind.REQUEST if rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH
+        cause = Cause(text="why", kind=kind, rank=link, follows=link != 1, rerun=rerun)
+        report = m.Report(cycle, NodeState.UNHEALTHY, cause, ranks=ranks)
+        effects += machine.handle(edge.Heard(link, report), 0.0)
+    effects += machine.settle(0.0)
+    (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
+    assert (verdict.node, verdict.cause.rerun) == (1, rerun)
+    assert (fault_of(verdict) is None) is (rerun is not None and rerun is not Rerun.TRANSIENT)
+    for link in range(len(nodes)):
+        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    (made,) = [effect for effect in effects if isinstance(effect, edge.Decided)]
+    return made.held.decision
+
+
+def test_ranks_of_each_node_stay_rotated_and_each_request_rotates_them_further() -> None:
+    machine = begun(replace(RULES, max_nodes=2), "ab")
+    shifts = []
+    for cycle, rerun in enumerate([Rerun.ELSEWHERE, None, Rerun.ELSEWHERE]):
+        made = next_decision(machine, cycle, "ab", ranks=8, rerun=rerun)
+        shifts.append(made.shift)
+        assert made.voters == ("a", "b")
+    assert shifts == [1, 1, 2]
+
+
+def test_nodes_of_one_rank_stay_in_their_new_places() -> None:
+    machine = begun(replace(RULES, max_nodes=3), "abc")
+    made = next_decision(machine, 0, "abc", ranks=1, rerun=Rerun.ELSEWHERE)
+    assert (made.shift, made.voters) == (0, ("b", "c", "a"))
+
+
+def test_nodes_change_places_where_ranks_take_their_new_gpus_for_the_same() -> None:
+    machine = begun(replace(RULES, max_nodes=2), "ab")
+    assert next_decision(machine, 0, "ab", ranks=8, rerun=Rerun.ELSEWHERE).voters == ("a", "b")
+    made = next_decision(machine, 1, "ab", ranks=8, rerun=Rerun.AGAIN)
+    assert (made.shift, made.voters) == (1, ("b", "a"))
+
+
+def test_a_concluded_rerun_ends_the_job() -> None:
+    made = next_decision(begun(replace(RULES, max_nodes=2), "ab"), 0, "ab", ranks=8, rerun=Rerun.CONCLUDED)
+    assert (made.kind.value, made.code) == ("end", 93)
