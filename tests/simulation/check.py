@@ -114,6 +114,7 @@ def _no_two_cycles(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     began: dict[int, float] = {}
     for trained in job.trained:
         began[trained.cycle] = min(trained.from_s, began.get(trained.cycle, 1e18))
+    decided = {made.decision.cycle: made.at_s for made in cycles(job)}
     bound_s = lost_s(plan.nodes + plan.spares) + CUT_OFF_S + _TEARDOWN_S
     for trained in job.trained:
         later = [at_s for cycle, at_s in began.items() if cycle > trained.cycle]
@@ -122,7 +123,8 @@ def _no_two_cycles(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             continue
         over_s = to_s - min(later)
         launcher = trained.launcher
-        if _is_innocent(launcher, trained.from_s, to_s, 0.0) and not trouble.network:
+        # one that stood still when the cycle was decided reads that as soon as it goes on, and starts its ranks
+        if _is_innocent(launcher, decided.get(trained.cycle, trained.from_s), to_s, 0.0) and not trouble.network:
             yield f"{launcher.name} trains in cycle {trained.cycle} for {over_s:.1f} s while a later one does"
         frozen_s = sum(f.seconds for f in plan.faults if "frozen" in f.kind)
         if over_s > bound_s + frozen_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.core.coordinator.job_cycle import RERUN_S
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import beat_s, lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
@@ -116,6 +117,8 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + _MESSAGES * plan.latency_s + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
     bound_s += _HANG_S if {"rank_hangs", "rank_stalls"} & set(struck) else 0.0
+    # a rank that ends because another one's result was rejected is reported first, and that one is waited for
+    bound_s += RERUN_S if {"ranks_rerun", "rerun_concluded"} & set(struck) else 0.0
     if {"clock_jumps", "coordinator_frozen", "host_frozen"} & set(struck):  # to the coordinator, it was paused
         bound_s += LONGEST_SKIP_S
     if not is_led:  # another coordinator has taken over then, and it waits for those that haven't come yet

@@ -280,6 +280,8 @@ class Link:
         self._held: list[deque[Any]] = [deque(), deque()]
         self._silent_s: float | None = None
         """Since when no packet has got through; None if they do."""
+        self._closed: set[Process] = set()
+        """Processes that have closed their end, and read nothing more from it."""
         for end in (a, b):
             end.links.append(self)
         world.links.append(self)
@@ -299,6 +301,7 @@ class Link:
 
     def close(self, closer: Process, *, silently: bool = False) -> None:
         """One end is closed; the other one hears of it, unless ``silently``."""
+        self._closed.add(closer)
         if closer not in self.ends:
             return
         side = self.ends.index(closer)
@@ -371,7 +374,7 @@ class Link:
 
     def _deliver(self, side: int, target: Process, message: Any) -> None:
         now = self.ends[1 - side]
-        if now is target:
+        if now is target or (now is None and target not in self._closed):  # what came before its end is read
             target.received(self, message)
         elif now is not None:  # another process has taken the connection meanwhile
             now.call(lambda: self._deliver(side, now, message))

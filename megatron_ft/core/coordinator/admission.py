@@ -29,7 +29,7 @@ class Admission:
     ``defined``: the job of the launcher that has started the coordinator; None: the first hello defines it.
     """
 
-    def __init__(self, elsewhere: str, defined: JobDefinition | None = None) -> None:
+    def __init__(self, elsewhere: str, defined: JobDefinition | None = None, *, now_s: float = 0.0) -> None:
         self.job = ""
         self.rules: Rules | None = None
         self._arguments = Arguments()
@@ -38,7 +38,7 @@ class Admission:
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
         self._elsewhere = elsewhere
-        self._until_s = float("inf")
+        self._known_s, self._until_s = now_s, float("inf")
         self._needed_s = 0.0
         """When a launcher was last here that can go on with the job."""
 
@@ -53,6 +53,10 @@ class Admission:
     def elsewhere(self, now_s: float) -> str:
         """Return the address of the job's coordinator, as far as known here; empty if unknown."""
         return self._elsewhere if now_s < self._until_s else ""
+
+    def age_s(self, now_s: float) -> float:
+        """Return for how many seconds ``elsewhere`` has been known; 0 if it isn't."""
+        return now_s - self._known_s if self.elsewhere(now_s) else 0.0
 
     def job_ended(self, now_s: float) -> None:
         self.ended_s = now_s
@@ -80,7 +84,7 @@ class Admission:
     def moved(self, moved: Moved, now_s: float) -> None:
         """Take note of where this job, which has no cycle here, is coordinated."""
         if self.job in ("", moved.job):
-            self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
+            self._elsewhere, self._known_s, self._until_s = moved.address, now_s, now_s + 3 * MOVED_S
 
     def forgets(self, now_s: float, *, is_needed: bool) -> bool:
         """Whether the job has had no launcher that can go on with it for ``FORGETS_S``; ask at least every few seconds.

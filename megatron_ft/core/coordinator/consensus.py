@@ -167,10 +167,11 @@ class Consensus:
 
     # -- leading ----------------------------------------------------------------------------------------------
 
-    def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> bool:
+    def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str, age_s: float) -> bool:
         """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken.
 
-        ``elsewhere``: where another coordinator leads, as far as is known; launchers that wait here are told.
+        ``elsewhere``: where another coordinator leads, as far as has been known for ``age_s``; launchers that wait
+        here are told.
         """
         is_elsewhere = self.decision is None and bool(elsewhere)
         enough = self._suffices(self._here.keys(), self._owner is not None)
@@ -180,7 +181,7 @@ class Consensus:
                 self._has_asked = False
                 self._follow_anew(everybody)
                 self._untold = list(self._unasked)
-            self._tell_waiting(everybody, now_s, elsewhere)
+            self._tell_waiting(everybody, now_s, elsewhere, age_s)
             return False
         if self.term is None or self._seen > self.term:
             self.leads, self.proposal = False, None
@@ -227,7 +228,7 @@ class Consensus:
         last = max(accepted, key=lambda each: each.ballot, default=None)
         return last is None or last.held.decision.is_made_by({node.instance for node in nodes if node.link is not None})
 
-    def _tell_waiting(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> None:
+    def _tell_waiting(self, everybody: Iterable[Node], now_s: float, elsewhere: str, age_s: float) -> None:
         self._visitors.are_here(self._here, now_s)
         before, self._told = (
             self._told,
@@ -240,7 +241,7 @@ class Consensus:
         if links:
             here, size = len(self._here), 0 if self.decision is None else self.decision.size
             soon = (here > 1 and 4 * here >= size > 0) or (self.decision is None and self._founds)
-            self._emit(Send(links, Wait(here, size, soon, *self._told)))
+            self._emit(Send(links, Wait(here, size, soon, *self._told, age_s)))
 
     # -- proposing --------------------------------------------------------------------------------------------
 

@@ -53,13 +53,13 @@ class Coordinator:
     ) -> None:
         self._out: list[CoordinatorEffect] = []
         self._consensus = Consensus(name, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
-        self._admission = Admission(elsewhere, defined)
+        self._clock = OwnClock(now_s)
+        self._admission = Admission(elsewhere, defined, now_s=self._clock.now_s)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
         """Launchers whose connection has just ended; they may come back."""
         self._arrivals = 0
-        self._clock = OwnClock(now_s)
         self._sweep_s = 0.0
         self._alarms: list[float] = []
         self._cycle: JobCycle | None = None
@@ -305,7 +305,8 @@ class Coordinator:
         self.needs_settling, self._end, self._alarms = False, None, []
         self._clock.set(now_s)
         self._look_for_lost()
-        if self._consensus.advance(self._nodes.values(), now := self._clock.now_s, self._admission.elsewhere(now)):
+        now, admission = self._clock.now_s, self._admission
+        if self._consensus.advance(self._nodes.values(), now, admission.elsewhere(now), admission.age_s(now)):
             self._took_over()
         if self._consensus.leads:
             patient = self._clock.now_s < (self._next_cycle.lost_s or -60.0) + lost_s(len(self._nodes))

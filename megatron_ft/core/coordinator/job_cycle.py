@@ -22,7 +22,7 @@ _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
 _CAUSE_S = 0.3
 """How long to wait for the cause after a failure that is only a consequence."""
-_RERUN_S = 3.0
+RERUN_S = 3.0
 """The same where ranks end by Megatron's rerun state machine: the one whose result was rejected ends by itself, too."""
 _PASS_ON_S = 0.5
 """A message is passed on to the other nodes at most once in this time."""
@@ -327,7 +327,7 @@ class JobCycle:
         if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.cause.follows:
             place = first_failure(self.seats, self.decided_by)
             is_known = place not in (None, self.decided_by) and self.seats[place].state is not NodeState.EXCLUDED
-            within_s = _CAUSE_S if self.seats[self.decided_by].report.cause.rerun is None else _RERUN_S
+            within_s = _CAUSE_S if self.seats[self.decided_by].report.cause.rerun is None else RERUN_S
             if not is_known and (self._missing or has_absent or now_s < self._ended_s + within_s):
                 self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause

@@ -160,7 +160,7 @@ class Member:
         if self._is_open:
             self._out += [edge.Transmit(m.Away())] if self.is_led else []
             self._out.append(edge.Disconnect())
-        self._search.tried(is_answered=self._is_answered, problem=problem)
+        self._search.tried(self._clock.now_s, is_answered=self._is_answered, problem=problem)
         self._unled()
         self._is_open, self._until_s = False, None
         wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)
@@ -313,7 +313,7 @@ class Member:
     def _waits(self, wait: m.Wait) -> None:
         self._has_lost_lead |= self.is_led
         self._unled()
-        if self._search.told_of(wait.elsewhere, self._clock.now_s):
+        if self._search.told_of(wait.elsewhere, self._clock.now_s, wait.age_s):
             self._seek(at_once=True)
             return
         is_common = self._search.is_first and self.memory.decided is not None

@@ -491,6 +491,7 @@ class Wait:
 
     ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
     ``elsewhere``: where the job is coordinated, as far as is known here; empty if it isn't known.
+    ``age_s``: for how many seconds that has been known.
     """
 
     here: int
@@ -498,6 +499,7 @@ class Wait:
     soon: bool
     gathers: bool = False
     elsewhere: str = ""
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

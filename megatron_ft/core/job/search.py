@@ -9,8 +9,6 @@ from megatron_ft.core.wording import listed
 _SKIPS_S = (2.0, 4.0, 8.0)
 """How long an address isn't tried after it was silent once, twice, and more often."""
 LONGEST_SKIP_S = _SKIPS_S[-1]
-_KNOWN_S = 10.0
-"""An address that was tried so recently isn't tried again because of older news."""
 
 
 _MOST_TOLD = 16
@@ -38,15 +36,14 @@ class Search:
         self._silent: dict[str, tuple[float, int]] = {}
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._tried_s: dict[str, float] = {}
-        """When each address was tried last."""
+        """What was known before is no reason to try each address again: when a coordinator there was last heard not to
+        lead, or, where none has answered, when the last try began."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
         self._believed: set[str] = set()
         """Addresses that were tried again after they hadn't answered, because a coordinator was said to be there."""
         self._is_home_there = False
         """The host at ``home`` has ended the last connection itself."""
-        self._told_here: str | None = None
-        """Address of another coordinator, by the last answer from ``address``; None without an answer."""
 
     def next(self, *, knows_job: bool, now_s: float) -> str:
         """The address to try now: ``home``, another one, ``home`` again, and so on: in the same order for all.
@@ -62,15 +59,17 @@ class Search:
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
         self.address = self.home if is_due or not queued else queued[0]
         self._queue = [each for each in self._queue if each != self.address]
-        self._tried_s[self.address], self._told_here = now_s, None
+        self._tried_s[self.address] = now_s
         return self.address
 
-    def tried(self, *, is_answered: bool, problem: str = "") -> None:
+    def tried(self, now_s: float, *, is_answered: bool, problem: str = "") -> None:
         """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead.
 
         ``problem``: why, in words, where that is known.
         """
         self.is_first = self.is_first and not is_answered
+        if is_answered:
+            self._tried_s[self.address] = now_s
         self._problems[self.address] = problem or ("the coordinator there does not lead" if is_answered else NO_ANSWER)
 
     @property
@@ -108,15 +107,13 @@ class Search:
         """
         self._queue, self._is_home_there = [], is_home_there
 
-    def told_of(self, address: str, now_s: float) -> bool:
-        """Another launcher follows a coordinator there; returns whether to try that next.
+    def told_of(self, address: str, now_s: float, age_s: float = 0.0) -> bool:
+        """Another launcher followed a coordinator there ``age_s`` ago; returns whether to try that next.
 
-        What is said first on a connection may be older than when that address was last tried in vain.
+        What is said may be older than when that address was last tried in vain.
         """
-        before, self._told_here = self._told_here, address
-        is_old = before in (None, address)
-        is_known = is_old and now_s < self._tried_s.get(address, -_KNOWN_S) + _KNOWN_S
-        if is_known or address in ("", self.address) or not self._is_believed(address, now_s):
+        is_old = address in self._tried_s and now_s - age_s <= self._tried_s[address]
+        if is_old or address in ("", self.address) or not self._is_believed(address, now_s):
             return False
         self._addresses = tuple(dict.fromkeys((*self._addresses, self.home, address)))
         self.home = address

@@ -100,6 +100,7 @@ def test_launchers_are_told_where_the_job_has_moved_for_some_seconds() -> None:
     assert admission.elsewhere(1.0) == ""
     admission.moved(Moved("job", "b:29500"), 1.0)
     assert admission.elsewhere(2.0) == "b:29500"
+    assert admission.age_s(2.0) == 1.0
     assert admission.answer(hello("another"), now_s=2.0) == refusal(hello("another"), JOB)
     assert admission.elsewhere(1.0 + 3 * MOVED_S) == ""
 
@@ -107,6 +108,7 @@ def test_launchers_are_told_where_the_job_has_moved_for_some_seconds() -> None:
 def test_where_its_own_launcher_comes_back_nobody_is_sent_to_the_coordinator_that_it_has_lost() -> None:
     admission = Admission("there:1")
     assert admission.elsewhere(0.0) == "there:1"
+    assert admission.age_s(3.0) == 3.0
     assert admission.answer(dataclasses.replace(hello(), owns=True), now_s=1.0) is None
     assert admission.elsewhere(2.0) == ""
 

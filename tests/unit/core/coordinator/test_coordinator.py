@@ -120,7 +120,7 @@ def test_a_coordinator_that_has_lost_its_job_to_another_sends_fresh_launchers_th
     (told,) = machine.settle(3.0)
     assert told == edge.Send([8], m.Wait(0, 3, soon=False, elsewhere="there:1"))
     machine.handle(edge.Heard(10, replace(fresh, instance="newer")), 4.0)
-    assert machine.settle(4.0) == [edge.Send([10], m.Wait(0, 3, soon=False, elsewhere="there:1"))]
+    assert machine.settle(4.0) == [edge.Send([10], m.Wait(0, 3, soon=False, elsewhere="there:1", age_s=1.0))]
 
 
 def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> None:

@@ -68,14 +68,23 @@ def test_it_goes_at_once_where_another_launcher_has_found_a_coordinator() -> Non
     assert asked(machine.tick(2.0)) == ["fifth:1"]
 
 
-def test_older_news_of_an_address_that_was_tried_is_no_reason_to_try_it_again_but_a_change_is() -> None:
-    machine = waiting("fourth:1", m.Wait(1, 4, soon=False, elsewhere="third:1"))
+def test_an_address_that_was_tried_is_tried_again_only_for_what_became_known_since() -> None:
+    machine = waiting("fourth:1", m.Wait(1, 4, soon=False, elsewhere="third:1", age_s=1.0))
     assert asked(machine.tick(2.0)) == []
-    machine.heard(m.Wait(1, 4, soon=False, gathers=True, elsewhere="third:1"), 2.1)
+    machine.heard(m.Wait(1, 4, soon=False, gathers=True, elsewhere="third:1", age_s=1.6), 2.1)
     assert asked(machine.tick(2.1)) == []
-    machine.heard(m.Wait(1, 4, soon=False, elsewhere=""), 2.2)  # the launcher there had lost it, and is back
-    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1"), 2.3)
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1", age_s=0.1), 2.3)
     assert asked(machine.tick(2.3)) == ["third:1"]
+
+
+def test_what_became_known_while_a_coordinator_refused_to_lead_is_no_reason_to_go_back_to_it() -> None:
+    machine = waiting("third:1", m.Wait(1, 4, soon=False))
+    now_s = 1.0 + next_asked(machine)[1]
+    machine.opened(now_s)
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1", age_s=1.0), now_s + 0.1)
+    assert asked(machine.tick(now_s + 0.1)) == []
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1", age_s=0.05), now_s + 0.2)
+    assert asked(machine.tick(now_s + 0.2)) == ["third:1"]
 
 
 def test_an_address_that_did_not_answer_is_tried_once_more_if_a_coordinator_is_said_to_be_there() -> None:
