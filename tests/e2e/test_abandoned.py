@@ -18,7 +18,7 @@ UNREAD = ["bash", "-c", '"$@" 2>&1 | grep -m 1 "still here" >/dev/null; exit "${
 """Who reads the output leaves when the ranks run."""
 
 
-def test_alone_it_is_to_be_started_again_and_no_restart_is_used(fresh_launcher: Launcher) -> None:
+def test_abandoned_launcher_alone_exits_with_94_and_uses_no_restart(fresh_launcher: Launcher) -> None:
     launched = fresh_launcher.start(PRINTS, "--nproc-per-node=2", "--max-restarts=3", prefix=UNREAD)
     assert launched.wait().code == 94
     assert len(launched.events("abandoned")) == 1
@@ -28,7 +28,7 @@ def test_alone_it_is_to_be_started_again_and_no_restart_is_used(fresh_launcher: 
     assert (life["outcome"], life["exit_code"], life["restarts"]) == ("lost", 94, 0)
 
 
-def test_the_others_go_on_without_its_node(fresh_launcher: Launcher) -> None:
+def test_other_nodes_continue_without_an_abandoned_launcher(fresh_launcher: Launcher) -> None:
     place = meeting_place("--nnodes=1:2", "--max-restarts=3")
     other = fresh_launcher.start(PRINTS, *place, rendezvous_settings(is_host=True, last_call_s=3))
     unread = fresh_launcher.start(PRINTS, *place, rendezvous_settings(is_host=False, last_call_s=3), prefix=UNREAD)

@@ -98,7 +98,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
         assert left == []
 
 
-def test_killed_killed_finished(loop: Loop, tmp_path: Path) -> None:
+def test_loop_restarts_killed_jobs_until_the_training_is_finished(loop: Loop, tmp_path: Path) -> None:
     """Three real jobs: of the first the launcher is killed, of the second a rank; the third comes to the end."""
     save = tmp_path / "save"
     # an optimizer imports the compiler, and here once for both ranks
@@ -179,7 +179,9 @@ FAIL = "echo failing; exit 3"
         ),
     ],
 )
-def test_how_it_ends(loop: Loop, script: str, environment: dict[str, str], code: int, jobs: int, last: str) -> None:
+def test_loop_ends_with_the_code_and_line_of_its_last_job(
+    loop: Loop, script: str, environment: dict[str, str], code: int, jobs: int, last: str
+) -> None:
     assert loop.run("bash", "-c", script, **environment) == code
     assert sum(line.endswith(" starts") for line in loop.says()) == jobs
     assert loop.says()[-1] == last.format(flag=loop.flag)
@@ -206,7 +208,9 @@ def test_a_job_that_asks_to_be_started_again_is_no_failure(loop: Loop, tmp_path:
     ("command", "environment"),
     [([], {}), (["true"], {"FAULT_TOL_FINISHED_FLAG_FILE": ""}), (["true"], {"MAX_FAILURES": "many"})],
 )
-def test_mistakes(loop: Loop, command: list[str], environment: dict[str, str]) -> None:
+def test_mistake_on_the_command_line_prints_the_usage(
+    loop: Loop, command: list[str], environment: dict[str, str]
+) -> None:
     assert loop.run(*command, **environment) == 2
     assert loop.says()[0].startswith("usage: ")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.launching import ROOT
 
 
-def test_its_own_unit_tests_pass_with_our_module(tmp_path: Path) -> None:
+def test_bridge_unit_tests_pass_with_our_module(tmp_path: Path) -> None:
     checkout = os.environ.get("FT_BRIDGE_SOURCE")
     if checkout is None:
         pytest.skip("FT_BRIDGE_SOURCE names no checkout of Megatron-Bridge")

@@ -44,7 +44,7 @@ signal.pause()
 """
 
 
-def test_three_ranks_agree_and_the_next_run_uses_what_they_learned(tmp_path: Path) -> None:
+def test_ranks_agree_on_calculated_timeouts_and_the_next_run_uses_them(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         ranks = []
         for number in range(WORLD):

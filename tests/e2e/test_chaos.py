@@ -52,7 +52,7 @@ def perform(plan: Plan, weights: str, **environment: str) -> Seen:
 
 
 @pytest.mark.parametrize("what", EVENTS)
-def test_the_job_comes_through(weights: str, what: str) -> None:
+def test_job_survives_each_kind_of_fault(weights: str, what: str) -> None:
     plan = Plan(seed=0, layout="dp", preload="megatron", learns=False, events=EVENTS[what])
     if plan.needs_small_disk and os.geteuid() != 0:
         pytest.skip("a small file system needs root")

@@ -19,7 +19,7 @@ from tests.chaos.plan import Event, Plan
 from tests.support.launching import marked, wait_until
 
 
-def test_what_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_chaos_run_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a process in a session of its own, a file, shared memory."""
     monkeypatch.setattr(one, "LEFT_S", 0.0)
     plan = Plan(seed=0, layout="dp", preload="none", learns=False)
@@ -40,7 +40,7 @@ def test_what_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [f"process {process.pid} sleep 60", "file megatron_ft-x", f"shared memory {name}"]
 
 
-def test_what_a_fault_hits_is_counted() -> None:
+def test_processes_and_files_that_a_fault_hits_are_counted() -> None:
     def fault(name: str) -> Event:
         return Event(fault=name, phase="step", launch=0, cycle=0, rank=0, iteration=1)
 
@@ -84,7 +84,7 @@ def test_a_rank_that_still_has_the_fork_servers_name_is_not_hit() -> None:
 
 
 @pytest.mark.parametrize(("launch", "hits"), [(0, 1), (1, 0)])
-def test_what_a_rank_asks_for_is_done_while_its_launcher_runs(launch: int, hits: int) -> None:
+def test_fault_order_of_a_rank_is_carried_out_only_while_its_launcher_runs(launch: int, hits: int) -> None:
     event = Event(fault="launcher_killed", phase="step", launch=launch, cycle=0, rank=0, iteration=1)
     plan = Plan(seed=0, layout="dp", preload="none", learns=False, events=(event,))
     order = json.dumps({"number": 0, "what": "begin", "pid": os.getpid()}).encode()

@@ -128,7 +128,9 @@ fault_tolerance:
 
 
 @pytest.mark.parametrize("line", LINES, ids=[line.name for line in LINES])
-def test_it_starts_loses_a_rank_and_finishes(launcher: Launcher, tmp_path: Path, line: Line) -> None:
+def test_published_command_line_starts_loses_a_rank_and_finishes(
+    launcher: Launcher, tmp_path: Path, line: Line
+) -> None:
     (tmp_path / "sections.yaml").write_text(SECTIONS)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -110,7 +110,7 @@ def test_another_host_takes_over_and_the_cycle_goes_on(coordinators: Coordinator
     assert process.wait(timeout=20) == 0
 
 
-def test_who_does_not_know_the_secret_is_not_let_in(
+def test_launcher_with_another_secret_is_not_admitted(
     coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinators.start(FT_SECRET=SECRET)
@@ -141,7 +141,7 @@ def test_a_launcher_of_another_job_is_told_so(coordinators: Coordinators) -> Non
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, encode({"type": "ready"}), encode({"type": "hello", "job": 7})]
 )
-def test_what_is_no_hello_ends_its_own_connection_only(coordinators: Coordinators, data: bytes) -> None:
+def test_bytes_that_are_no_hello_end_their_own_connection_only(coordinators: Coordinators, data: bytes) -> None:
     coordinators.start()
     swarm = Swarm(coordinators.address, range(2), 3)
     swarm.start()
@@ -195,7 +195,7 @@ main()
 """
 
 
-def test_one_of_a_person_serves_the_job_again_whose_launchers_were_all_killed() -> None:
+def test_coordinator_started_by_hand_serves_the_job_again_after_all_launchers_die() -> None:
     words = [sys.executable, "-c", FORGETS_SOON, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -90,7 +90,7 @@ def ask(reactor: Reactor, ear: Ear, transport: Any, address: str, message: m.Hel
     return ear.heard_messages[count]
 
 
-def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_socket(reactor: Reactor) -> None:
+def test_coordinator_of_the_founder_starts_at_once_and_is_replaced_on_its_socket(reactor: Reactor) -> None:
     with hosted(reactor) as one, sockets(reactor) as (transport, ear):
         first = one.pid()
         assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
@@ -122,7 +122,7 @@ def test_launchers_that_wait_are_told_where_this_one_has_found_a_coordinator(rea
         assert one.said == []  # that it was killed is nobody's business
 
 
-def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(reactor: Reactor) -> None:
+def test_coordinator_of_another_launcher_starts_on_demand_and_redirects_to_the_job(reactor: Reactor) -> None:
     with hosted(reactor, founds=False, led_at=lambda: "first:1") as one, sockets(reactor) as (transport, ear):
         reactor.run_once(0.05)
         assert one.host.pids() == set()
@@ -139,13 +139,13 @@ def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(
         )
 
 
-def test_one_that_takes_over_begins_no_job(reactor: Reactor) -> None:
+def test_coordinator_that_takes_over_begins_no_job(reactor: Reactor) -> None:
     with hosted(reactor, founds=False) as one, sockets(reactor) as (transport, ear):
         assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Wait)
 
 
 @pytest.mark.parametrize(("code", "starts"), [(3, 5), (2, 1)])
-def test_one_that_does_not_live_is_given_up(
+def test_coordinator_that_keeps_exiting_is_given_up(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch, code: int, starts: int
 ) -> None:
     monkeypatch.setattr(coordinator_process, "_PAUSES_S", (0.0, 0.01))
@@ -190,7 +190,7 @@ def test_job_of_the_launcher_is_defined_before_another_jobs_launcher_comes(react
         assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
 
 
-def test_one_that_can_not_be_started_is_given_up(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_that_cannot_be_started_is_given_up(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_process, "_PAUSES_S", (0.0,))
     monkeypatch.setattr(coordinator_process, "isolated_command", lambda _: ["/no/such/program"])
     with hosted(reactor) as one:
@@ -198,7 +198,7 @@ def test_one_that_can_not_be_started_is_given_up(reactor: Reactor, monkeypatch: 
         assert "can't be started (No such file or directory)" in one.gave_up[0]
 
 
-def test_it_has_the_secret_and_nothing_of_the_users_python(
+def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
     reactor: Reactor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("random.py", "socket.py", "sitecustomize.py"):
@@ -227,7 +227,7 @@ def test_signals_to_the_whole_group_do_not_end_it(reactor: Reactor) -> None:
         assert one.pid() == pid
 
 
-def test_without_a_free_descriptor_it_still_says_which_options_differ(reactor: Reactor) -> None:
+def test_coordinator_without_a_free_descriptor_still_says_which_options_differ(reactor: Reactor) -> None:
     with hosted(reactor) as one, sockets(reactor) as (transport, ear), sockets(reactor) as (other, its_ear):
         assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
         pid = one.pid()
@@ -266,7 +266,7 @@ while True:
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_it_outlives_its_launcher_as_long_as_others_need_it_and_no_longer(is_killed: bool) -> None:
+def test_coordinator_outlives_its_launcher_only_while_others_need_it(is_killed: bool) -> None:
     words = [sys.executable, "-c", LAUNCHER]
     launcher = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()

@@ -48,7 +48,7 @@ def test_a_process_that_is_stuck_in_the_kernel_keeps_no_other_one_alive(monkeypa
         rank.wait()
 
 
-def test_what_has_left_the_group_is_known_by_its_environment() -> None:
+def test_orphan_outside_the_process_group_is_found_by_its_environment() -> None:
     path = f"/nowhere/{os.urandom(8).hex()}.sock"
     environment = {**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": path}
     rank = subprocess.Popen(SLEEPS, start_new_session=True)
@@ -85,7 +85,7 @@ def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytes
         rank.wait()
 
 
-def test_how_long_a_process_waits_for_a_cpu_is_known() -> None:
+def test_cpu_wait_of_a_running_process_is_measured() -> None:
     """Two that never pause share one CPU."""
     if not any(run_delays_ns(os.getpid()).values()):
         pytest.skip("this kernel doesn't count it")

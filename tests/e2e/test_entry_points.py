@@ -13,7 +13,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [("megatron_ft",), ("megatron_ft.cli.main",)])
-def test_megatron_ft(words: tuple[str, ...]) -> None:
+def test_megatron_ft_modules_print_their_usage(words: tuple[str, ...]) -> None:
     done = run(*words, "--help")
     assert done.returncode == 0
     assert "usage: megatron-ft" in done.stdout
@@ -23,7 +23,7 @@ def test_megatron_ft(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "words", [("megatron_ft.launcher",), ("megatron_ft.launcher.main",), ("megatron_ft", "launch")], ids=" ".join
 )
-def test_ft_launcher(words: tuple[str, ...]) -> None:
+def test_ft_launcher_modules_refuse_an_unknown_option(words: tuple[str, ...]) -> None:
     done = run(*words, "--no-such-option", "x.py")
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr

@@ -140,7 +140,7 @@ def functions(document: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["sleeping", "spinning"])
-def test_where_a_rank_is_in_python(subjects: Subjects, what: str) -> None:
+def test_note_names_the_python_function_that_the_rank_is_in(subjects: Subjects, what: str) -> None:
     note, document = subjects.start(f"begin(); {what}()").collect()
     assert functions(document)[:1] == [what]
     assert note.frame.endswith(f" {what}")
@@ -230,7 +230,7 @@ def test_py_spy_reads_what_the_rank_can_t_write(
 
 
 @pytest.mark.parametrize("body", ["exit 3", "sleep 60", "echo no json", "echo '{}'"])
-def test_a_py_spy_that_fails_or_is_slow(
+def test_py_spy_that_fails_or_is_slow_leaves_a_note_without_a_stack(
     subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     (tmp_path / "py-spy").write_text(
@@ -286,7 +286,7 @@ def test_a_py_spy_on_a_file_system_that_does_not_answer_is_not_waited_for(
 
 
 @pytest.mark.parametrize("passive", [False, True])
-def test_nothing_is_read_that_waits_for_a_lock_of_the_rank(
+def test_evidence_reads_no_proc_file_that_takes_a_lock_of_the_rank(
     subjects: Subjects, monkeypatch: pytest.MonkeyPatch, passive: bool
 ) -> None:
     """The memory map of a process that is stuck in a driver may be locked, and ``cmdline``, say, waits for it."""
@@ -305,7 +305,7 @@ def test_nothing_is_read_that_waits_for_a_lock_of_the_rank(
     assert {"stat", "wchan"} <= opened <= {"children", "stat", "status", "wchan"}
 
 
-def test_looking_passively_sends_no_signal(subjects: Subjects) -> None:
+def test_passive_collection_sends_no_signal(subjects: Subjects) -> None:
     subject = subjects.start("begin(); sleeping()")
     note, _ = subject.collect(passive=True)
     assert subject.written() == ""
@@ -490,7 +490,7 @@ def test_exception_logged_while_the_interpreter_exits_is_no_end(subjects: Subjec
     assert subject.written() == ""
 
 
-def test_the_stacks_at_a_fatal_signal(subjects: Subjects) -> None:
+def test_fatal_signal_writes_its_error_to_the_dump(subjects: Subjects) -> None:
     subject = subjects.start("begin()\ndef failing():\n    ctypes.string_at(0)\nfailing()")
     assert subject.process.wait(10) == -signal.SIGSEGV
     words = last_words(subject.written())
@@ -520,7 +520,7 @@ def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path / "evidence")) == 2
 
 
-def test_what_lies_in_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+def test_link_or_fifo_in_place_of_an_evidence_file_is_replaced_without_waiting(tmp_path: Path) -> None:
     evidence = exit_evidence()
     text = tmp_path / write_evidence(str(tmp_path), evidence)
     other, elsewhere = text.with_suffix(".json"), tmp_path / "elsewhere"

@@ -125,7 +125,7 @@ def test_sleep_sleeps_and_outlives_a_continue(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_spin_spins(tmp_path: Path) -> None:
+def test_spin_fault_consumes_cpu_and_never_ends(tmp_path: Path) -> None:
     with victim("spin", tmp_path) as process:
         assert process.stderr is not None
         assert "spins for ever" in process.stderr.readline()

@@ -84,7 +84,7 @@ def test_modules_are_imported_before_the_script(launcher: Launcher, modules: Pat
         ("import libraries_child", "the script has a child process"),
     ],
 )
-def test_what_cannot_be_shared_is_seen_before_the_first_fork(
+def test_resource_that_cannot_be_shared_is_seen_before_the_first_fork(
     launcher: Launcher, tmp_path: Path, before: str, reason: str
 ) -> None:
     site = tmp_path / "lib" / "site-packages"
@@ -124,7 +124,7 @@ def test_script_that_runs_ahead_too_long_starts_as_a_fresh_interpreter(
     assert "no fork point reached in 1 s" in finished.lines[0]
 
 
-def test_a_script_that_kills_its_process_while_it_runs_ahead(launcher: Launcher, tmp_path: Path) -> None:
+def test_script_that_kills_the_fork_server_does_not_delay_its_ranks(launcher: Launcher, tmp_path: Path) -> None:
     """In C, where nobody sees it come. The ranks of each cycle do it, too, and don't wait for a better server."""
     script = tmp_path / "script.py"
     script.write_text("print('here', flush=True)\nimport ctypes\nctypes.string_at(0)")
@@ -369,7 +369,7 @@ def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
         (["--run-path"], {}, "the script isn't a file"),
     ],
 )
-def test_what_only_a_fresh_interpreter_can_run(
+def test_command_that_no_fork_can_run_starts_fresh_interpreters(
     launcher: Launcher, tmp_path: Path, options: list[str], env: dict[str, str], reason: str
 ) -> None:
     script = tmp_path / "script.py"
@@ -383,7 +383,7 @@ def test_what_only_a_fresh_interpreter_can_run(
     assert not [stat for stat in launched.alive() if stat.comm == "ft_fork_server"]
 
 
-def test_a_file_beside_the_script_that_hides_an_imported_module(fresh_launcher: Launcher) -> None:
+def test_file_beside_the_script_hides_a_module_also_when_it_runs_ahead(fresh_launcher: Launcher) -> None:
     (fresh_launcher.directory / "socket.py").write_text("print('mine')")
     script = fresh_launcher.directory / "hidden.py"
     text = "import socket, json, threading, os\nprint(socket.__file__ == __file__[:-9] + 'socket.py')\n"

@@ -113,7 +113,7 @@ def test_a_module_runs_as_under_python(launcher: Launcher, tmp_path: Path, words
     assert set(theirs) - set(normal(ours.err, tmp_path)) == set()
 
 
-def test_standard_input_and_redirected_streams(launcher: Launcher) -> None:
+def test_streams_of_a_forked_rank_are_redirected_and_copied(launcher: Launcher) -> None:
     script = "sys.stderr.write('to stderr\\n'); sys.stdout.write('to stdout'); print(os.readlink('/proc/self/fd/1'))"
     launched = launcher.start(script, "--redirects=1", "--tee=2", "--log-dir=logs")
     assert launched.wait().code == 0
@@ -122,7 +122,7 @@ def test_standard_input_and_redirected_streams(launcher: Launcher) -> None:
     assert "]:to stderr" in launched.err
 
 
-def test_a_launcher_without_standard_streams(launcher: Launcher) -> None:
+def test_rank_of_a_launcher_without_standard_streams_gets_dev_null(launcher: Launcher) -> None:
     """As a daemon starts it."""
     script = "open('found', 'w').write(str([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)])); print('nowhere')"
     launched = launcher.start(script, prefix=["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash"])
@@ -131,7 +131,7 @@ def test_a_launcher_without_standard_streams(launcher: Launcher) -> None:
     assert was_forked(launched)
 
 
-def test_without_a_fork_server_on_request(launcher: Launcher) -> None:
+def test_preload_none_starts_no_fork_server(launcher: Launcher) -> None:
     launched = launcher.start("say('ran')", "--ft-preload=none")
     assert launched.wait().out == "ran\n"
     assert launched.events("fork_server") == []

@@ -70,7 +70,7 @@ sys.exit(3 if CYCLE == 0 and RANK == 0 else 0)
     assert launched.ends()[0] == (0, "crash", "restart", 0)
 
 
-def test_during_the_rendezvous_it_is_dropped(launcher: Launcher) -> None:
+def test_forwarded_signal_during_the_rendezvous_is_dropped(launcher: Launcher) -> None:
     # a second node that never comes keeps this one waiting
     waiting = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     launched = launcher.start("pass", *waiting, FORWARD)
@@ -91,7 +91,7 @@ def test_during_the_rendezvous_it_is_dropped(launcher: Launcher) -> None:
         ("SIGUSR2", "--ft-forward-signals: SIGUSR2 ends the job (it is one of --signals-to-handle)"),
     ],
 )
-def test_mistakes(launcher: Launcher, given: str, words: str) -> None:
+def test_signals_that_cannot_be_forwarded_are_refused(launcher: Launcher, given: str, words: str) -> None:
     options = ["--signals-to-handle=SIGTERM,SIGUSR2"] if given == "SIGUSR2" else []
     ended = launcher.run("pass", f"--ft-forward-signals={given}", *options)
     assert ended.code == 2
@@ -100,7 +100,7 @@ def test_mistakes(launcher: Launcher, given: str, words: str) -> None:
     assert ended.err.count("\n") == 1
 
 
-def test_who_would_end_by_a_signal() -> None:
+def test_process_with_the_default_action_alone_would_end_by_a_signal() -> None:
     pid = os.getpid()
     before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     try:

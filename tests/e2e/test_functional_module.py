@@ -64,7 +64,7 @@ OPTIONS = (
 )
 
 
-def test_faults_restarts_and_what_the_next_run_learns_from_them(launcher: Launcher, tmp_path: Path) -> None:
+def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: Launcher, tmp_path: Path) -> None:
     save, plan, no_faults = tmp_path / "save", tmp_path / "plan.yaml", tmp_path / "none.yaml"
     plan.write_text(PLAN)
     no_faults.write_text(NO_FAULTS)

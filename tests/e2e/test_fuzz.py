@@ -43,19 +43,19 @@ def test_a_launcher_under_attack_goes_on(tmp_path: Path, said: list[str]) -> Non
     attack_launcher(tmp_path, SEED, said.append, requests=3000, hellos=500)
 
 
-def test_frames_in_any_pieces(said: list[str]) -> None:
+def test_decoder_survives_frames_in_any_pieces(said: list[str]) -> None:
     attack_wire(SEED, said.append, messages=4000)
 
 
-def test_boards_of_garbage(said: list[str]) -> None:
+def test_board_reader_survives_garbage(said: list[str]) -> None:
     fuzz_boards(SEED, 300, said.append)
 
 
-def test_a_rank_that_writes_over_its_own_board(tmp_path: Path, said: list[str]) -> None:
+def test_hang_of_a_rank_that_overwrites_its_board_is_found(tmp_path: Path, said: list[str]) -> None:
     attack_board(tmp_path, SEED, said.append, writes=80, timeout_s=3.0)
 
 
-def test_nothing_grows_in_a_long_run(tmp_path: Path, said: list[str]) -> None:
+def test_memory_and_descriptors_do_not_grow_in_a_long_run(tmp_path: Path, said: list[str]) -> None:
     endure(tmp_path, said.append, events=100_000, messages=1000)
 
 

@@ -68,7 +68,7 @@ def saved_at(finished: Finished) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_in_training_in_evaluation_and_in_a_save(launcher: Launcher, tmp_path: Path) -> None:
+def test_sigterm_in_training_evaluation_or_a_save_leaves_a_last_checkpoint(launcher: Launcher, tmp_path: Path) -> None:
     job = Job(launcher, tmp_path / "checkpoints")
     training = job.start(*ENDLESS)
     training.wait_for(r"^ iteration +10/")
@@ -110,7 +110,7 @@ def test_a_mistake_on_the_command_line_ends_the_job_with_one_line_and_no_restart
 
 
 @pytest.mark.timeout(300)
-def test_in_setup_and_in_a_restart_there_is_nothing_new_to_save(launcher: Launcher, tmp_path: Path) -> None:
+def test_sigterm_in_setup_or_a_restart_saves_nothing_new(launcher: Launcher, tmp_path: Path) -> None:
     job = Job(launcher, tmp_path / "checkpoints")
     setting_up = job.start(*ENDLESS)
     setting_up.wait_for("cycle 0 started")

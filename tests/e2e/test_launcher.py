@@ -19,7 +19,7 @@ __all__ = ["fresh_launcher", "launcher"]
 TWO = ("--nproc-per-node", "2")
 
 
-def test_success(fresh_launcher: Launcher) -> None:
+def test_launcher_whose_ranks_succeed_exits_with_0_after_two_lines(fresh_launcher: Launcher) -> None:
     launched = fresh_launcher.start("say('done', RANK)", *TWO)
     finished = launched.wait()
     assert finished.code == 0
@@ -34,7 +34,7 @@ def test_success(fresh_launcher: Launcher) -> None:
     assert run_ended["t"] - ended["t"] < 2e9  # monitors that don't end by themselves are killed after so long
 
 
-def test_environment_and_parent_of_ranks(fresh_launcher: Launcher) -> None:
+def test_ranks_have_the_documented_environment_parent_and_session(fresh_launcher: Launcher) -> None:
     script = """
 import json, stat
 socket_path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
@@ -134,7 +134,7 @@ forever()
     launched.assert_nothing_left()
 
 
-def test_killed_rank_then_exit_code_then_exception(launcher: Launcher) -> None:
+def test_kill_exit_code_and_exception_restart_one_after_another(launcher: Launcher) -> None:
     script = """
 def main():
     raise RuntimeError("boom\\nand more")
@@ -184,7 +184,7 @@ def test_an_exception_before_monitoring_has_begun_is_named(launcher: Launcher) -
     assert re.search(r"traceback : Traceback .*ValueError: no such file", finished.err, re.DOTALL)
 
 
-def test_failure_without_restarts(launcher: Launcher) -> None:
+def test_failure_without_restarts_ends_the_job_with_1(launcher: Launcher) -> None:
     finished = launcher.run("sys.exit(1)")
     assert finished.code == 1
     assert launcher.launches[0].ends() == [(0, "crash", "give_up", 0)]
@@ -310,7 +310,7 @@ sys.exit(5)
     assert finished.out.splitlines() == ["asked 0", "asked 1", "obeyed 1"]
 
 
-def test_no_python_module_and_run_path(launcher: Launcher) -> None:
+def test_launcher_runs_commands_modules_and_scripts_by_path(launcher: Launcher) -> None:
     finished = launcher.run(
         ["sh", "-c", 'echo "shell $RANK $FT_CYCLE"; test "$FT_CYCLE" = 1'], *TWO, "--no-python", "--max-restarts=1"
     )
@@ -359,7 +359,7 @@ def test_event_logs_go_beside_torchs_log_dir_by_default_and_nothing_to_tmp(launc
     assert f"[ft_launcher] logs: {own}\n" in finished.err
 
 
-def test_no_cycle_meets_in_the_store_of_the_last_one(launcher: Launcher) -> None:
+def test_ranks_of_a_restarted_cycle_find_an_empty_store(launcher: Launcher) -> None:
     # a static rendezvous has one store for all rounds in torchrun; here ranks of cycle 1 must find it empty
     script = """
 from datetime import timedelta
@@ -382,6 +382,6 @@ if CYCLE == 0:
         assert re.findall("stale .*", finished.out) == ["stale False", "stale False"]
 
 
-def test_python_exec_and_unstartable_command(launcher: Launcher) -> None:
+def test_python_exec_chooses_the_interpreter_of_the_ranks(launcher: Launcher) -> None:
     finished = launcher.run("say(sys.executable)", env={"PYTHON_EXEC": sys.executable})
     assert finished.out == f"{sys.executable}\n"

@@ -40,12 +40,12 @@ def end(last: str, code: int, *, script: str = SCRIPT, redirection: str = "") ->
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_all_is_flushed_and_waited_for_and_nothing_taken_down(code: int) -> None:
+def test_launcher_end_flushes_output_and_waits_for_threads_and_exit_functions(code: int) -> None:
     ended = end("sys.exit(launcher_main.main())", code)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "thread, exit function", "")
 
 
-def test_a_process_that_merely_calls_it_goes_its_own_way() -> None:
+def test_process_that_only_calls_main_keeps_its_own_end() -> None:
     ended = end("print(launcher_main.main([]), flush=True); sys.exit(5)", 3)
     assert ended.stdout.startswith("3\n")
     assert ended.returncode == -signal.SIGABRT
@@ -159,7 +159,7 @@ def test_an_unforeseen_error_is_one_line(tmp_path: Path, has_logs: bool) -> None
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "1>/dev/full"])
-def test_output_that_nobody_takes(closed: str) -> None:
+def test_output_that_cannot_be_flushed_does_not_change_the_exit_code(closed: str) -> None:
     script = SCRIPT.replace("sys.stdout.write", "(sys.stdout or sys.stderr).write")
     assert end("sys.exit(launcher_main.main())", 0, script=script, redirection=closed).returncode == 0
 

@@ -75,7 +75,7 @@ def lines_with(ended: Sequence[Finished], pattern: str) -> list[list[str]]:
     return [[line for line in finished.lines if re.search(pattern, line)] for finished in ended]
 
 
-def test_one_node_lost_of_three_disturbs_nobody_a_second_one_restarts_all(launcher: Launcher) -> None:
+def test_first_unhealthy_node_of_three_disturbs_nobody_second_restarts_all(launcher: Launcher) -> None:
     nodes = by_rank(start_three(launcher, "--max-restarts=1"))
     tell(launcher, "fail-0-1")
     for node in nodes:
@@ -212,7 +212,7 @@ dist.new_group([1, 2], timeout=datetime.timedelta(seconds=20))
 """
 
 
-def test_who_needs_the_store_of_a_lost_node_0_fails_and_that_restarts_the_others(launcher: Launcher) -> None:
+def test_rank_that_needs_the_store_of_lost_node_0_fails_and_restarts_the_others(launcher: Launcher) -> None:
     nodes = by_rank(start_some(launcher, "--max-restarts=1", nodes=3, script=NEEDS_STORE))
     lost, *others = nodes
     lost.process.kill()

@@ -54,7 +54,7 @@ if CYCLE == 0:
     assert launched.exits()[1] == (-9, True)
 
 
-def test_monitor_that_dies_before_its_answer_has_come(launcher: Launcher, tmp_path: Path) -> None:
+def test_monitor_that_dies_before_its_answer_is_replaced_and_the_hang_found(launcher: Launcher, tmp_path: Path) -> None:
     """The launcher knows of the rank then, and the next monitor takes it over: its hello is one of its own rank."""
     script = """
 from megatron_ft import RankMonitorClient
@@ -298,7 +298,7 @@ if CYCLE < 2:
     assert seen[0] == seen[1]
 
 
-def test_what_was_killed_whole_is_tidied_up_by_the_next_launcher(launcher: Launcher) -> None:
+def test_run_directory_of_a_killed_launcher_is_removed_by_the_next_one(launcher: Launcher) -> None:
     first = launcher.start("say('ready')\nforever()")
     first.wait_for("^ready")
     (run_dir,) = Path(first.temp_dir).glob("megatron_ft-*")

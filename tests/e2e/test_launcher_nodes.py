@@ -49,7 +49,7 @@ def started(launched: Launched) -> list[int]:
     return [event["cycle"] for event in launched.events("cycle_started")]
 
 
-def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
+def test_two_nodes_restart_together_and_agree_on_the_cycle(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2", "--max-restarts=1")
     nodes = [launcher.start(SCRIPT, *place) for _ in range(2)]
     ended = [node.wait() for node in nodes]
@@ -65,7 +65,7 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [re.findall("restart .$", node.out, re.MULTILINE) for node in nodes] == [["restart 0", "restart 1"]] * 2
 
 
-def test_one_of_two_launchers_is_lost_the_one_that_founded_the_job(launcher: Launcher) -> None:
+def test_loss_of_the_founding_launcher_ends_the_other_after_the_join_timeout(launcher: Launcher) -> None:
     """Its coordinator lives on, and the other node waits for one in its place, but not for ever."""
     place = meeting_place("--nnodes=2", "--max-restarts=1", "--rdzv-conf=join_timeout=5")
     host = launcher.start("say('ready')\nforever()", *place, "--node-rank=0")
@@ -170,7 +170,7 @@ client.shutdown_workload_monitoring()
     assert kinds == ["hang", "hang"]
 
 
-def test_who_waits_for_a_node_that_can_t_be_asked_is_not_accused(launcher: Launcher) -> None:
+def test_rank_that_waits_for_a_silent_node_is_not_accused(launcher: Launcher) -> None:
     """Chaos, three hosts, seed 35: one of them was silent, and couldn't tell what it had seen."""
     script = """
 import torch

@@ -68,7 +68,7 @@ def test_ranks_that_take_their_time_are_waited_for_while_their_collectives_are_w
     assert launched.wait().code == 0
 
 
-def test_ranks_that_die_of_it_make_exit_code_1(launcher: Launcher) -> None:
+def test_ranks_that_die_of_sigterm_make_exit_code_1(launcher: Launcher) -> None:
     launched = launcher.start("say('ready', RANK)\nforever()", *TWO, "--max-restarts=3")
     launched.wait_for("^ready", count=2)
     assert ended_after(launched, signal.SIGTERM) < QUICK_S
@@ -79,7 +79,7 @@ def test_ranks_that_die_of_it_make_exit_code_1(launcher: Launcher) -> None:
     assert "killed by SIGTERM and 1 more" in finished.lines[-1]
 
 
-def test_ranks_that_ignore_it_are_killed_after_the_term_timeout(launcher: Launcher) -> None:
+def test_ranks_that_ignore_sigterm_are_killed_after_the_term_timeout(launcher: Launcher) -> None:
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()"
     launched = launcher.start(script, "--term-timeout=0.7")
     launched.wait_for("^ready")
@@ -87,7 +87,7 @@ def test_ranks_that_ignore_it_are_killed_after_the_term_timeout(launcher: Launch
     assert launched.wait().code == 1
 
 
-def test_shutdown_timeout_of_torchrun_is_the_same(launcher: Launcher) -> None:
+def test_shutdown_timeout_of_torchrun_acts_as_the_term_timeout(launcher: Launcher) -> None:
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()"
     launched = launcher.start(script, "--shutdown-timeout=1")
     launched.wait_for("^ready")
@@ -131,7 +131,7 @@ say("saved", len(told))
     assert not [line for line in finished.lines if "again: killing" in line]
 
 
-def test_interrupt(fresh_launcher: Launcher) -> None:
+def test_sigint_interrupts_all_ranks_and_exits_with_130(fresh_launcher: Launcher) -> None:
     script = """
 say("ready", RANK)
 try:
@@ -148,7 +148,7 @@ except KeyboardInterrupt:
     assert "Traceback" not in finished.err
 
 
-def test_interrupt_while_torch_is_imported(fresh_launcher: Launcher) -> None:
+def test_sigint_while_torch_is_imported_ends_silently_with_130(fresh_launcher: Launcher) -> None:
     launched = fresh_launcher.start("say('ready')")
     maps = Path(f"/proc/{launched.process.pid}/maps")
     wait_until(lambda: "libtorch" in maps.read_text(), 60)
@@ -185,7 +185,7 @@ forever()
     assert "child True" in finished.out
 
 
-def test_what_a_wrapper_started_is_asked_once_and_has_time(launcher: Launcher) -> None:
+def test_child_of_a_shell_wrapper_gets_sigterm_once_and_has_time(launcher: Launcher) -> None:
     inner = """
 import signal, sys, time
 asked = 0
@@ -208,7 +208,7 @@ print("saved", asked, flush=True)
     assert "saved 1" in launched.wait().out
 
 
-def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
+def test_sigterm_in_the_first_rendezvous_ends_at_once_with_1(launcher: Launcher) -> None:
     # a second node that never comes keeps this one waiting
     launched = launcher.start("pass", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     wait_until(lambda: len(launched.monitor_pids()) == 1, 60)
@@ -218,7 +218,7 @@ def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
     assert finished.lines == ["received SIGTERM"]
 
 
-def test_request_between_two_cycles(launcher: Launcher) -> None:
+def test_sigterm_between_two_cycles_ends_at_once_with_1(launcher: Launcher) -> None:
     # with a second node wanted, but not needed, each round waits for it for a while
     meeting = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     script = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))\nsay('ready')\nsys.exit(1)"
@@ -231,7 +231,7 @@ def test_request_between_two_cycles(launcher: Launcher) -> None:
     assert finished.lines[-1] == "received SIGTERM"
 
 
-def test_request_while_a_failed_cycle_is_stopped(launcher: Launcher) -> None:
+def test_sigterm_while_a_failed_cycle_is_stopped_gives_up_the_restart(launcher: Launcher) -> None:
     script = """
 signal.signal(signal.SIGTERM, lambda *a: say("told"))
 say("ready")
@@ -253,7 +253,7 @@ sys.exit(5)
     assert launched.exits()[1] == (5, False)
 
 
-def test_request_while_a_rendezvous_host_does_not_answer(launcher: Launcher) -> None:
+def test_sigint_while_a_rendezvous_host_is_silent_ends_with_130(launcher: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made by the kernel, and nobody answers
         endpoint = f"--rdzv-endpoint=127.0.0.1:{silent.getsockname()[1]}"
         launched = launcher.start("pass", "--nnodes=2", "--rdzv-backend=c10d", endpoint, "--rdzv-conf=is_host=0")
@@ -328,7 +328,7 @@ def test_hangup_that_nohup_ignores_stays_ignored(fresh_launcher: Launcher) -> No
     assert launched.wait().code == 0
 
 
-def test_further_signals_to_handle(launcher: Launcher) -> None:
+def test_signal_of_signals_to_handle_reaches_the_ranks(launcher: Launcher) -> None:
     launched = launcher.start(OBEYS, "--signals-to-handle=SIGUSR1")
     launched.wait_for("^ready")
     launched.signal(signal.SIGUSR1)

@@ -109,7 +109,7 @@ def test_sections_notice_a_hang_and_learn(launcher: Launcher, tmp_path: Path) ->
     assert jobs.launched[1].events("verdict", "monitor") == []
 
 
-def test_an_exception_that_no_restart_mends(launcher: Launcher, tmp_path: Path) -> None:
+def test_exception_that_no_restart_mends_shuts_the_job_down(launcher: Launcher, tmp_path: Path) -> None:
     jobs = Jobs(launcher, tmp_path, "--ft-rank-section-timeouts=setup:90,step:90,checkpointing:90")
     finished = jobs.run("sections", max_steps=30, mishap=["raise", 1, 13])
     assert finished.code == 1
@@ -137,7 +137,7 @@ def test_a_rank_that_has_raised_and_lingers_is_named_by_the_hang_of_the_others(
     assert jobs.launched[0].ends()[0][0] == 1
 
 
-def test_heartbeats_max_time_and_a_hang(launcher: Launcher, tmp_path: Path) -> None:
+def test_heartbeats_callback_survives_max_time_and_a_hang(launcher: Launcher, tmp_path: Path) -> None:
     jobs = Jobs(launcher, tmp_path, "--ft-initial-rank-heartbeat-timeout=90", "--ft-rank-heartbeat-timeout=8")
     # the time is up long before the steps: that is no end of the training
     first = jobs.run("heartbeats", package="pytorch_lightning", max_steps=10**6, max_time_s=1.0, save_every=1)
@@ -163,7 +163,7 @@ def test_heartbeats_max_time_and_a_hang(launcher: Launcher, tmp_path: Path) -> N
     assert 0.0 < learned["subsequent"] < 90.0
 
 
-def test_the_example(launcher: Launcher, tmp_path: Path) -> None:
+def test_lightning_example_finishes_and_writes_flag_checkpoint_and_state(launcher: Launcher, tmp_path: Path) -> None:
     flag, save = tmp_path / "finished", tmp_path / "save"
     launched = launcher.start(
         [str(ROOT / "examples/lightning_gpt.py"), "--save", str(save), "--max-steps", "45"],

@@ -29,7 +29,7 @@ def install(packages: Path, name: str) -> None:
     (package / "__init__.py").write_text("class Callback: pass\n")
 
 
-def test_one_that_cannot_be_imported_is_left_out(packages: Path) -> None:
+def test_lightning_package_that_cannot_be_imported_is_left_out(packages: Path) -> None:
     install(packages, "lightning.pytorch")
     (packages / "lightning" / "pytorch" / "__init__.py").write_text("import not_there")
     install(packages, "pytorch_lightning")
@@ -54,7 +54,7 @@ def run(packages: Path, *lines: str, without: tuple[str, ...] = ()) -> subproces
         ),
     ],
 )
-def test_both_installed(packages: Path, first: str, bases: str) -> None:
+def test_lightning_package_that_the_script_imported_first_is_served(packages: Path, first: str, bases: str) -> None:
     """The one that the script has imported; both if it is too early to know."""
     install(packages, "lightning.pytorch")
     install(packages, "pytorch_lightning")
@@ -63,14 +63,14 @@ def test_both_installed(packages: Path, first: str, bases: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_only_one_installed(packages: Path, name: str) -> None:
+def test_lightning_package_installed_alone_is_served(packages: Path, name: str) -> None:
     install(packages, name)
     other = ({"lightning", "pytorch_lightning"} - {name.split(".")[0]}).pop()
     done = run(packages, IMPORT, BASES.replace("sys.modules]", "sys.modules and sys.modules[name]]"), without=(other,))
     assert done.stdout.strip() == f"['{name}'] ['{name.split('.')[0]}']", done.stderr
 
 
-def test_none_installed(packages: Path) -> None:
+def test_import_without_lightning_names_the_extra_to_install(packages: Path) -> None:
     done = run(packages, IMPORT, without=("lightning", "pytorch_lightning"))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

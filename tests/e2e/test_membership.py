@@ -62,7 +62,7 @@ def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> Non
 
 
 @pytest.mark.parametrize("policy", ["any-failed", "min-healthy"])
-def test_on_request_it_is_used_at_once(launcher: Launcher, policy: str) -> None:
+def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher, policy: str) -> None:
     nodes = starts_a_first_and_a_late_one(launcher, f"--restart-policy={policy}", "--ft-scale-up-at-once")
     for node in nodes:
         node.wait_for("^cycle 1 of . in 2")

@@ -34,7 +34,7 @@ def rank_of(launched: Launched, cycle: int) -> str:
     return str(launched.wait_for(rf"^cycle {cycle} of (\d)")[0])
 
 
-def test_one_host_lost_disturbs_nobody_a_second_failure_restarts(launcher: Launcher, hosts: Hosts) -> None:
+def test_first_lost_host_disturbs_nobody_second_failure_restarts(launcher: Launcher, hosts: Hosts) -> None:
     first, second, third = start_on_each(launcher, hosts, "--max-restarts=1")
     hosts.power_off(3, third)
     for node in (first, second):

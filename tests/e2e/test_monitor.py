@@ -110,7 +110,7 @@ def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
     ],
     ids=["outer section", "out of section", "initial heartbeat", "heartbeat"],
 )
-def test_each_kind_of_hang_is_noticed(tmp_path: Path, fields: dict[str, object], script: str) -> None:
+def test_monitor_notices_each_kind_of_hang(tmp_path: Path, fields: dict[str, object], script: str) -> None:
     with (
         monitor(tmp_path / "s", **fields),
         rank(tmp_path / "s", f"client.init_workload_monitoring()\n{script}\n{FOREVER}") as process,
@@ -284,7 +284,9 @@ say('hung')
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_no_hook_fails_or_waits_when_the_monitor_is_dead_or_stopped(tmp_path: Path, number: signal.Signals) -> None:
+def test_hooks_neither_fail_nor_wait_when_the_monitor_is_dead_or_stopped(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     script = """
 client.init_workload_monitoring()
 client.start_section('step'); client.end_section('step')
@@ -502,7 +504,9 @@ def test_a_monitor_ends_with_the_process_that_started_it(tmp_path: Path) -> None
     assert not (tmp_path / "s").exists()
 
 
-def test_without_a_launcher_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_without_a_launcher_raises_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET", raising=False)
     with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
         RankMonitorClient().init_workload_monitoring()
@@ -529,7 +533,7 @@ say(client.cfg.safety_factor, client.section_timeouts.section, client.cfg.is_set
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace isn't installed")
-def test_no_hook_of_the_hot_path_makes_a_system_call(tmp_path: Path) -> None:
+def test_hooks_of_the_hot_path_make_no_system_call(tmp_path: Path) -> None:
     script = (
         PRELUDE
         + """

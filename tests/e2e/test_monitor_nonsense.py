@@ -55,7 +55,7 @@ def run_until(reactor: Reactor, is_so: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("sent", NONSENSE)
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
-def test_one_that_tells_nonsense_is_replaced_once(
+def test_monitor_that_sends_nonsense_is_replaced_once(
     reactor: Reactor, fake: Fake, tmp_path: Path, sent: bytes, dies: bool
 ) -> None:
     said: list[str] = []

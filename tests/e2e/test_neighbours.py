@@ -278,7 +278,7 @@ def test_a_log_directory_of_another_user_is_used_and_told_of(open_launcher: Laun
     assert set(as_stranger(lambda: outcomes([(str(path), path.read_bytes) for path in files])).values()) <= REFUSALS
 
 
-def test_nobody_can_pretend_to_be_a_job_of_another_user(tmp_path: Path) -> None:
+def test_job_directory_of_another_user_is_not_taken_for_a_job(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o777)
         path = os.path.join(directory, "launcher.sock")

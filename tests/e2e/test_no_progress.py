@@ -74,7 +74,7 @@ def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: L
     assert (finished.code, cycles(launcher)) == (0, 4)
 
 
-def test_its_bounds_are_options(launcher: Launcher) -> None:
+def test_bound_and_exit_code_for_lack_of_progress_follow_the_options(launcher: Launcher) -> None:
     script = job(launcher, cycles_per_checkpoint=1000, failures=6)
     bound = "--ft-max-no-progress-cycles=2"
     assert launcher.run(script, *TWO, "--max-restarts=500", bound).code == 93
@@ -89,7 +89,7 @@ def test_a_job_that_saves_something_in_between_goes_on(launcher: Launcher) -> No
     assert (finished.code, cycles(launcher)) == (0, 21)
 
 
-def test_fifty_random_faults_and_steady_progress(launcher: Launcher) -> None:
+def test_job_with_fifty_random_faults_and_steady_progress_finishes(launcher: Launcher) -> None:
     """Each cycle saves an iteration or two more than the last one, and is ended somehow."""
     script = """
 import random

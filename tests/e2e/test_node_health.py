@@ -45,12 +45,14 @@ def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -
         ("kill -SEGV $$", "was killed by SIGSEGV", -11, ""),
     ],
 )
-def test_how_a_command_ends(reactor: Reactor, command: str, ended: str, code: int, last_line: str) -> None:
+def test_health_check_tells_how_its_command_ended(
+    reactor: Reactor, command: str, ended: str, code: int, last_line: str
+) -> None:
     found = checked(reactor, command, timeout_s=None)
     assert (found.ended, found.code, found.last_line) == (ended, code, last_line)
 
 
-def test_it_does_not_get_the_secret_of_the_job(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_command_does_not_get_the_secret_of_the_job(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_SECRET", "0123456789abcdef")
     monkeypatch.setenv("FT_SECRET_FILE", "/home/me/secret")
     assert checked(reactor, 'echo "${FT_SECRET-none}, $FT_SECRET_FILE"').last_line == "none, /home/me/secret"
@@ -62,7 +64,7 @@ def test_a_command_that_is_not_there_has_failed_with_127(reactor: Reactor) -> No
     assert "no-such-check" in found.last_line
 
 
-def test_one_that_cannot_be_waited_for_has_failed_like_one_that_cannot_be_started(
+def test_health_command_that_cannot_be_waited_for_has_failed_to_start(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_pid: int) -> int:
@@ -79,7 +81,7 @@ def is_gone(path: Path) -> bool:
     return stat is None or stat.state in "ZX"
 
 
-def test_one_that_takes_too_long_is_killed_with_all_it_started(reactor: Reactor, tmp_path: Path) -> None:
+def test_health_command_past_its_timeout_is_killed_with_all_its_children(reactor: Reactor, tmp_path: Path) -> None:
     child = tmp_path / "pid"
     script = f"trap '' TERM; sleep 600 & echo $! > {child}; echo looking; wait"
     found = checked(reactor, script, timeout_s=0.5)
@@ -88,19 +90,19 @@ def test_one_that_takes_too_long_is_killed_with_all_it_started(reactor: Reactor,
     wait_until(lambda: is_gone(child), 10)
 
 
-def test_what_it_leaves_behind_is_killed_and_not_waited_for(reactor: Reactor, tmp_path: Path) -> None:
+def test_process_left_behind_by_a_health_command_is_killed_without_waiting(reactor: Reactor, tmp_path: Path) -> None:
     child = tmp_path / "pid"
     found = checked(reactor, f"sleep 600 & echo $! > {child}; echo done")
     assert (found.ended, found.last_line) == ("", "done")
     wait_until(lambda: is_gone(child), 10)
 
 
-def test_one_that_writes_without_end_is_bounded(reactor: Reactor) -> None:
+def test_output_of_a_health_command_without_end_is_bounded(reactor: Reactor) -> None:
     found = checked(reactor, "yes", timeout_s=0.3)
     assert (found.ended, found.last_line) == ("took longer than 0.3 s", "y")
 
 
-def test_everything_else_is_served_while_it_cannot_be_ended(reactor: Reactor) -> None:
+def test_reactor_is_served_while_a_health_command_cannot_be_ended(reactor: Reactor) -> None:
     health = HealthCheck("sleep 600", timeout_s=0.5, reactor=reactor, known_children=set)
     with contextlib.ExitStack() as hold:
 
@@ -117,7 +119,7 @@ def test_everything_else_is_served_while_it_cannot_be_ended(reactor: Reactor) ->
         assert health.pids() == set()
 
 
-def test_one_that_is_stuck_in_the_kernel_is_waited_for_once(reactor: Reactor) -> None:
+def test_health_command_stuck_in_the_kernel_is_waited_for_once(reactor: Reactor) -> None:
     health = HealthCheck("exec sleep 600", timeout_s=0.5, reactor=reactor, known_children=set)
     with contextlib.ExitStack() as hold:
         reactor.call_later(0.0, lambda: hold.enter_context(held(*health.pids())))
@@ -131,7 +133,7 @@ def test_one_that_is_stuck_in_the_kernel_is_waited_for_once(reactor: Reactor) ->
     wait_until(lambda: health.run({}, nothing).ended.startswith("took longer"), 10)
 
 
-def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> None:
+def test_health_check_runs_before_each_round_and_again_until_it_passes(launcher: Launcher) -> None:
     rounds = launcher.directory / "rounds"
     command = f"echo $FT_CYCLE of $TORCHELASTIC_RUN_ID on $LOCAL_WORLD_SIZE >> {rounds}; "
     command += f"test $(wc -l < {rounds}) -gt 1 || {{ echo GPU 5 is missing >&2; exit 3; }}"
@@ -159,7 +161,7 @@ def test_a_node_that_is_alone_gives_up_after_the_time_that_a_round_waits(launche
     assert finished.lines[-1] == "1 more node did not join within 1 s; 1 node failing the health check"
 
 
-def test_stopped_in_the_middle_of_a_check(launcher: Launcher) -> None:
+def test_launcher_stopped_during_a_health_check_ends_at_once(launcher: Launcher) -> None:
     child = launcher.directory / "pid"
     launched = launcher.start("forever()", f"--ft-node-health-command=sleep 600 & echo $! > {child}; wait")
     wait_until(lambda: child.exists() and child.read_text().endswith("\n"), 60)
@@ -170,7 +172,7 @@ def test_stopped_in_the_middle_of_a_check(launcher: Launcher) -> None:
     launched.assert_nothing_left()
 
 
-def test_others_that_need_it_wait_for_it(launcher: Launcher) -> None:
+def test_nodes_that_need_an_unfit_node_wait_for_it(launcher: Launcher) -> None:
     well = launcher.directory / "well"
     place = meeting_place("--nnodes=2")
     first = launcher.start("say('ran')", *place, "--rdzv-conf=is_host=1")
@@ -197,7 +199,7 @@ def start(launcher: Launcher, number: int, *options: str) -> Launched:
 
 
 @pytest.mark.parametrize("ill", [0, 1])
-def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launcher, ill: int) -> None:
+def test_unfit_node_is_left_out_and_used_again_at_the_next_restart(launcher: Launcher, ill: int) -> None:
     place = meeting_place("--nnodes=1:2", "--max-restarts=3")
     nodes = [start(launcher, number, *place) for number in range(2)]
     for node in nodes:

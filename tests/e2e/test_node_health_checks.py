@@ -12,7 +12,7 @@ from megatron_ft.cli.main import main
 from megatron_ft.cli.node_health import check
 
 
-def test_one_that_does_not_answer_is_named_and_holds_up_no_other() -> None:
+def test_check_that_does_not_answer_is_named_and_delays_no_other() -> None:
     began_s = time.monotonic()
     found = check([("disk: /nfs", lambda: time.sleep(600) or []), ("gpu", lambda: ["gpu: one"]), ("net", list)], 0.3)
     assert found == ["disk: /nfs doesn't answer within 0.3 s", "gpu: one"]

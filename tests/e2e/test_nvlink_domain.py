@@ -23,7 +23,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "told"
 
 
-def test_the_driver_names_it(driver: Path) -> None:
+def test_nvlink_domain_is_named_by_the_driver(driver: Path) -> None:
     driver.write_text(f"GPU 0\n    Fabric\n{ONE}GPU 1\n{NONE}GPU 2\n{ONE}")
     assert nvlink_domain({}) == "abc9829a-d4c8-491c-8da5-ad28fb34876b"
     assert nvlink_domain({"FT_NVLINK_DOMAIN": " rack 7 "}) == "rack 7"
@@ -38,13 +38,13 @@ def test_the_driver_names_it(driver: Path) -> None:
         (ONE + ONE.replace("abc", "abd"), "several ClusterUUIDs"),
     ],
 )
-def test_a_node_without_one_is_told_what_to_do(driver: Path, told: str, why: str) -> None:
+def test_node_without_an_nvlink_domain_is_told_what_to_do(driver: Path, told: str, why: str) -> None:
     driver.write_text(told)
     with pytest.raises(ConfigError, match=f"--ft-segment: nvidia-smi names {why} on this node; .*FT_NVLINK_DOMAIN"):
         nvlink_domain({})
 
 
-def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nvlink_domain_without_a_driver_is_a_config_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no ClusterUUID"):
         nvlink_domain({})

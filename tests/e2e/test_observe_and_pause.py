@@ -103,7 +103,7 @@ client.shutdown_workload_monitoring()
     assert launcher.launches[0].exits()[1] == (-9, False)
 
 
-def test_pause_and_resume(launcher: Launcher) -> None:
+def test_pause_turns_hang_detection_off_until_resume(launcher: Launcher) -> None:
     meeting = ("--rdzv-id=pause-me", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     launched = launcher.start(CLIENT + TOGETHER + UNTIL_GO, *TWO, *meeting, *sections(3.0))
     launched.wait_for("^ready", count=2)
@@ -140,7 +140,7 @@ def test_pause_and_resume(launcher: Launcher) -> None:
     assert [e["ev"] for name in ("paused", "resumed") for e in launched.events(name)] == ["paused", "resumed"]
 
 
-def test_after_resume_ranks_are_found_hung_again(launcher: Launcher) -> None:
+def test_hung_rank_is_found_again_after_resume(launcher: Launcher) -> None:
     launched = launcher.start(CLIENT + UNTIL_GO, *sections(3.0))
     launched.wait_for("^in step")
     pid = str(launched.process.pid)
@@ -153,7 +153,7 @@ def test_after_resume_ranks_are_found_hung_again(launcher: Launcher) -> None:
     assert (verdict["section"], verdict["timeout_s"]) == ("step", 3.0)
 
 
-def test_jobs_that_are_not_clear(launcher: Launcher) -> None:
+def test_pause_with_no_or_several_jobs_is_refused_in_one_line(launcher: Launcher) -> None:
     nobody = megatron_ft("pause", "--pid", "1")
     assert nobody.returncode == 2
     assert nobody.stderr.startswith("megatron-ft: error: no ft_launcher of yours on this node has --pid 1")

@@ -44,7 +44,7 @@ def limits_of(pid: int) -> tuple[int, int]:
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
 @pytest.mark.parametrize("options", [[], ["--ft-preload=none"]])
-def test_only_the_launcher_may_have_more(fresh_launcher: Launcher, options: list[str]) -> None:
+def test_file_limit_is_raised_for_the_launcher_only(fresh_launcher: Launcher, options: list[str]) -> None:
     limit = ["prlimit", f"--nofile={LIMIT[0]}:{LIMIT[1]}"]
     launched = fresh_launcher.start(SCRIPT, *options, prefix=limit)
     (told,) = launched.wait_for(r"^limit (\d+ \d+)$")
@@ -66,7 +66,7 @@ def lower() -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, int]) -> None:
+def test_replaced_fork_server_and_its_ranks_keep_the_original_file_limit(lower: tuple[int, int]) -> None:
     process_setup.raise_file_limit()
     assert limits_of(os.getpid()) == (lower[1], lower[1])
     command = [sys.executable, "-u", "-m", "this"]
@@ -79,7 +79,9 @@ def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, i
     assert limits_of(os.getpid()) == lower
 
 
-def test_where_util_linux_is_missing(lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_util_linux_keeps_the_original_file_limit(
+    lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "find_setpriv", list)
     process_setup.raise_file_limit()
     started: list[worker.Worker] = []

@@ -85,7 +85,7 @@ client.shutdown_workload_monitoring()
     assert run.cycles[0].training_again_after_s is not None
 
 
-def test_a_job_without_a_failure_tells_of_none(launcher: Launcher) -> None:
+def test_job_without_a_failure_prints_no_phases(launcher: Launcher) -> None:
     launched = launcher.start(SCRIPT.replace("== (1, 0, 3)", "== (7, 0, 3)").replace("while CYCLE == 0", "while False"))
     finished = launched.wait()
     assert finished.lines == ["cycle 0 started: 1 rank on 1 node", "all ranks finished after 1 cycle"]

@@ -142,7 +142,7 @@ def test_ranks_that_ignore_sigterm_end_within_the_pods_grace(pods: Pods) -> None
         ("say('no')", ["--max-restarts=-1"], 2, "mistake: --max-restarts"),
     ],
 )
-def test_how_it_ended_is_told(script: str, options: list[str], code: int, why: str, pods: Pods) -> None:
+def test_pod_tells_kubernetes_how_it_ended(script: str, options: list[str], code: int, why: str, pods: Pods) -> None:
     pod = pods.start(script, *options)
     assert pod.wait().code == code
     assert pods.why(pod).startswith(why)

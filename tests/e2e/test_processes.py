@@ -47,7 +47,7 @@ NOBODY = 2**22 - 1
 Makes = Callable[[int], None]
 
 
-def test_how_long_ago_a_process_was_started() -> None:
+def test_age_of_a_process_counts_from_its_start() -> None:
     before_s = time.monotonic()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         assert 0 <= processes.age_s(process.pid) < time.monotonic() - before_s + 0.02  # the kernel counts hundredths
@@ -79,7 +79,7 @@ def of_another_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Makes]:
         kill(pid, signal.SIGKILL)
 
 
-def test_the_others_are_killed_all_the_same(of_another_user: Makes) -> None:
+def test_kill_that_one_process_refuses_still_reaches_the_others(of_another_user: Makes) -> None:
     sleeping = [subprocess.Popen(SLEEPS) for _ in range(3)]
     pids = [process.pid for process in sleeping]
     of_another_user(min(pids))
@@ -88,7 +88,7 @@ def test_the_others_are_killed_all_the_same(of_another_user: Makes) -> None:
     assert sorted(process.wait(10) for process in sleeping if process.pid != min(pids)) == [-signal.SIGKILL] * 2
 
 
-def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_again(
+def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
     of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(termination, "_KILL_WAIT_S", 0.3)
@@ -113,7 +113,7 @@ def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_
     assert re.fullmatch(told, said[0])
 
 
-def test_a_health_check_that_left_such_a_process_cannot_run_again(
+def test_health_check_that_left_an_unkillable_process_cannot_run_again(
     of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "pid"
@@ -137,7 +137,7 @@ def test_a_health_check_that_left_such_a_process_cannot_run_again(
     assert health.pids() == set()
 
 
-def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
+def test_leftover_of_a_health_check_in_its_own_group_is_killed(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "pid"
@@ -167,7 +167,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return pids
 
 
-def test_of_a_hidden_process_little_is_known(hidden: set[int]) -> None:
+def test_stat_of_a_hidden_process_has_only_its_ids(hidden: set[int]) -> None:
     hidden.update((os.getppid(), NOBODY))
     known = ProcessStat(os.getppid(), "hidden", "?", 0, os.getpgid(os.getppid()), os.getsid(os.getppid()), True)
     assert read_stat(os.getppid()) == known
@@ -187,7 +187,7 @@ def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> Non
     child.wait()
 
 
-def test_of_a_rank_whose_child_is_hidden_the_lost_processes_are_known(hidden: set[int]) -> None:
+def test_lost_processes_are_known_beside_a_hidden_child(hidden: set[int]) -> None:
     failed, child = subprocess.Popen(["false"]), subprocess.Popen(SLEEPS)
     hidden.add(child.pid)
     try:
@@ -217,7 +217,7 @@ def test_a_hidden_leftover_of_a_rank_is_seen(hidden: set[int], lists_it: bool, m
         leader.wait()
 
 
-def test_without_descriptors_nothing_is_killed_and_nobody_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_without_a_free_descriptor_kills_nothing_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_pid: int, _flags: int = 0) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -232,7 +232,7 @@ def test_without_descriptors_nothing_is_killed_and_nobody_fails(monkeypatch: pyt
         child.kill()
 
 
-def test_in_words() -> None:
+def test_stuck_processes_are_described_in_words() -> None:
     stat = ProcessStat(7, "sudo", "S", 1, 7, 7)
     assert lines.stuck([stat, stat._replace(is_anothers=True)]) == (
         "processes 7 (sudo, state S), 7 (sudo, state S, of another user)"
@@ -269,7 +269,7 @@ def test_a_signal_reaches_the_main_thread_unless_that_blocks_it(mask: str, who: 
         os.close(pidfd)
 
 
-def test_where_the_threads_of_a_process_and_of_its_children_wait_is_known() -> None:
+def test_waiting_channels_cover_the_children_of_a_process() -> None:
     asleep = subprocess.Popen(["sleep", "60"])
     try:
         wait_until(lambda: "nanosleep" in waiting_channels(os.getpid()).get(asleep.pid, ""), 10)

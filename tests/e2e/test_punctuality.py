@@ -18,7 +18,7 @@ client = RankMonitorClient()
 """
 
 
-def test_rank_that_does_not_start_monitoring(launcher: Launcher) -> None:
+def test_rank_that_does_not_start_monitoring_is_killed_and_named(launcher: Launcher) -> None:
     script = (
         CLIENT
         + """
@@ -62,7 +62,7 @@ if CYCLE == 0:
     assert "candidates: rank 0 in script.py:8 forever; rank 1 in script.py:8 forever" in finished.err
 
 
-def test_of_ranks_that_do_not_start_the_stopped_one_is_it_else_nobody_is_accused(launcher: Launcher) -> None:
+def test_startup_timeout_accuses_the_stopped_rank_else_nobody(launcher: Launcher) -> None:
     """They may wait for each other: one of them in ``init_process_group``, before any board is there."""
     script = """
 if CYCLE == 1 and RANK == 1:
@@ -140,7 +140,7 @@ client.shutdown_workload_monitoring()
     assert launcher.launches[0].events("verdict") == []
 
 
-def test_observing_only_ends_nobody_here_either(launcher: Launcher) -> None:
+def test_late_exit_under_observe_only_kills_no_rank(launcher: Launcher) -> None:
     script = (
         CLIENT
         + """

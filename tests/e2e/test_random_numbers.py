@@ -34,7 +34,7 @@ def run(act: str, look: str = "0") -> list[object]:
     return [*found[:2], found[2:]]
 
 
-def test_what_the_script_has_seeded_stays() -> None:
+def test_generator_seeded_by_the_script_keeps_its_sequence() -> None:
     assert run(_SEEDED, _NUMBERS) == run(_SEEDED, _NUMBERS)
 
 
@@ -47,7 +47,7 @@ def test_what_the_script_has_seeded_stays() -> None:
         ("made = random.Random()", "made.getstate()"),  # as a library does for itself
     ],
 )
-def test_what_the_system_has_seeded_is_seeded_anew(act: str, state: str) -> None:
+def test_generator_seeded_by_the_system_is_seeded_anew(act: str, state: str) -> None:
     assert run(act)[:2] == [0, False]
     assert run(f"{act}; inherited = {state}", f"{state} == inherited")[2] == [False]
 
@@ -66,13 +66,13 @@ def test_a_generator_that_a_library_has_seeded_stays(made: str) -> None:
         "torch.initial_seed(); torch.random.seed()",
     ],
 )
-def test_to_read_a_state_that_nobody_has_seeded_is_to_draw(act: str) -> None:
+def test_read_of_an_unseeded_state_counts_as_a_draw(act: str) -> None:
     assert run(act)[0]
     if "torch" not in act:
         assert run(f"{_SEEDED} {act}")[0] == 0
 
 
 @pytest.mark.parametrize("act", ["numpy.random.mtrand._rand.rand()", "random._inst.random()"])
-def test_what_is_drawn_unseen_spoils_a_fork(act: str) -> None:
+def test_draw_from_an_unseeded_private_generator_spoils_a_fork(act: str) -> None:
     assert run(act)[1] is True
     assert run(f"{_SEEDED} {act}")[1] is False

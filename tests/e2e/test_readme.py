@@ -121,7 +121,7 @@ def test_the_hooks_as_they_stand_there(launcher: Launcher, tmp_path: Path) -> No
     assert (tmp_path / "save" / "ft_state.json").exists()
 
 
-def test_the_extras_exist() -> None:
+def test_extras_that_the_readme_names_exist() -> None:
     extras = importlib.metadata.metadata("megatron_ft").get_all("Provides-Extra")
     for name in re.findall(r"pip install \"\.\[(\w+)\]\"", README):
         assert name in extras

@@ -23,7 +23,7 @@ def test_the_variables_of_a_cycle(launcher: Launcher) -> None:
     assert before < float(began_0) < float(began_1) < time.time()
 
 
-def test_one_file_holds_what_all_ranks_of_a_cycle_write(launcher: Launcher, tmp_path: Path) -> None:
+def test_application_log_of_a_cycle_holds_the_output_of_all_its_ranks(launcher: Launcher, tmp_path: Path) -> None:
     prefix = tmp_path / "logs" / "job.log"
     script = f"""
 print("first", end=" "); print("line"); print("second\\nthird", file=sys.stderr); sys.stdout.write("no end")

@@ -39,7 +39,7 @@ NOTICE = "FT: imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft "
 
 
 @pytest.mark.parametrize("spawning", [(), ("--ft-preload=none",)], ids=["forked", "fresh"])
-def test_its_hang_is_noticed_and_one_line_says_whose_client_it_is(launcher: Launcher, spawning: tuple[str]) -> None:
+def test_hang_under_the_reference_client_is_noticed_with_one_notice(launcher: Launcher, spawning: tuple[str]) -> None:
     ended = launcher.run(SCRIPT, *OPTIONS, *spawning, "--nproc-per-node=2")
     assert ended.code == 0, ended.err
     assert "rank 1 hung in 'step'" in ended.err
@@ -47,7 +47,7 @@ def test_its_hang_is_noticed_and_one_line_says_whose_client_it_is(launcher: Laun
     assert "a spawned process has megatron_ft.integrations.reference_client" in ended.out
 
 
-def test_switched_off_it_finds_what_is_installed(launcher: Launcher) -> None:
+def test_reference_import_when_switched_off_finds_the_installed_package(launcher: Launcher) -> None:
     ended = launcher.run(SCRIPT, "--ft-rank_section_timeouts=step:1", "--ft-reference-names=off")
     assert ended.code == 1
     assert "No module named 'nvidia_resiliency_ext'" in ended.err

@@ -71,7 +71,7 @@ def test_other_modules_are_the_packages_own(installed: Path) -> None:
     assert in_rank(script, installed) == "1 1 2 False 0.7.0+megatron.ft.0.1.0\n"
 
 
-def test_its_other_modules_find_its_own_helpers_and_our_classes(installed: Path) -> None:
+def test_other_modules_of_the_package_find_its_helpers_and_our_classes(installed: Path) -> None:
     folder = installed / "nvidia_resiliency_ext" / "fault_tolerance"
     (folder / "utils.py").write_text(
         "from .dict_utils import REAL\nis_process_alive = None\ndef helper(): return REAL\n"
@@ -90,7 +90,7 @@ def test_switched_off_the_package_is_all_its_own(installed: Path) -> None:
     assert "No module named 'nvidia_resiliency_ext'" in in_rank(script, reference_names=False)
 
 
-def test_what_nobody_has_is_told_in_a_clear_error(installed: Path) -> None:
+def test_missing_module_or_name_raises_a_clear_error(installed: Path) -> None:
     error = in_rank("import nvidia_resiliency_ext.inprocess")
     assert "No module named 'nvidia_resiliency_ext.inprocess': megatron_ft serves only" in error
     assert "nvidia-resiliency-ext isn't installed here" in error
@@ -99,7 +99,7 @@ def test_what_nobody_has_is_told_in_a_clear_error(installed: Path) -> None:
     assert "megatron_ft serves nvidia_resiliency_ext.fault_tolerance.data here, which has no 'OkMsg'" in in_rank(script)
 
 
-def test_who_only_asks_whether_it_is_there_is_told_no() -> None:
+def test_find_spec_of_a_missing_module_returns_none() -> None:
     script = (
         "import importlib.util as u\n"
         "print(u.find_spec('nvidia_resiliency_ext.checkpointing'), bool(u.find_spec('nvidia_resiliency_ext')))\n"

@@ -26,7 +26,7 @@ print(os.environ.get("RES_OPTIONS"))
 @pytest.mark.parametrize(
     ("own", "seconds", "attempts"), [(None, 1, 5), ("timeout:3 attempts:4", 3, 4), ("attempts:1", None, 1)]
 )
-def test_every_thread_of_the_process_has_it(own: str | None, seconds: int | None, attempts: int) -> None:
+def test_resolver_options_apply_to_every_thread(own: str | None, seconds: int | None, attempts: int) -> None:
     env = {name: value for name, value in os.environ.items() if name != "RES_OPTIONS"}
     env |= {} if own is None else {"RES_OPTIONS": own}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True)

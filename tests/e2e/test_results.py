@@ -78,7 +78,7 @@ def start_two(launcher: Launcher, script: str, *options: str) -> tuple[list[Laun
     return [launcher.start(script, *shared, f"--node-rank={rank}") for rank in range(2)], logs
 
 
-def test_one_record_for_all_nodes(launcher: Launcher) -> None:
+def test_result_has_a_single_record_for_all_nodes(launcher: Launcher) -> None:
     script = "os._exit(5 if CYCLE == 0 and RANK == 1 else 0)"
     nodes, logs = start_two(launcher, script, "--max-restarts=1")
     assert [ended.code for ended in wait_for_all(nodes)] == [0, 0]

@@ -144,7 +144,7 @@ if os.environ["FT_CYCLE"] == "0":
 """
 
 
-def test_what_nobody_has_seeded_differs_in_all_ranks_and_cycles(launcher: Launcher, tmp_path: Path) -> None:
+def test_unseeded_random_numbers_differ_in_all_ranks_and_cycles(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNSEEDED.replace("first = random.Random().random()\n", ""))
     launched = launcher.start([str(script)], "--nproc-per-node=2", "--max-restarts=1")
@@ -188,7 +188,7 @@ def test_program_output_read_at_import_is_that_of_each_cycle(launcher: Launcher,
     assert finished.out.splitlines() == ["0 0 0 True", "0 1 1 True", "0 2 2 True"]
 
 
-def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:
+def test_output_before_the_fork_has_the_prefix_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('before')\nimport os\nprint('rank', os.environ['RANK'])\n")
     launched = launcher.start([str(script)], "--nproc-per-node=2", "--tee=3", "--log-dir=logs")
@@ -221,7 +221,7 @@ def test_place_of_a_rank_that_hangs_is_its_own_line_not_our_stand_in(launcher: L
     assert "replacing.py" not in finished.err
 
 
-def test_what_fails_at_the_point_is_never_the_scripts(launcher: Launcher, tmp_path: Path) -> None:
+def test_error_at_the_fork_point_never_reaches_the_script(launcher: Launcher, tmp_path: Path) -> None:
     """It catches everything: it must not go on where it was run ahead, unwatched."""
     script = tmp_path / "script.py"
     script.write_text(

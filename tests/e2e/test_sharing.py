@@ -32,7 +32,7 @@ os.write(said, str(why_not_shared(own, given)).encode())
         ("os.dup2(os.pipe()[0], 0)", "the script has pipe:"),
     ],
 )
-def test_standard_streams(tmp_path: Path, event: str, why: str) -> None:
+def test_standard_streams_are_shareable_but_for_files_and_pipes(tmp_path: Path, event: str, why: str) -> None:
     command = [sys.executable, "-c", _SCRIPT.replace("EVENT", event)]
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert found.stderr.startswith(why.format(tmp_path))

@@ -38,7 +38,7 @@ forever()
 
 
 @pytest.mark.skipif(COMPILER is None, reason="the directory is played by a library that is preloaded")
-def test_nobody_waits_for_the_log_directory(fresh_launcher: Launcher, tmp_path: Path) -> None:
+def test_silent_log_directory_delays_no_verdict_kill_restart_or_stop(fresh_launcher: Launcher, tmp_path: Path) -> None:
     """Neither a monitor that comes in another's place, nor a verdict, a kill, a crash, a restart or SIGTERM."""
     assert COMPILER is not None
     library, silent, go = tmp_path / "silent.so", tmp_path / "silent", tmp_path / "go"

@@ -113,7 +113,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def test_it_goes_on_in_the_same_allocation_until_the_training_is_finished(home: Path) -> None:
+def test_batch_continues_in_its_allocation_until_the_training_is_finished(home: Path) -> None:
     bench = Bench(home, "lost:94 failed:1 finished:0")
     assert bench.run() == 0
     assert (bench.steps, bench.outcomes, bench.called("sc")) == (3, ["lost", "failed", "finished"], [])
@@ -121,7 +121,7 @@ def test_it_goes_on_in_the_same_allocation_until_the_training_is_finished(home: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_it_has_the_launchers_stopped_and_the_job_requeued(number: signal.Signals, home: Path) -> None:
+def test_signal_to_the_batch_stops_the_launchers_and_requeues_the_job(number: signal.Signals, home: Path) -> None:
     bench = Bench(home, "waits:0 finished:0")
     first = bench.start()
     bench.wait_for_steps(1)
@@ -151,7 +151,7 @@ def test_an_allocation_that_has_become_too_small_is_given_back(home: Path) -> No
 
 
 @pytest.mark.parametrize(("scenario", "code"), [("no_progress:93", 93), ("failed:1 failed:1 failed:1", 1)])
-def test_what_another_start_would_not_mend_ends_the_job(scenario: str, code: int, home: Path) -> None:
+def test_failure_that_no_restart_mends_ends_the_job(scenario: str, code: int, home: Path) -> None:
     bench = Bench(home, scenario)
     assert bench.run() == code
     assert bench.called("sc") == []
@@ -181,14 +181,14 @@ def test_srun_that_stays_when_the_life_has_ended_is_ended(home: Path) -> None:
     assert "terminating srun" in (home / "err").read_text()
 
 
-def test_nothing_is_started_where_the_training_is_finished(home: Path) -> None:
+def test_batch_of_a_finished_training_starts_nothing(home: Path) -> None:
     bench = Bench(home, "")
     (home / "finished").touch()
     assert bench.run(FAULT_TOL_FINISHED_FLAG_FILE=str(home / "finished")) == 0
     assert not (home / "calls").exists()
 
 
-def test_with_real_launchers(home: Path) -> None:
+def test_batch_with_real_launchers_stops_requeues_and_finishes(home: Path) -> None:
     script = home / "train.py"
     script.write_text(
         "import os, signal, time\n"

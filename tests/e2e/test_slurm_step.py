@@ -43,7 +43,7 @@ def outcomes(directory: Path) -> list[str]:
     return [life["outcome"] for life in json.loads((directory / "result.json").read_text())["lives"]]
 
 
-def test_they_meet_and_are_numbered(launcher: Launcher) -> None:
+def test_launchers_of_a_slurm_step_meet_and_are_numbered(launcher: Launcher) -> None:
     nodes = step(launcher, 'say("of", os.environ["WORLD_SIZE"], RANK, os.environ["TORCHELASTIC_RUN_ID"])')
     ended = wait_for_all(nodes)
     assert [each.code for each in ended] == [0, 0]

@@ -88,7 +88,7 @@ def finish(launched: Launched) -> None:
     assert launched.wait().code == 0
 
 
-def test_a_job_from_its_start_to_its_end(launcher: Launcher) -> None:
+def test_status_follows_a_job_from_its_start_to_its_end(launcher: Launcher) -> None:
     name = f"look-at-me-{os.getpid()}"  # another copy of this test may run beside this one
     launched = launcher.start(SCRIPT, *TWO, *TIMEOUTS, "--max-restarts=2", *NAMED, name)
     launched.wait_for("^in step 0")
@@ -135,7 +135,7 @@ def test_a_job_from_its_start_to_its_end(launcher: Launcher) -> None:
     finish(launched)
 
 
-def test_nobody_to_look_at() -> None:
+def test_status_without_a_launcher_says_so_and_exits_with_1() -> None:
     # other tests may run jobs beside this one, so that a job of that name is asked for, or of a user without any
     nobody = status("--pid", "1")
     assert nobody.returncode == 2

@@ -206,7 +206,7 @@ def straight(trainer: Trainer) -> Finished:
     return straight
 
 
-def test_it_learns(straight: Finished) -> None:
+def test_loss_of_train_gpt_decreases(straight: Finished) -> None:
     assert straight.losses.keys() == {10, 20}
     assert straight.losses[20] < straight.losses[10] < 3.47  # ln(32), a model that knows nothing
 
@@ -217,7 +217,7 @@ def test_a_resumed_run_ends_with_the_same_weights(trainer: Trainer, straight: Fi
     assert resumed.weights == straight.weights
 
 
-def test_asynchronous_saves(trainer: Trainer, straight: Finished) -> None:
+def test_run_resumed_from_an_asynchronous_save_has_the_same_weights(trainer: Trainer, straight: Finished) -> None:
     saved_behind = trainer.run(trainer.directory / "async", "--async-save")
     assert saved_behind.last_iteration == 20
     assert saved_behind.weights == straight.weights
@@ -225,7 +225,7 @@ def test_asynchronous_saves(trainer: Trainer, straight: Finished) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_model_parallel(trainer: Trainer, kind: str) -> None:
+def test_model_parallel_run_learns_and_resumes_with_the_same_weights(trainer: Trainer, kind: str) -> None:
     args = [f"--{kind}-model-parallel-size=2", "--eval-interval=7"]
     whole = trainer.run(trainer.directory / kind, *args)
     assert whole.losses[20] < whole.losses[10]
@@ -238,7 +238,9 @@ def one_rank(trainer: Trainer) -> Finished:
     return trainer.run(trainer.directory / "bf16", "--bf16", ranks=1)
 
 
-def test_bf16_and_nothing_left_to_train(trainer: Trainer, one_rank: Finished) -> None:
+def test_bf16_run_resumes_with_the_same_weights_and_past_its_end_trains_nothing(
+    trainer: Trainer, one_rank: Finished
+) -> None:
     resumed = trainer.resume_from_10(one_rank, "--bf16", ranks=1)
     assert resumed.weights == one_rank.weights
     past_its_end = trainer.run(resumed.save, "--bf16", ranks=1)
@@ -246,7 +248,7 @@ def test_bf16_and_nothing_left_to_train(trainer: Trainer, one_rank: Finished) ->
     assert past_its_end.weights == one_rank.weights
 
 
-def test_the_random_states_matter(trainer: Trainer, one_rank: Finished) -> None:
+def test_run_resumed_without_random_states_has_other_weights(trainer: Trainer, one_rank: Finished) -> None:
     """Without them the weights are others: equal hashes do say something."""
     assert trainer.resume_from_10(one_rank, "--bf16", "--no-load-rng", ranks=1).weights != one_rank.weights
 

@@ -236,7 +236,7 @@ forever()
     assert launched.wait().code == 1
 
 
-def test_what_a_rank_raises_gives_the_launcher_s_terminal_no_orders(launcher: Launcher) -> None:
+def test_control_characters_of_an_exception_do_not_reach_the_terminal(launcher: Launcher) -> None:
     script = r"""
 raise ValueError("boom \x1b]0;pwned\x07 \x1b[2J\r\n[ft_launcher] all is well\r")
 """

@@ -41,7 +41,7 @@ assert begun.wait(30)
 """
 
 
-def test_each_deadlock_is_named_by_rank_and_frame_and_who_computes_is_left_alone(launcher: Launcher) -> None:
+def test_deadlock_is_named_by_rank_and_frame_and_a_computing_rank_is_left_alone(launcher: Launcher) -> None:
     """The short form of tests/verdicts/collectives.py: its last cycle computes for longer than the threshold."""
     faults = draw(SEED)
     launched = launcher.start(arguments(faults, timeout_s=TIMEOUT_S))
@@ -57,7 +57,7 @@ def test_each_deadlock_is_named_by_rank_and_frame_and_who_computes_is_left_alone
     launched.assert_nothing_left()
 
 
-def test_by_default_it_is_only_told(launcher: Launcher) -> None:
+def test_stalled_collective_is_only_reported_by_default(launcher: Launcher) -> None:
     fault = Fault(kind="sleep", rank=2, iteration=5, seconds=4.5)
     launched = launcher.start(arguments([fault], mode="report", timeout_s=2.0))
     finished = launched.wait(60)

@@ -40,7 +40,7 @@ class Job:
         assert sorted(finished.out for finished in ended) == ["cycle 0 of 0 in 2\n", "cycle 0 of 1 in 2\n"]
 
 
-def test_who_does_not_know_the_secret_is_refused(launcher: Launcher) -> None:
+def test_launcher_without_the_right_secret_is_refused(launcher: Launcher) -> None:
     job = Job(launcher, {"FT_SECRET": SECRET})
     line = job.refused(env={"FT_SECRET": SECRET[::-1]})
     assert line.endswith("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
@@ -51,7 +51,7 @@ def test_who_does_not_know_the_secret_is_refused(launcher: Launcher) -> None:
     job.meet(env={"FT_SECRET_FILE": str(path)})
 
 
-def test_who_has_a_secret_does_not_join_a_job_without(launcher: Launcher) -> None:
+def test_launcher_with_a_secret_does_not_join_a_job_without_one(launcher: Launcher) -> None:
     job = Job(launcher, {})
     line = job.refused(env={"FT_SECRET": SECRET})
     told = "has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none"
@@ -59,7 +59,7 @@ def test_who_has_a_secret_does_not_join_a_job_without(launcher: Launcher) -> Non
     job.meet(env={})
 
 
-def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
+def test_launcher_with_other_options_is_told_which_differ(launcher: Launcher) -> None:
     job = Job(launcher, {})
     told = "this launcher's options differ from those of the others: "
     assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 on this node, 3 on the others"
@@ -69,7 +69,7 @@ def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
     job.meet(env={})
 
 
-def test_who_is_of_another_job_is_refused(launcher: Launcher) -> None:
+def test_launcher_of_another_job_is_refused(launcher: Launcher) -> None:
     job = Job(launcher, {})
     line = job.refused("--rdzv-id=another")
     assert line.startswith("another job already uses this rendezvous endpoint (job")

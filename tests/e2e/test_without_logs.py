@@ -17,7 +17,7 @@ say("went on in cycle", CYCLE)
 """
 
 
-def test_a_job_whose_log_directories_cannot_be_made(launcher: Launcher) -> None:
+def test_job_without_writable_log_directories_warns_and_restarts(launcher: Launcher) -> None:
     # the last one given counts; root isn't allowed to make these either
     nowhere = ("--ft-log-dir=/proc/no", "--log-dir=/proc/no/ranks", "--redirects=3", "--max-restarts=1")
     finished = launcher.run(FAILS_ONCE, *nowhere)
@@ -33,7 +33,7 @@ def test_a_job_whose_log_directories_cannot_be_made(launcher: Launcher) -> None:
     assert "ValueError: as asked" in ended
 
 
-def test_a_log_directory_that_is_gone_when_the_next_cycle_starts(launcher: Launcher) -> None:
+def test_cycle_whose_log_directory_is_gone_writes_to_the_launchers_output(launcher: Launcher) -> None:
     logs = launcher.directory / "ranks"
     finished = launcher.run(
         FAILS_ONCE, f"--log-dir={logs}", "--redirects=3", "--max-restarts=1", script_args=[str(logs)]

@@ -25,7 +25,7 @@ def mock_state(**counters: Any) -> Any:
     return state
 
 
-def test_mock_training_steps() -> None:
+def test_mock_training_steps_call_sections_after_the_warm_up() -> None:
     state = mock_state(is_setup_section_open=True, seen_tr_iters_cnt=0, curr_eval_iter_idx=5)
     ft.on_training_step_start(state)
     state.rank_monitor_client.end_section.assert_called_once_with("setup")
@@ -44,7 +44,7 @@ def test_mock_training_steps() -> None:
     assert state.fault_tolerance_state.seen_tr_iters_cnt == 6
 
 
-def test_mock_evaluation_steps() -> None:
+def test_mock_evaluation_steps_call_sections_after_the_warm_up() -> None:
     state = mock_state(is_setup_section_open=True, curr_eval_iter_idx=0)
     for _ in range(3):
         ft.on_eval_step_start(state)
@@ -54,7 +54,9 @@ def test_mock_evaluation_steps() -> None:
     assert state.fault_tolerance_state.curr_eval_iter_idx == 3
 
 
-def test_mock_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mock_checkpointing_updates_timeouts_unless_it_is_an_async_finalisation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     update = MagicMock()
     monkeypatch.setattr(ft, "_maybe_update_timeouts", update)
     state = mock_state(seen_checkpoints_cnt=0)
@@ -67,7 +69,7 @@ def test_mock_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state.fault_tolerance_state.seen_checkpoints_cnt == 1
 
 
-def test_mock_update_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mock_update_selects_sections_by_its_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     update = MagicMock()
     monkeypatch.setattr(ft, "_update_timeouts", update)
     # is_setup_section_open stays a mock: only a real True means open
@@ -88,7 +90,7 @@ def test_mock_update_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_mock_update_timeouts(tmp_path: Path) -> None:
+def test_mock_update_writes_the_state_that_the_next_run_loads(tmp_path: Path) -> None:
     state = mock_state(ft_state_path=str(tmp_path / "ft_state.json"))
     state.rank_monitor_client.state_dict.return_value = {"timeouts": "data"}
     ft._update_timeouts(selected_sections=["setup", "step"], calc_out_of_section=True, global_state=state)
@@ -100,13 +102,13 @@ def test_mock_update_timeouts(tmp_path: Path) -> None:
     restarted.rank_monitor_client.load_state_dict.assert_called_once_with({"timeouts": "data"})
 
 
-def test_mock_load_without_a_file(tmp_path: Path) -> None:
+def test_mock_load_without_a_file_loads_nothing(tmp_path: Path) -> None:
     state = mock_state(ft_state_path=str(tmp_path / "ft_state.json"))
     ft._load_state_if_exists(state)
     state.rank_monitor_client.load_state_dict.assert_not_called()
 
 
-def test_mock_setup_and_shutdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mock_setup_loads_the_state_and_shutdown_updates_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MagicMock()
     monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", MagicMock(return_value=made))
     load = MagicMock()

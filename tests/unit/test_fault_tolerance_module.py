@@ -28,7 +28,7 @@ from tests.support.training import (
 __all__ = ["bench", "clean_environment", "client"]  # fixtures
 
 
-def test_constants() -> None:
+def test_private_constants_have_the_values_of_megatron_bridge() -> None:
     assert ft._NUM_WARMUP_ITERS == 1
     assert ft._MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE == 16
 
@@ -185,7 +185,7 @@ def test_evaluation_before_training_closes_setup_and_has_its_own_warm_up(tmp_pat
     ]
 
 
-def test_each_evaluation_has_its_own_warm_up(tmp_path: Path, client: FakeClient) -> None:
+def test_evaluation_has_a_warm_up_of_its_own_each_time(tmp_path: Path, client: FakeClient) -> None:
     state = start(tmp_path)
     train(state, 3)
     for _ in range(2):

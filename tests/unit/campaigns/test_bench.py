@@ -67,7 +67,7 @@ def test_medians_leave_out_what_is_missing() -> None:
     assert middle([None]) == {}
 
 
-def test_percentiles() -> None:
+def test_percentile_takes_the_nearest_value() -> None:
     values = [float(n) for n in range(100, 0, -1)]
     assert percentile(values, 0.5) == 51.0
     assert percentile(values, 0.99) == 100.0

@@ -79,7 +79,7 @@ def test_told_step_does_not_raise_the_timeout() -> None:
     assert rule.timeout_s == 5.0
 
 
-def test_what_was_recorded_is_read_again() -> None:
+def test_recorded_job_is_read_as_it_was_written() -> None:
     kept = recorded.read("a-job", {"about": "", "begins": [0, 2], "took_ms": [[1000, 2000, 0], [1500, 1000, 900]]})
     assert kept.name == "a job"
     assert kept.took_s.tolist() == [[1.0, 1.5], [2.0, 1.0], [0.001, 0.9]]
@@ -95,7 +95,7 @@ def test_the_steps_of_a_run_are_read_from_its_logs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["steady", "drifting"])
-def test_where_nothing_happens_nobody_is_ended_and_ours_is_sooner(name: str) -> None:
+def test_budget_rule_in_an_undisturbed_job_ends_nobody_and_notices_sooner(name: str) -> None:
     made = make(name, 1, 50_000)
     ours, reference = rules.play(made, rules.Budget()), rules.play(made, rules.Reference())
     assert ours.kills == 0

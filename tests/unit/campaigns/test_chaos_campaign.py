@@ -44,7 +44,7 @@ def test_a_run_that_raises_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "FAILED" in campaign._line(json.loads(json.dumps(found)))
 
 
-def test_what_failed_before_counts_when_a_campaign_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_earlier_failure_counts_when_a_campaign_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def main(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["run.py", f"--out={tmp_path}", "--jobs=1", *words])
         return campaign.main()
@@ -64,14 +64,14 @@ def test_what_failed_before_counts_when_a_campaign_goes_on(monkeypatch: pytest.M
     assert main("--only", "1") == 1
 
 
-def test_what_failed_is_said_with_what_repeats_it() -> None:
+def test_summary_names_the_command_that_repeats_each_failure() -> None:
     said = campaign.summary([result(1), result(2, "bad"), result(3, "bad", layout="dp3")])
     assert "run.py --only 2\n" in said
     assert said.endswith("run.py --hosts --only 3")
     assert "--only 1" not in said
 
 
-def test_without_root_no_small_disk_is_needed(
+def test_seeds_that_need_a_small_disk_are_left_out_without_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seeds = range(200)

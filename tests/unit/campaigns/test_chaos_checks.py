@@ -82,7 +82,7 @@ def with_codes(seen: Seen, *codes: int | None) -> Seen:
     return dataclasses.replace(seen, launches=[dataclasses.replace(launch, code=code) for launch, code in pairs])
 
 
-def test_a_run_that_is_right(right: Seen) -> None:
+def test_correct_run_has_no_problems(right: Seen) -> None:
     assert problems(right) == []
 
 
@@ -139,7 +139,7 @@ def test_a_planted_violation_is_seen(right: Seen, what: str) -> None:
     assert any(said in problem for problem in found), found
 
 
-def test_what_is_planned_for_iterations_that_are_done_already_is_no_omission(right: Seen) -> None:
+def test_fault_planned_for_an_iteration_already_done_is_no_omission(right: Seen) -> None:
     """Seed 103: the launcher was asked to stop at iteration 8 of 10, and the ranks were quicker."""
     late = Event(fault="monitor_killed", phase="step", launch=1, cycle=0, rank=0, iteration=9)
     plan = dataclasses.replace(right.plan, events=(*right.plan.events, late))
@@ -159,7 +159,9 @@ def test_what_is_planned_for_iterations_that_are_done_already_is_no_omission(rig
     ("rank", "phase", "said"),
     [(1, "exit", []), (0, "exit", ["this fault never happened"]), (1, "step", ["this fault never happened"])],
 )
-def test_at_the_end_another_rank_may_have_ended_the_launch_first(rank: int, phase: str, said: list[str]) -> None:
+def test_fault_at_the_end_may_be_missed_if_another_rank_ended_the_launch(
+    rank: int, phase: str, said: list[str]
+) -> None:
     """Seed 212: ranks don't wait for each other there."""
     ends = Event(fault="launcher_killed", phase=phase, launch=0, cycle=0, rank=rank)
     events = (Event(fault="monitor_stopped", phase="shutdown", launch=0, cycle=0, rank=0), ends)
@@ -173,7 +175,7 @@ def test_at_the_end_another_rank_may_have_ended_the_launch_first(rank: int, phas
     assert bool(problems(late)) == bool(said)
 
 
-def test_where_nothing_may_be_there_a_fault_may_hit_nothing(right: Seen) -> None:
+def test_fault_may_hit_nothing_where_its_target_may_be_absent(right: Seen) -> None:
     """Fresh interpreters have no server; the directory of the sockets is made again for the next cycle."""
 
     def with_fault(fault: str, cycle: int) -> Seen:
@@ -206,7 +208,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("what", CODES)
-def test_on_hosts_all_launchers_go_on_but_those_that_are_killed(what: str) -> None:
+def test_launchers_on_hosts_continue_unless_they_are_killed(what: str) -> None:
     codes, said = CODES[what]
     plan = Plan(seed=1, layout="dp3", preload="none", learns=False, events=(LOST,))
     launches = [Launch(number=0, host=host, code=code) for host, each in codes.items() for code in each]
@@ -217,7 +219,7 @@ def test_on_hosts_all_launchers_go_on_but_those_that_are_killed(what: str) -> No
     assert (found == []) if said is None else any(said in problem for problem in found)
 
 
-def test_on_hosts_a_campaign_draws_all_there_is_also_for_a_restart() -> None:
+def test_campaign_on_hosts_draws_every_fault_and_faults_in_a_restart() -> None:
     plans = [draw_for_hosts(seed) for seed in range(200)]
     events = [event for plan in plans for event in plan.events]
     assert {event.fault for event in events} == set(HOST_FAULTS)
@@ -233,7 +235,7 @@ def test_every_check_is_planted(right: Seen) -> None:
     assert seen_by == set(CHECKS)
 
 
-def test_what_comes_to_shared_memory_meanwhile_is_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_appears_during_the_wait_is_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     later = iter([{"a", "b"}, {"b", "c"}, {"b", "c"}])
     monkeypatch.setattr(one, "LEFT_S", 0.0)
     with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:

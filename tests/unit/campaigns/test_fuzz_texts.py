@@ -105,7 +105,7 @@ def one_line(text: str) -> None:
 
 @settings(max_examples=MANY)
 @given(damaged(YAMLS) | st.binary(max_size=60))
-def test_any_yaml_is_a_configuration_or_one_line(content: bytes) -> None:
+def test_yaml_of_any_content_is_a_configuration_or_one_line(content: bytes) -> None:
     with file_with(content, "ft.yaml") as path:
         try:
             config = FaultToleranceConfig.from_yaml_file(path)
@@ -117,7 +117,7 @@ def test_any_yaml_is_a_configuration_or_one_line(content: bytes) -> None:
 
 @settings(max_examples=MANY)
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=6), JSONS, max_size=4))
-def test_any_values_of_a_configuration_are_taken_or_refused_in_one_line(values: dict[str, object]) -> None:
+def test_configuration_of_any_values_is_taken_or_refused_in_one_line(values: dict[str, object]) -> None:
     try:
         config = FaultToleranceConfig(**values)  # type: ignore[arg-type]
     except ConfigError as error:
@@ -130,7 +130,7 @@ def test_any_values_of_a_configuration_are_taken_or_refused_in_one_line(values: 
 
 @settings(max_examples=MANY)
 @given(st.lists(st.sampled_from(OPTIONS) | st.sampled_from(ARGUMENTS) | st.text(max_size=5), max_size=6))
-def test_any_command_line_is_read_or_refused_in_one_line(words: list[str]) -> None:
+def test_command_line_of_any_words_is_read_or_refused_in_one_line(words: list[str]) -> None:
     try:
         line = arguments.parse([*words, __file__])
     except ConfigError as error:
@@ -143,7 +143,7 @@ def test_any_command_line_is_read_or_refused_in_one_line(words: list[str]) -> No
 
 @settings(max_examples=MANY)
 @given(damaged([json.dumps(STATE, indent=1).encode()]) | JSONS.map(lambda value: json.dumps(value).encode()))
-def test_any_state_file_is_read_or_set_aside_with_one_line(content: bytes) -> None:
+def test_state_file_of_any_content_is_read_or_set_aside_with_one_line(content: bytes) -> None:
     with file_with(content, "ft_state.json") as path:
         try:
             document = read_state(path)

@@ -39,13 +39,13 @@ from tests.simulation.world import Link, Process, World
 SEEDS = 40
 
 
-def test_all_properties_hold() -> None:
+def test_properties_hold_in_simulated_jobs() -> None:
     """`make simulate` runs many more."""
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
 @pytest.mark.parametrize("seed", [554, 1332, 2338, 2623, 5351, 6059, 20600, 119422, 9126493, 9158534, 9165613, 9212911])
-def test_a_seed_that_has_broken_one(seed: int) -> None:
+def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
     """What one node had heard of was decided; a vote given elsewhere was taken for lost; a member died meanwhile.
 
     Who wasn't asked had no place in what was proposed again; a node that came after a `roll` had none either.
@@ -73,7 +73,7 @@ def test_kernels_report_silence(kind: str) -> None:
     assert all(10.0 <= at_s <= 12.0 for at_s in silent)
 
 
-def test_a_hundred_nodes() -> None:
+def test_properties_hold_in_a_job_of_a_hundred_nodes() -> None:
     run = simulate(plain_plan_of(7, nodes=100, faults=3))
     assert run.broken == []
     assert max(made.decision.world for made in run.job.made) >= 50
@@ -188,7 +188,7 @@ def test_a_concluded_rerun_ends_the_job_with_its_own_code(is_healthy_enough: boo
         assert not any(made.decision.cycle > 0 for made in run.job.made)
 
 
-def test_what_is_sent_after_a_lost_packet_waits_for_it() -> None:
+def test_message_sent_after_a_lost_packet_waits_for_it() -> None:
     world = World(random.Random(1), 2)
     world.loss = 0.3
     got: list[int] = []

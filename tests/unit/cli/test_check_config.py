@@ -46,7 +46,9 @@ def table(text: str) -> dict[str, list[str]]:
     return found
 
 
-def test_values_and_where_they_come_from(tmp_path: Path, look: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_prints_values_and_their_sources(
+    tmp_path: Path, look: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path)
     options = ["--ft-safety-factor=0.5", "--ft-exit-timeout=7", "--ft-enable-nic-monitor=true"]
     assert main.main(["check-config", path, *options]) == 0
@@ -82,7 +84,7 @@ def test_values_and_where_they_come_from(tmp_path: Path, look: str, capsys: pyte
         (TEXT, ["--ft-cfg-path=other.yaml"], "two files: "),
     ],
 )
-def test_mistakes(
+def test_mistake_in_the_file_or_options_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], words: str
 ) -> None:
     assert main.main(["check-config", write(tmp_path, text), *options]) == 2
@@ -93,7 +95,7 @@ def test_mistakes(
     assert err.count("\n") == 1
 
 
-def test_no_file_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_is_an_error_unless_it_may_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["check-config", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
     assert main.main(["check-config", str(tmp_path / "none.yaml"), "--ignore-missing-fault-tol-cfg"]) == 0
@@ -108,7 +110,7 @@ def test_mistakes_of_other_commands_are_one_line_too(capsys: pytest.CaptureFixtu
         assert err.count("\n") == 1
 
 
-def test_options_of_torchrun_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchrun_options_are_accepted_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["--nproc_per_node=8", "--standalone", "-r", "3", "--te", "1", "--signals-to-handle", "SIGTERM"]
     assert main.main(["check-config", write(tmp_path), *line, "--shutdown-timeout=7", "--ft-forward-signals=HUP"]) == 0
     told = table(capsys.readouterr().out)
@@ -125,7 +127,7 @@ def test_options_of_torchrun_beside_ours(tmp_path: Path, capsys: pytest.CaptureF
         (["--ter=7"], "unrecognized arguments: --ter=7"),
     ],
 )
-def test_mistakes_that_only_both_together_show(
+def test_options_that_contradict_each_other_are_refused(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["check-config", *options]) == 2

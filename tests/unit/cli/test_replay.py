@@ -79,7 +79,7 @@ def test_a_picture_is_drawn_also_of_a_section_that_never_ended(
     assert "can't be written: No such file or directory" in capsys.readouterr().err
 
 
-def test_what_is_suggested_can_be_pasted() -> None:
+def test_suggested_timeouts_can_be_pasted_into_file_and_command_line() -> None:
     timeouts = {"setup": 10.34, "step": 5.0, "write shards": 0.0512, "never": None, "(out of section)": 301.2}
     lines = suggestion(timeouts)
     at = lines.index("")
@@ -116,6 +116,6 @@ def test_mistakes_are_one_line(
     assert told in line
 
 
-def test_a_directory_without_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_of_a_directory_without_logs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path)]) == 1
     assert "no event logs in" in capsys.readouterr().err

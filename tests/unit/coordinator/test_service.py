@@ -80,7 +80,7 @@ def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -
     assert frame(m.Beat()) == encode(m.Beat())
 
 
-def test_what_comes_after_a_message_that_is_dropped_for_is_not_heard() -> None:
+def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
     heard: list[m.FromMember] = []
     machine = Coordinator("c", founds=True, now_s=time.monotonic())
     handle = machine.handle

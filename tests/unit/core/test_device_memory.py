@@ -10,7 +10,7 @@ from megatron_ft.core.device_memory import Holding, MemoryStep
 HELD = Holding(0, 7, 3 << 30)
 
 
-def test_only_what_ended_processes_hold_is_waited_for() -> None:
+def test_memory_that_ended_processes_hold_is_the_only_one_awaited() -> None:
     listed = [Holding(0, 5), HELD, Holding(1, 7), Holding(1, 8)]
     assert core.held_by(listed, {7, 9}) == [HELD, Holding(1, 7)]
 
@@ -27,6 +27,6 @@ def test_the_wait_is_bounded() -> None:
     assert core.look_again_s(0.0) < 0.05
 
 
-def test_in_words() -> None:
+def test_held_memory_is_described_in_words() -> None:
     assert core.describe([HELD, Holding(1, 8)]) == "process 7 on GPU 0 (3.0 GiB), process 8 on GPU 1"
     assert core.describe([HELD] * 6).endswith("(3.0 GiB) and 2 more")

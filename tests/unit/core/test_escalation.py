@@ -16,7 +16,7 @@ def ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def test_who_waits_for_no_cpu_has_that_time_and_no_more() -> None:
+def test_grace_of_a_process_that_waits_for_no_cpu_is_not_extended() -> None:
     grace = Grace(15.0, {MAIN: ns(7), OTHER: ns(900)})
     assert not grace.check(14.9, {MAIN: ns(7), OTHER: ns(900)})
     assert grace.check(15.0, {MAIN: ns(7), OTHER: ns(900)})
@@ -39,7 +39,7 @@ def test_the_thread_that_waited_longest_counts() -> None:
     assert grace.due_s == 17.0
 
 
-def test_in_all_it_is_put_off_by_a_bounded_time() -> None:
+def test_grace_is_extended_by_a_bounded_time_in_all() -> None:
     grace, now, delay = Grace(15.0, {MAIN: 0}), 15.0, 5.0
     while not grace.check(now, {MAIN: ns(delay)}):
         now, delay = now + 5.0, delay + 5.0  # it has never run
@@ -48,7 +48,7 @@ def test_in_all_it_is_put_off_by_a_bounded_time() -> None:
 
 
 @pytest.mark.parametrize("delays", [{}, {MAIN: 0}, {MAIN: ns(2)}])
-def test_without_figures_it_is_over_when_it_is_due(delays: dict[int, int]) -> None:
+def test_grace_without_figures_is_over_when_it_is_due(delays: dict[int, int]) -> None:
     """The kernel doesn't count, the process is gone, or the thread's number has gone to a younger one."""
     assert Grace(15.0, {MAIN: ns(2)}).check(15.0, delays)
 
@@ -84,7 +84,7 @@ def test_a_process_that_gets_no_cpu_has_more_time() -> None:
     assert escalation.advance(GRACE_S + 3.0, lambda: {MAIN: 3_000_000_000}) == signal.SIGKILL
 
 
-def test_who_need_not_wait_begins_at_once_but_keeps_its_grace() -> None:
+def test_escalation_that_begins_early_keeps_its_grace() -> None:
     escalation = Escalation(signal.SIGTERM, due_s=10.0)
     escalation.begin(2.0)
     assert escalation.advance(2.0, idle) == signal.SIGTERM

@@ -21,7 +21,7 @@ def plan(*faults: dict[str, Any], **top: Any) -> Any:
     return parse_plan({"faults": list(faults), **top}, source="plan.yaml")
 
 
-def test_a_plan_without_chance() -> None:
+def test_plan_without_chance_resolves_to_its_faults() -> None:
     faults = resolve(plan(FAULT, {**FAULT, "cycle": 1, "rank": 0, "iteration": 40, "type": "rank_hung"}), 2)
     assert faults == (
         PlannedFault(cycle=0, rank=1, iteration=25, type="rank_killed"),
@@ -29,19 +29,19 @@ def test_a_plan_without_chance() -> None:
     )
 
 
-def test_what_may_be_left_out() -> None:
+def test_fault_without_optional_keys_has_defaults() -> None:
     (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "exception"}), 1)
     assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="exception")
     (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow"}), 1)
     assert fault.seconds == 1.0
 
 
-def test_how_slow() -> None:
+def test_slow_fault_keeps_its_seconds() -> None:
     (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow", "seconds": 2}), 1)
     assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="slow", seconds=2.0)
 
 
-def test_an_empty_plan() -> None:
+def test_empty_plan_has_no_faults() -> None:
     assert resolve(plan(), 4) == ()
 
 
@@ -74,7 +74,7 @@ def test_due_is_exactly_that_moment() -> None:
         assert due(faults, *moment) is None
 
 
-def test_which_have_not_fired() -> None:
+def test_faults_without_a_matching_record_have_not_fired() -> None:
     faults = resolve(plan(FAULT, {**FAULT, "cycle": 1}, {**FAULT, "cycle": 2}), 2)
     fired = [
         FaultInjected(type="rank_killed", rank=1, iteration=25, cycle=1),
@@ -84,7 +84,7 @@ def test_which_have_not_fired() -> None:
     assert not_fired(faults, []) == list(faults)
 
 
-def test_each_type_can_be_described() -> None:
+def test_fault_of_any_type_is_described_in_words() -> None:
     for kind in FAULT_TYPES:
         line = PlannedFault(cycle=2, rank=1, iteration=25, type=kind).describe()
         assert line.startswith("rank 1 ")
@@ -131,12 +131,12 @@ def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message:
     assert str(error.value).startswith("plan.yaml: ")
 
 
-def test_a_rank_that_the_job_doesnt_have() -> None:
+def test_fault_on_a_rank_beyond_the_world_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"fault 1: rank must be below the number of ranks, 1, not 1"):
         resolve(plan(FAULT), 1)
 
 
-def test_two_faults_for_one_moment() -> None:
+def test_second_fault_at_the_same_moment_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"fault 2: rank 1 already has one after iteration 25 of cycle 0"):
         resolve(plan(FAULT, {**FAULT, "type": "slow"}), 2)
 
@@ -159,7 +159,7 @@ def test_the_shipped_plans_can_be_read() -> None:
         (b"", "a mapping with the key 'faults'"),
     ],
 )
-def test_files_that_are_no_plan(content: bytes, message: str, tmp_path: Path) -> None:
+def test_file_that_is_no_plan_is_refused_in_one_line(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError) as error:
@@ -168,7 +168,7 @@ def test_files_that_are_no_plan(content: bytes, message: str, tmp_path: Path) ->
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_isnt_there(tmp_path: Path) -> None:
+def test_missing_plan_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.yaml: the fault plan can't be read: No such file"):
         read_fault_plan(tmp_path / "no.yaml")
     with pytest.raises(ConfigError, match="can't be read: Is a directory"):

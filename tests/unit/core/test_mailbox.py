@@ -7,7 +7,7 @@ import pytest
 from megatron_ft.core.mailbox import Mailbox
 
 
-def test_what_an_effect_leads_to_comes_after_those_due_before() -> None:
+def test_effect_posted_by_an_effect_is_handled_after_those_due_before() -> None:
     handled: list[int] = []
     posted: list[bool] = []
 
@@ -22,7 +22,7 @@ def test_what_an_effect_leads_to_comes_after_those_due_before() -> None:
     assert posted == [False, False]
 
 
-def test_what_is_left_of_one_that_closed_or_failed() -> None:
+def test_mailbox_that_closed_or_failed_handles_the_rest_later_or_never() -> None:
     handled: list[int] = []
 
     def handle(item: int) -> None:

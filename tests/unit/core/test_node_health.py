@@ -33,7 +33,7 @@ def test_unknown_check_is_refused(text: str, hint: str) -> None:
         parse_checks(text)
 
 
-def test_devices() -> None:
+def test_gpu_check_finds_missing_devices_and_pending_repairs() -> None:
     sound = [Gpu(index=0, pages_pending=False), Gpu(index=1, rows_pending=False, rows_failed=False), Gpu(index=2)]
     assert gpu_problems(sound, [], ranks=3) == []
     assert gpu_problems(None, [], ranks=0) == ["gpu: there is no NVIDIA driver (libnvidia-ml.so.1)"]
@@ -43,7 +43,7 @@ def test_devices() -> None:
     assert gpu_problems([Gpu(index=5, rows_failed=True)], [], ranks=1)[0].startswith("gpu: device 5 has a row remap")
 
 
-def test_errors_in_the_kernels_log() -> None:
+def test_xids_in_the_kernels_log_are_gpu_problems() -> None:
     log = [XID.format(79), "6,1,1,-;eth0: link is up", XID.format(31), XID.format(79), XID.format(48)]
     assert xids(log) == [79, 31, 79, 48]
     (told,) = gpu_problems([], log, ranks=0)
@@ -51,14 +51,14 @@ def test_errors_in_the_kernels_log() -> None:
     assert gpu_problems([], [XID.format(31)], ranks=0) == []
 
 
-def test_directories() -> None:
+def test_disk_check_finds_a_directory_with_too_little_space() -> None:
     assert directory_problems("disk", "/ck", LEAST_FREE_BYTES) == []
     assert directory_problems("storage", "/ck", LEAST_FREE_BYTES - (1 << 20)) == [
         "storage: 1023 MiB free in /ck, 1024 MiB are needed"
     ]
 
 
-def test_links() -> None:
+def test_net_check_finds_interfaces_and_ports_that_are_down() -> None:
     unplugged = Port(name="mlx5_1/1", link="DOWN", cable="Disabled")
     assert net_problems(["eth0"], []) == net_problems(["eth0"], [UP, unplugged]) == []
     assert net_problems([], []) == ["net: no network interface is up"]

@@ -19,7 +19,7 @@ def test_a_flood_is_said_a_few_times_and_then_once_a_minute_with_how_many_there_
     assert moderation.admit("no", 165.0) is None
 
 
-def test_what_comes_seldom_is_always_said() -> None:
+def test_rare_line_is_always_said() -> None:
     moderation = RateLimiter()
     assert [moderation.admit("no", 60.0 * minute) for minute in range(1000)] == ["no"] * 1000
 

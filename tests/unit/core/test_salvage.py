@@ -7,7 +7,7 @@ from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
 
 
-def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
+def test_damaged_record_keeps_the_fields_that_can_be_used() -> None:
     cause = {"rank": [1], "kind": "hang", "text": 5, "detail": None}
     doubts: list[str] = []
     damaged = {"ev": "cycle_ended", "cycle": 3, "iteration": 1.5, "cause": cause, "else": [1]}

@@ -11,11 +11,11 @@ from megatron_ft.core.wording import begins, counted, listed, printable, when
 from tests.support.evidence import exit_evidence
 
 
-def test_one_is_not_many() -> None:
+def test_counted_noun_is_singular_for_one_only() -> None:
     assert (counted(1, "node"), counted(0, "node"), counted(2, "node")) == ("1 node", "0 nodes", "2 nodes")
 
 
-def test_of_many_the_first_ones_are_named() -> None:
+def test_list_of_many_names_the_first_ones() -> None:
     assert listed("abc", most=3) == "a, b, c"
     assert listed("abcd", most=3) == "a, b, c and 1 more"
     assert listed("abcde", most=3, joint="; ") == "a; b; c; and 2 more"
@@ -27,7 +27,7 @@ def test_the_number_is_that_of_the_last_one_in_megatrons_log() -> None:
     assert begins(99) == "iteration 100 begins"
 
 
-def test_nothing_was_done_before_the_first_one() -> None:
+def test_iteration_0_is_described_as_the_first() -> None:
     assert when(0) == "in the first iteration"
     assert begins(0) == "iteration 1 begins"
 
@@ -46,7 +46,7 @@ def test_evidence_says_it_alike() -> None:
         (r"C:\x1b", r"C:\x1b"),
     ],
 )
-def test_nothing_is_left_that_a_terminal_obeys(text: str, shown: str) -> None:
+def test_printable_text_has_nothing_that_a_terminal_obeys(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

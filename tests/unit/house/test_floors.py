@@ -202,7 +202,7 @@ def test_core_names_no_file_of_another_floor() -> None:
     assert foreign_names(PACKAGE) == []
 
 
-def test_no_rooms_import_each_other() -> None:
+def test_rooms_do_not_import_each_other() -> None:
     assert circles(PACKAGE) == []
 
 
@@ -215,7 +215,7 @@ def loaded_by(*folders: str) -> set[str]:
     return {name.split(".")[0] for name in output_of(script).split()}
 
 
-def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
+def test_floors_below_the_ranks_load_neither_torch_nor_numpy() -> None:
     assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor", "coordinator")
 
 
@@ -353,13 +353,13 @@ def test_a_planted_circle_is_found(copy: Path, file: str, code: str) -> None:
         ("integrations/planted.py", "import torch\nfrom megatron_ft import RankMonitorClient"),
     ],
 )
-def test_what_the_table_allows_is_allowed(copy: Path, file: str, code: str) -> None:
+def test_planted_import_that_the_table_allows_is_no_violation(copy: Path, file: str, code: str) -> None:
     before = violations(copy)
     (copy / file).write_text(code + "\n")
     assert violations(copy) == before
 
 
-def test_no_module_with_a_main_does_nothing() -> None:
+def test_module_with_a_main_runs_it() -> None:
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
     silent = [
         path

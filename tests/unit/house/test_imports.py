@@ -37,7 +37,7 @@ def test_the_driver_is_asked_without_torch() -> None:
     assert output_of(code).strip() == "False"
 
 
-def test_who_has_not_imported_torch_has_no_collectives() -> None:
+def test_process_without_torch_has_no_collectives_and_does_not_import_it() -> None:
     code = "import sys; from megatron_ft.rank.crash_reporter.flight_recorder import collectives; "
     code += "print(collectives().error, 'torch' in sys.modules)"
     assert output_of(code).strip() == "torch.distributed isn't imported False"

@@ -33,7 +33,7 @@ def found(document: Any, name: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("document", ALL, ids=lambda document: document["kind"])
-def test_they_are_as_the_published_schemas_have_them(document: dict[str, Any]) -> None:
+def test_manifests_match_the_published_schemas(document: dict[str, Any]) -> None:
     assert mistakes(document) == []
 
 
@@ -54,7 +54,7 @@ def test_a_mistake_in_one_would_be_found() -> None:
     assert mistakes(jobset) == ["JobSet.spec.failurePolicy.rules[0].action is missing"]
 
 
-def test_they_and_the_page_have_one_policy_for_exit_codes() -> None:
+def test_manifests_and_documentation_have_the_same_exit_code_policy() -> None:
     page = [
         yaml.safe_load(block)
         for block in re.findall(r"^    (?:podF|f)ailurePolicy:\n(?:    .*\n)+", DOCS, re.MULTILINE)
@@ -67,7 +67,7 @@ def test_they_and_the_page_have_one_policy_for_exit_codes() -> None:
     assert codes == {"FailJob": [MISTAKE_CODE, NO_RESTART_CODE], "Ignore": [TRY_AGAIN_CODE, STOPPED_CODE]}
 
 
-def test_their_command_lines_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lines_of_the_manifests_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(MANIFESTS.parents[1] / "examples" / "autoresume")  # which has a train.py
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     (jobset,) = documents(MANIFESTS / "jobset.yaml")

@@ -96,5 +96,5 @@ def test_a_write_to_another_files_object_is_found(planted: str) -> None:
     assert len(foreign_writes(OWNER + "\n" + planted)) == 1
 
 
-def test_what_the_owner_writes_is_no_finding() -> None:
+def test_write_by_the_owner_is_no_finding() -> None:
     assert foreign_writes(OWNER) == []

@@ -24,7 +24,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_name_resolves_in_a_fresh_process(name: str) -> None:
+def test_public_name_resolves_in_a_fresh_process(name: str) -> None:
     assert output_of(f"from megatron_ft import {name} as x; print(x.__name__)").strip() == name
 
 
@@ -39,7 +39,7 @@ def test_actions_have_the_numbers_of_nvidia_resiliency_ext() -> None:
     assert actions == ["Continue", "ExcludeThisNode", "ShutdownWorkload"]
 
 
-def test_unknown_names() -> None:
+def test_unknown_name_raises_attribute_or_import_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'RankMonitorKlient'"):
         megatron_ft.RankMonitorKlient  # noqa: B018
     assert not hasattr(megatron_ft, "__wrapped__")
@@ -63,9 +63,9 @@ def test_the_package_itself_imports_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_public_name_needs_torch(name: str) -> None:
+def test_public_name_imports_neither_torch_nor_numpy(name: str) -> None:
     output_of(f"import sys; from megatron_ft import {name}; assert not {{'torch', 'numpy'}} & set(sys.modules)")
 
 
-def test_version() -> None:
+def test_version_has_three_parts() -> None:
     assert megatron_ft.__version__.count(".") == 2

@@ -94,13 +94,13 @@ def _named_in(made: ast.ClassDef) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_only_torch_compat_touches_what_torch_keeps_to_itself() -> None:
+def test_private_names_of_torch_are_used_in_torch_compat_only() -> None:
     paths = [path for path in sorted(LAUNCHER.rglob("*.py")) if path.parent != COMPAT]
     found = {str(path.relative_to(PACKAGE)): touches(path.read_text()) for path in paths}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_torch_compat_does() -> None:
+def test_torch_compat_uses_private_names_of_torch() -> None:
     found = {path.name: touches(path.read_text()) for path in COMPAT.glob("*.py")}
     assert found["torch_agent.py"]
     assert found["worker_context.py"]
@@ -144,5 +144,5 @@ def test_a_planted_touch_is_found(code: str, words: str) -> None:
         "from torch.distributed.elastic.multiprocessing import PContext",
     ],
 )
-def test_what_is_ours_is_allowed(code: str) -> None:
+def test_private_name_of_our_own_is_allowed(code: str) -> None:
     assert touches(code) == []

@@ -43,7 +43,7 @@ def test_unit_tests_start_no_process_and_do_not_sleep() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_what_is_allowed_is_there() -> None:
+def test_allowed_exceptions_are_still_needed() -> None:
     assert [name for name in ALLOWED if not violations((UNIT / name).read_text())] == []
 
 
@@ -73,5 +73,5 @@ def test_a_planted_violation_is_found(code: str, words: str) -> None:
         "CODE = 'import subprocess'",
     ],
 )
-def test_what_does_neither_is_allowed(code: str) -> None:
+def test_code_that_neither_starts_a_process_nor_sleeps_is_allowed(code: str) -> None:
     assert violations(code) == []

@@ -33,7 +33,7 @@ def end(tmp_path: Path, *, step: int, train_iters: int | None) -> None:
 @pytest.mark.parametrize(
     ("step", "train_iters", "is_finished"), [(100, 100, True), (101, 100, True), (99, 100, False), (100, None, False)]
 )
-def test_the_functional_module(
+def test_functional_module_writes_the_flag_once_train_iters_are_reached(
     step: int, train_iters: int | None, is_finished: bool, tmp_path: Path, flag: Path, client: FakeClient
 ) -> None:
     end(tmp_path, step=step, train_iters=train_iters)
@@ -42,7 +42,9 @@ def test_the_functional_module(
         assert flag.read_text() == "the training is finished: train_iters=100 is reached\n"
 
 
-def test_megatron_bridges_own_configuration_will_do(tmp_path: Path, flag: Path, client: FakeClient) -> None:
+def test_configuration_of_megatron_bridge_is_enough_for_the_flag(
+    tmp_path: Path, flag: Path, client: FakeClient
+) -> None:
     config = SimpleNamespace(
         checkpoint=SimpleNamespace(save=str(tmp_path / "ckpt"), async_save=False),
         ft=SimpleNamespace(enable_ft_package=True, calc_ft_timeouts=False),
@@ -54,14 +56,16 @@ def test_megatron_bridges_own_configuration_will_do(tmp_path: Path, flag: Path, 
     assert flag.exists()
 
 
-def test_only_rank_0_writes_it(tmp_path: Path, flag: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_is_written_by_rank_0_only(
+    tmp_path: Path, flag: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     (tmp_path / "ckpt").mkdir()
     end(tmp_path, step=100, train_iters=100)
     assert not flag.exists()
 
 
-def test_not_after_a_failure(tmp_path: Path, flag: Path, client: FakeClient) -> None:
+def test_flag_is_not_written_after_a_failure(tmp_path: Path, flag: Path, client: FakeClient) -> None:
     with pytest.raises(RuntimeError, match="lost"):
         try:
             raise RuntimeError("lost")
@@ -70,7 +74,7 @@ def test_not_after_a_failure(tmp_path: Path, flag: Path, client: FakeClient) -> 
     assert not flag.exists()
 
 
-def test_nothing_is_written_where_nobody_asks(
+def test_flag_is_not_written_without_its_variable(
     tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE", raising=False)
@@ -78,7 +82,7 @@ def test_nothing_is_written_where_nobody_asks(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt"]
 
 
-def test_one_that_cannot_be_written_is_told_of(
+def test_flag_that_cannot_be_written_is_reported(
     tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", "/proc/nothing/finished")
@@ -87,7 +91,9 @@ def test_one_that_cannot_be_written_is_told_of(
 
 
 @pytest.mark.parametrize(("first", "steps", "is_finished"), [(0, 20, True), (12, 8, True), (0, 19, False)])
-def test_megatron_lm(first: int, steps: int, is_finished: bool, tmp_path: Path, flag: Path, client: FakeClient) -> None:
+def test_megatron_lm_writes_the_flag_once_train_iters_are_reached(
+    first: int, steps: int, is_finished: bool, tmp_path: Path, flag: Path, client: FakeClient
+) -> None:
     args = parse(tmp_path)
     args.train_iters, args.iteration = 20, first
     megatron_lm.setup(args)
@@ -96,7 +102,7 @@ def test_megatron_lm(first: int, steps: int, is_finished: bool, tmp_path: Path, 
     assert flag.exists() is is_finished
 
 
-def test_megatron_lm_that_had_made_them_all_before(tmp_path: Path, flag: Path, client: FakeClient) -> None:
+def test_megatron_lm_that_starts_at_train_iters_writes_the_flag(tmp_path: Path, flag: Path, client: FakeClient) -> None:
     args = parse(tmp_path)
     args.train_iters = args.iteration = 20
     megatron_lm.setup(args)

@@ -57,7 +57,7 @@ def leave_early(trainer: Any) -> None:
         ({"max_steps": -1, "max_epochs": 1, "limit_train_batches": 12}, "max_epochs=1"),
     ],
 )
-def test_a_limit_that_is_reached(fits: FitBench, kind: str, limits: dict[str, Any], reason: str) -> None:
+def test_flag_names_the_limit_that_was_reached(fits: FitBench, kind: str, limits: dict[str, Any], reason: str) -> None:
     fits.fit(getattr(fits, kind)(), save_every=4, **limits)
     assert fits.flag.read_text() == f"the training is finished: {reason} is reached\n"
     # a run that has nothing left to do says so again, and leaves nothing open
@@ -70,7 +70,7 @@ def test_a_limit_that_is_reached(fits: FitBench, kind: str, limits: dict[str, An
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_max_time(fits: FitBench, kind: str) -> None:
+def test_flag_for_max_time_is_written_by_the_next_fit(fits: FitBench, kind: str) -> None:
     """The first job isn't the last: only the next one finds that the time of the whole training is up."""
 
     def let_time_pass(trainer: Any) -> None:
@@ -98,7 +98,9 @@ def test_max_time(fits: FitBench, kind: str) -> None:
         (lambda: [Do("on_train_start", leave_early)], False),
     ],
 )
-def test_stopped_on_purpose(fits: FitBench, kind: str, callbacks: Any, is_finished: bool) -> None:
+def test_early_stopping_writes_the_flag_and_other_stops_do_not(
+    fits: FitBench, kind: str, callbacks: Any, is_finished: bool
+) -> None:
     fits.fit(getattr(fits, kind)(), *callbacks(), max_steps=-1, max_epochs=50, limit_train_batches=12)
     assert fits.flag.exists() is is_finished
     assert fits.open_sections() == []
@@ -106,7 +108,7 @@ def test_stopped_on_purpose(fits: FitBench, kind: str, callbacks: Any, is_finish
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_inside_an_except_clause(fits: FitBench, kind: str) -> None:
+def test_fit_inside_an_except_clause_counts_as_finished(fits: FitBench, kind: str) -> None:
     """A retry loop runs its second fit while the first one's exception is still being handled."""
     try:
         raise ArithmeticError
@@ -115,7 +117,7 @@ def test_a_fit_inside_an_except_clause(fits: FitBench, kind: str) -> None:
     assert "there was nothing left to train" in fits.flag.read_text()
 
 
-def test_no_flag_unless_asked_for(fits: FitBench) -> None:
+def test_flag_is_not_written_without_autoresume(fits: FitBench) -> None:
     fits.fit(fits.sections(autoresume=False), max_steps=3)
     fits.fit(fits.heartbeats(autoresume=False), max_steps=3, resume=False)
     assert not fits.flag.exists()
@@ -230,7 +232,7 @@ def test_flag_that_cannot_be_removed_is_reported(
     assert "can't be removed: Operation not permitted" in caplog.text
 
 
-def test_a_flag_that_cannot_be_written(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_flag_that_cannot_be_written_is_logged(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
     fits.flag.parent.write_text("in the way")
     fits.fit(fits.sections(), max_steps=3)
     assert "can't be written" in caplog.text
@@ -256,7 +258,7 @@ def fail(trainer: Any) -> None:
         (RuntimeError("the policy is broken"), False, None),
     ],
 )
-def test_the_policy_for_exceptions(
+def test_exception_policy_decides_request_and_flag(
     fits: FitBench, caplog: pytest.LogCaptureFixture, answer: Any, asked: bool, flag: str | None
 ) -> None:
     errors: list[BaseException] = []
@@ -278,7 +280,7 @@ def test_the_policy_for_exceptions(
         assert "the policy is broken" in caplog.text
 
 
-def test_a_shutdown_without_a_flag_file(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_request_is_sent_without_a_flag_file(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
     callback = fits.sections(autoresume=False, exc_handling_policy=lambda _: request(WorkloadAction.ShutdownWorkload))
     with pytest.raises(ArithmeticError):
@@ -293,7 +295,7 @@ def learned(fits: FitBench) -> dict[str, Any]:
     return json.loads((fits.save_dir / "_ft_state.json").read_text())
 
 
-def test_heartbeats_of_a_fit(fits: FitBench) -> None:
+def test_heartbeats_are_sent_at_each_hook_of_a_fit(fits: FitBench) -> None:
     fits.fit(fits.heartbeats(), max_steps=11)
     beat, save = ["send_heartbeat"], ["send_heartbeat"]
     step = ["set_iteration", "send_heartbeat"]
@@ -347,7 +349,7 @@ def test_heartbeat_timeouts_are_learned_and_used(
         (0, 20, {}, False),  # no load
     ],
 )
-def test_when_heartbeat_timeouts_are_learned(
+def test_heartbeat_timeouts_are_learned_after_a_load_a_save_and_two_steps(
     fits: FitBench, first_steps: int, steps: int, more: dict[str, Any], is_learned: bool
 ) -> None:
     if first_steps:
@@ -362,7 +364,7 @@ def test_when_heartbeat_timeouts_are_learned(
     assert (fits.save_dir / "_ft_state.json").exists() is is_learned
 
 
-def test_each_fit_is_judged_by_itself(fits: FitBench) -> None:
+def test_fit_without_a_save_of_its_own_learns_nothing(fits: FitBench) -> None:
     callback = fits.heartbeats()
     fits.fit(callback, max_steps=20)
     fits.forget()
@@ -378,7 +380,9 @@ def test_heartbeat_timeouts_are_not_learned_unless_asked_for(fits: FitBench) -> 
 
 
 @pytest.mark.parametrize(("code", "is_learned"), [(0, True), (1, False)])
-def test_heartbeat_timeouts_and_sys_exit(fits: FitBench, code: int, is_learned: bool) -> None:
+def test_heartbeat_timeouts_are_learned_at_sys_exit_with_code_0_only(
+    fits: FitBench, code: int, is_learned: bool
+) -> None:
     fits.fit(fits.heartbeats(), max_steps=20)
     fits.forget()
     with pytest.raises(SystemExit):
@@ -399,7 +403,9 @@ def test_infinite_heartbeat_timeouts_must_be_learned(fits: FitBench) -> None:
 # ---- where the file is
 
 
-def test_the_default_directory(fits: FitBench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_without_exp_dir_goes_beside_the_logs_with_a_hint(
+    fits: FitBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fits.fit(fits.sections(exp_dir=None), max_steps=11)
     assert (tmp_path / "ft_state" / "_ft_state_.json").exists()
     assert "give exp_dir" not in caplog.text
@@ -415,7 +421,7 @@ def test_the_default_directory(fits: FitBench, tmp_path: Path, caplog: pytest.Lo
     assert "give exp_dir" in caplog.text  # the next run would have version_1
 
 
-def test_a_directory_that_cannot_be_used(fits: FitBench, tmp_path: Path) -> None:
+def test_exp_dir_that_cannot_be_used_ends_the_job(fits: FitBench, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="can't be written"):
         fits.fit(fits.sections(exp_dir=str(tmp_path / "file")), max_steps=3)
@@ -424,7 +430,7 @@ def test_a_directory_that_cannot_be_used(fits: FitBench, tmp_path: Path) -> None
     fits.fit(fits.sections(exp_dir=str(tmp_path / "file"), calculate_timeouts=False), max_steps=3, resume=False)
 
 
-def test_a_file_that_cannot_be_written(
+def test_state_file_that_cannot_be_written_is_logged(
     fits: FitBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(path: str, document: object) -> None:
@@ -436,7 +442,7 @@ def test_a_file_that_cannot_be_written(
     assert fits.flag.exists()
 
 
-def test_only_rank_0_writes(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_is_written_by_rank_0_only(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron_ft.integrations.lightning_common.agreement.rank", lambda: 1)
     fits.fit(fits.sections(), max_steps=20)
     assert fits.names("calculate_and_set_section_timeouts")

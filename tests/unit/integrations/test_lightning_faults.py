@@ -41,7 +41,9 @@ def never() -> int:
     ],
 )
 @pytest.mark.parametrize("callback", [FaultToleranceCallback, FaultToleranceSectionsCallback])
-def test_accepted_forms(callback: Any, given: Any, expected: SimulatedFaultParams | None) -> None:
+def test_simulated_fault_is_accepted_as_parameters_or_dictionary(
+    callback: Any, given: Any, expected: SimulatedFaultParams | None
+) -> None:
     made = callback(True, False, simulated_fault_params=given)
     assert made.simulated_fault_params == expected
     assert isinstance(made.simulated_fault_params, SimulatedFaultParams | None)
@@ -69,7 +71,7 @@ def test_mistakes_are_one_line(given: Any, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_all_ranks_draw_the_same() -> None:
+def test_ranks_with_the_same_seed_draw_the_same_fault() -> None:
     params = SimulatedFaultParams("random", 1.0)
     seeds = [lambda seed=seed: seed for seed in range(60)]
     drawn = [lightning_faults.plan(params, world_size=8, seed=seed) for seed in seeds]
@@ -79,7 +81,7 @@ def test_all_ranks_draw_the_same() -> None:
     assert {fault.type for fault in drawn} == {"rank_killed", "rank_hung"}
 
 
-def test_what_is_given_is_not_drawn() -> None:
+def test_given_rank_and_type_of_a_fault_are_not_drawn() -> None:
     fault = lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.5, 0.0, 3), world_size=4, seed=never)
     assert (fault.type, fault.rank, fault.delay_s) == ("rank_hung", 3, 1.5)
     only_rank = lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.5), world_size=4, seed=lambda: 7)
@@ -88,19 +90,19 @@ def test_what_is_given_is_not_drawn() -> None:
         assert lightning_faults.plan(SimulatedFaultParams("random", 1.5, 0.0, 2), world_size=4, seed=seed).rank == 2
 
 
-def test_the_random_part_of_the_delay() -> None:
+def test_random_delay_of_a_fault_varies_within_its_bound() -> None:
     params = SimulatedFaultParams("rank_hung", 10.0, 5.0, 0)
     delays = [lightning_faults.plan(params, world_size=1, seed=never).delay_s for _ in range(100)]
     assert all(10.0 <= delay <= 15.0 for delay in delays)
     assert max(delays) - min(delays) > 1.0
 
 
-def test_a_rank_that_does_not_exist() -> None:
+def test_fault_on_a_rank_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="rank_to_fail must be a rank from 0 to 3, not 4"):
         lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.0, 0.0, 4), world_size=4, seed=never)
 
 
-def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_simulated_fault_is_injected_on_its_rank_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     injected: list[tuple[str, str]] = []
     client = MagicMock()
     monkeypatch.setattr(

@@ -43,7 +43,7 @@ def end(**changes: Any) -> EndOfFit:
         ({"iterations": 1}, "nothing left to train"),
     ],
 )
-def test_finished(changes: dict[str, Any], words: str) -> None:
+def test_fit_that_reached_its_limit_has_finished_the_training(changes: dict[str, Any], words: str) -> None:
     reason = why_finished(end(**changes))
     assert reason is not None
     assert words in reason
@@ -61,7 +61,7 @@ def test_finished(changes: dict[str, Any], words: str) -> None:
         {"is_early_stopped": True, "is_cut_short": True},
     ],
 )
-def test_not_finished(changes: dict[str, Any]) -> None:
+def test_fit_short_of_its_limits_has_not_finished_the_training(changes: dict[str, Any]) -> None:
     assert why_finished(end(**changes)) is None
 
 
@@ -96,7 +96,7 @@ class MyEarlyStopping(EarlyStopping):
         (SimpleNamespace(stopped_epoch=4), True, False),
     ],
 )
-def test_looking_at_a_trainer(callback: Any, should_stop: bool, is_early_stopped: bool) -> None:
+def test_early_stopping_counts_if_it_ended_this_fit(callback: Any, should_stop: bool, is_early_stopped: bool) -> None:
     trainer = SimpleNamespace(
         global_step=7, max_steps=-1, current_epoch=5, max_epochs=None, should_stop=should_stop, callbacks=[callback]
     )

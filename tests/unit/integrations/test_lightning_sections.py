@@ -37,7 +37,7 @@ def replaced_methods(trainer: Any) -> list[str]:
     return [name for owner in [*owners, loop.manual_optimization] for name in WRAPPED if name in vars(owner)]
 
 
-def test_a_fit_from_its_sanity_check_to_its_end(fits: FitBench) -> None:
+def test_fit_opens_and_closes_its_sections_in_order(fits: FitBench) -> None:
     trainer = fits.fit(fits.sections(), max_steps=11)
     # "setup" ends with the sanity check's first batch; saves come after the hook, so they aren't in "step";
     # one of the top checkpoint, one of the last
@@ -54,7 +54,7 @@ def test_a_fit_from_its_sanity_check_to_its_end(fits: FitBench) -> None:
     assert replaced_methods(trainer) == []
 
 
-def test_a_fit_without_sanity_check(fits: FitBench) -> None:
+def test_setup_of_a_fit_without_sanity_check_ends_at_the_first_step(fits: FitBench) -> None:
     fits.fit(fits.sections(), max_steps=2, num_sanity_val_steps=0, save_every=None)
     assert fits.transitions() == ["+setup", "-setup", "+step", "-step", "+step", "-step"]
 
@@ -72,7 +72,7 @@ def test_the_backward_pass_and_the_optimizer_are_in_step(fits: FitBench) -> None
     }
 
 
-def test_manual_optimization(fits: FitBench) -> None:
+def test_backward_pass_of_a_manual_optimization_is_in_step(fits: FitBench) -> None:
     class Manual(Model):
         automatic_optimization = False
 
@@ -99,7 +99,7 @@ def test_the_other_ranks_wait_for_a_save_inside_checkpointing(fits: FitBench, mo
     assert ("Trainer.save_checkpoint", ["checkpointing"]) in during
 
 
-def test_a_second_fit_with_the_same_trainer(fits: FitBench) -> None:
+def test_second_fit_with_the_same_trainer_has_setup_and_steps_again(fits: FitBench) -> None:
     trainer = fits.fit(fits.sections(), max_steps=5, resume=False)
     first = fits.transitions()
     fits.forget()
@@ -112,7 +112,7 @@ def test_a_second_fit_with_the_same_trainer(fits: FitBench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["validate", "test", "predict"])
-def test_without_a_fit_no_monitor_is_needed(fits: FitBench, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_trainer_without_a_fit_needs_no_monitor(fits: FitBench, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     class Complete(Model):
         test_step = predict_step = Model.validation_step
         test_dataloader = predict_dataloader = Model.val_dataloader
@@ -133,7 +133,7 @@ def test_a_fit_without_launcher_says_what_to_do(fits: FitBench, monkeypatch: pyt
     assert not callback.is_initialized
 
 
-def test_auto_resume_without_its_variable(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autoresume_without_its_variable_raises(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
     with pytest.raises(RuntimeError, match="FAULT_TOL_FINISHED_FLAG_FILE"):
         fits.fit(fits.sections())
@@ -192,7 +192,9 @@ def updates(fits: FitBench) -> list[tuple[list[str], bool]]:
     return [(each["selected_sections"], each["calc_out_of_section"]) for each in given]
 
 
-def test_what_is_learned_when_and_used_by_the_next_fit(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_timeouts_learned_at_each_save_are_used_by_the_next_fit(
+    fits: FitBench, caplog: pytest.LogCaptureFixture
+) -> None:
     there: list[bool] = []
     file = fits.save_dir / "_ft_state_.json"
     looks = [Do("on_train_batch_start", lambda _: there.append(file.exists()), at=batch) for batch in (11, 12)]
@@ -239,7 +241,7 @@ def test_a_save_after_the_batch_that_was_just_learned_from_waits_for_the_next(fi
     assert updates(fits) == [(["checkpointing"], False), (["step", "checkpointing"], False)]  # at 11, and at the end
 
 
-def test_nothing_is_learned_or_loaded_unless_asked_for(fits: FitBench) -> None:
+def test_timeouts_are_neither_learned_nor_loaded_without_calculate_timeouts(fits: FitBench) -> None:
     fits.fit(fits.sections(), max_steps=20)
     fits.forget()
     fits.fit(fits.sections(calculate_timeouts=False), max_steps=40)
@@ -283,7 +285,7 @@ def test_a_state_file_of_the_reference_is_read(fits: FitBench) -> None:
 
 
 @pytest.mark.parametrize(("code", "is_learned"), [(0, True), (None, True), (1, False), ("gone", False)])
-def test_sys_exit(fits: FitBench, code: Any, is_learned: bool) -> None:
+def test_timeouts_are_learned_at_sys_exit_with_code_0_only(fits: FitBench, code: Any, is_learned: bool) -> None:
     fits.fit(fits.sections(), max_steps=20)
     fits.forget()
     asked: list[Any] = []

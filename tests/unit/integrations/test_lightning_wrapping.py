@@ -60,7 +60,7 @@ def test_an_exception_closes_the_section_and_passes(client: FakeClient, sections
     assert owner.work(4) == 8
 
 
-def test_a_section_within_itself(client: FakeClient, sections: Sections) -> None:
+def test_section_opened_within_itself_is_opened_once(client: FakeClient, sections: Sections) -> None:
     outer, inner, seen = Owner(), Owner(), []
     wrappings = Wrappings(sections)
     wrappings.wrap(outer, "work", "checkpointing")
@@ -84,7 +84,7 @@ def test_undo_puts_everything_back(sections: Sections) -> None:
     wrappings.undo()
 
 
-def test_what_somebody_else_has_wrapped_since_stays(client: FakeClient, sections: Sections) -> None:
+def test_method_wrapped_again_by_others_keeps_their_wrapper(client: FakeClient, sections: Sections) -> None:
     owner = Owner()
     wrappings = Wrappings(sections)
     wrappings.wrap(owner, "work", "step")
@@ -96,7 +96,7 @@ def test_what_somebody_else_has_wrapped_since_stays(client: FakeClient, sections
     assert client.calls == []
 
 
-def test_leaving_what_is_not_open_and_what_was_closed(client: FakeClient, sections: Sections) -> None:
+def test_leave_of_a_section_that_is_not_open_does_nothing(client: FakeClient, sections: Sections) -> None:
     sections.leave("setup")
     assert client.calls == []
     sections.enter("setup")

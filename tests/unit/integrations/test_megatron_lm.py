@@ -21,7 +21,7 @@ __all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
 # --- names ---
 
 
-def test_each_function_of_megatron_lm_is_there_with_its_arguments() -> None:
+def test_functions_that_megatron_lm_calls_take_its_arguments() -> None:
     for name, arguments in CALLS.items():
         signature = inspect.signature(getattr(megatron_lm, name))
         signature.bind(**dict.fromkeys(arguments, False))
@@ -30,7 +30,7 @@ def test_each_function_of_megatron_lm_is_there_with_its_arguments() -> None:
     assert set(megatron_lm.__all__) == {*CALLS, "add_ft_args", "__getattr__"}
 
 
-def test_globals_that_forks_of_megatron_lm_read(tmp_path: Path, client: FakeClient) -> None:
+def test_globals_that_forks_of_megatron_lm_read_have_their_values(tmp_path: Path, client: FakeClient) -> None:
     file: dict[str, Any] = {}
     exec("from megatron_ft.integrations.megatron_lm import *", file)  # megatron/training/ft_integration.py
     read = file["__getattr__"]
@@ -70,7 +70,7 @@ def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
 # --- one state in the module ---
 
 
-def test_a_run(tmp_path: Path, client: FakeClient) -> None:
+def test_run_reports_iterations_sections_and_updates(tmp_path: Path, client: FakeClient) -> None:
     args = parse(tmp_path, "--calc-ft-timeouts")
     megatron_lm.setup(args)
     assert megatron_lm.get_rank_monitor_client() is client
@@ -104,7 +104,7 @@ def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client
     assert client.calls == before
 
 
-def test_not_enabled_means_nothing_happens(tmp_path: Path, client: FakeClient) -> None:
+def test_hooks_do_nothing_when_the_package_is_not_enabled(tmp_path: Path, client: FakeClient) -> None:
     args = parse(tmp_path)
     args.enable_ft_package = False
     megatron_lm.setup(args)
@@ -148,7 +148,7 @@ def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None
     assert client.sections().count(("start", "step")) == 4
 
 
-def test_without_the_flag_the_first_step_is_the_warm_up_and_is_judged(tmp_path: Path, client: FakeClient) -> None:
+def test_first_step_is_the_warm_up_without_the_flag(tmp_path: Path, client: FakeClient) -> None:
     megatron_lm.setup(parse(tmp_path))
     assert client.num_warmup_iters is None
     train(3)
@@ -177,7 +177,7 @@ def test_an_iteration_that_is_none_isnt_reported(iteration: Any, tmp_path: Path,
     assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 5)]
 
 
-def test_megatron_lm_shutting_the_client_down_itself(
+def test_hooks_after_megatron_lm_shut_the_client_down_do_nothing(
     tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Some versions do, at the end of train(); evaluation and shutdown() come after it."""

@@ -41,7 +41,7 @@ def megatron(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_the_flags(tmp_path: Path) -> None:
+def test_flags_have_defaults_and_are_parsed(tmp_path: Path) -> None:
     args = parse(tmp_path)
     assert (args.enable_ft_package, args.calc_ft_timeouts, args.ft_num_warmup_iters) == (True, False, None)
     assert (args.simulate_fault, args.simulated_fault_type, args.simulated_fault_rank) == (False, "random", None)
@@ -73,7 +73,9 @@ def test_setup_without_arguments_takes_megatron_lms(
     assert ("iteration", 8) in client.calls
 
 
-def test_setup_before_megatron_lm_is_initialised(tmp_path: Path, megatron: SimpleNamespace, client: FakeClient) -> None:
+def test_setup_before_megatron_lm_is_initialised_parses_the_command_line(
+    tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
+) -> None:
     """Newer versions call setup() first: the command line is parsed for it, and curr_iteration is elsewhere later."""
     megatron.parsed = parse(tmp_path)
     megatron_lm.setup()
@@ -87,19 +89,21 @@ def test_setup_before_megatron_lm_is_initialised(tmp_path: Path, megatron: Simpl
     assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 40)]
 
 
-def test_without_arguments_and_without_megatron_lm(monkeypatch: pytest.MonkeyPatch, client: FakeClient) -> None:
+def test_setup_without_arguments_or_megatron_lm_raises_one_line(
+    monkeypatch: pytest.MonkeyPatch, client: FakeClient
+) -> None:
     monkeypatch.setitem(sys.modules, "megatron.training", None)  # megatron-core 0.17 brings it along
     with pytest.raises(ConfigError, match=r"can't be imported.*give them, setup\(args\)") as error:
         megatron_lm.setup()
     assert "\n" not in str(error.value)
 
 
-def test_arguments_without_the_flags(client: FakeClient) -> None:
+def test_arguments_without_the_flags_are_refused(client: FakeClient) -> None:
     with pytest.raises(ConfigError, match=r"no enable_ft_package: add_ft_args\(parser\)"):
         megatron_lm.setup(argparse.Namespace(save="x"))
 
 
-def test_without_a_save_directory(tmp_path: Path, client: FakeClient) -> None:
+def test_setup_without_a_save_directory_raises(tmp_path: Path, client: FakeClient) -> None:
     args = parse(tmp_path)
     args.save = None
     with pytest.raises(ValueError, match="save dir must be set"):
@@ -127,7 +131,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
         ("gil;1;5", ("gil", 1, 5.0)),
     ],
 )
-def test_the_variable(
+def test_variable_of_a_simulated_fault_sets_type_rank_and_delay(
     description: str, expected: tuple[Any, ...], asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
@@ -139,7 +143,7 @@ def test_the_variable(
 
 
 @pytest.mark.parametrize("description", ["rank_killed", "rank_killed;1", "rank_killed;one;60", "rank_killed;1;", ";;;"])
-def test_a_variable_that_cant_be_right(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_fault_variable_is_refused_in_one_line(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
     with pytest.raises(ConfigError, match="FT_SIM_FAULT_DESC must be type;rank;delay") as error:
         megatron_lm.maybe_setup_simulated_fault()
@@ -147,7 +151,7 @@ def test_a_variable_that_cant_be_right(description: str, monkeypatch: pytest.Mon
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_type_in_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_type_in_the_fault_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_kiled;0;60")
     with pytest.raises(ConfigError, match=r"Unknown fault type rank_kiled.*'rank_killed'"):
         megatron_lm.maybe_setup_simulated_fault()

@@ -38,7 +38,7 @@ def inits(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return found
 
 
-def test_attributes_before_and_after_a_state_is_loaded() -> None:
+def test_loaded_timeouts_are_attributes_once_a_state_is_loaded() -> None:
     client = RankMonitorClient()
     assert (client.iter_idx, client.rank_monitor_socket, client.timeouts_calc) == (0, None, None)
     assert client.logger.name.startswith("nvidia_resiliency_ext.")

@@ -69,7 +69,7 @@ def test_a_fresh_board_says_what_it_was_given(board: Board) -> None:
     assert snapshot.open_sections == ()
 
 
-def test_all_memory_is_allocated_before_it_is_handed_out() -> None:
+def test_board_memory_is_allocated_before_it_is_handed_out() -> None:
     fd = create_memory()
     assert os.fstat(fd).st_blocks * 512 >= layout.BOARD_BYTES
     os.close(fd)
@@ -103,7 +103,9 @@ def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(bo
     )
 
 
-def test_where_iterations_will_be_told_steps_say_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_do_not_count_as_training_where_iterations_are_reported(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An evaluation has its own, and may come first."""
     monkeypatch.setattr(user_code, "_reports_iterations", True)
     recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
@@ -197,7 +199,7 @@ def test_a_section_that_is_not_configured_is_skipped_and_told_of_once(
     assert "configured sections: 'setup', 'step', 'ckpt'" in warnings
 
 
-def test_observed_intervals(clock: Clock, recorder: Recorder) -> None:
+def test_observed_intervals_are_the_longest_of_each_kind(clock: Clock, recorder: Recorder) -> None:
     recorder.start("step")
     clock.pass_s(2.0)
     recorder.end("step")
@@ -312,7 +314,7 @@ def test_random_boards_never_crash_the_reader() -> None:
             continue
 
 
-def test_what_goes_on_is_told_apart_from_what_has_ended(clock: Clock, recorder: Recorder) -> None:
+def test_open_section_is_told_apart_from_those_that_have_ended(clock: Clock, recorder: Recorder) -> None:
     """The way from the last section to the end of a run never ends, and the next run would die on it."""
     assert set(recorder.observed().values()) == {-1}
     assert set(recorder.open_ages()) == {"out_of_section"}
@@ -354,7 +356,7 @@ def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) 
     assert recorder.observed()["out_of_section"] >= 0  # the idle time before it is remembered
 
 
-def test_no_hook_fails_on_a_board_that_was_written_over(board: Board, recorder: Recorder) -> None:
+def test_hooks_do_not_fail_on_a_board_that_was_written_over(board: Board, recorder: Recorder) -> None:
     """A count that is all ones has no next number; a rank must not end because of it."""
     hooks = [
         lambda: recorder.iteration(recorder._last_iteration + 1),

@@ -135,14 +135,14 @@ def again(watch: JobWatch) -> None:
     watch.wait()
 
 
-def test_before_the_first_cycle(watch: JobWatch) -> None:
+def test_status_before_the_first_cycle_has_no_ranks(watch: JobWatch) -> None:
     watch.wait()
     assert watch.facts is not None
     assert (watch.facts.cycle, watch.facts.ranks, watch.facts.phase) == (None, (), JobPhase.STARTING)
     assert (watch.facts.run_id, watch.facts.log_dir, watch.facts.restarts_left) == ("demo", "/logs", 3)
 
 
-def test_many_ranks(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_status_of_many_ranks_has_a_row_for_each(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(MANY)
     for board in fake.boards.values():
         for index in (0, 1):
@@ -155,7 +155,7 @@ def test_many_ranks(fake: FakeLauncher, watch: JobWatch) -> None:
     assert states(watch) == [RankState.RUNNING] * MANY + [RankState.NOT_ATTACHED]
 
 
-def test_one_cycle_after_another(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(2)
     fake.cycle_started(3)
     watch.wait()
@@ -174,7 +174,7 @@ def test_one_cycle_after_another(fake: FakeLauncher, watch: JobWatch) -> None:
     assert states(watch) == [RankState.NOT_ATTACHED] * 3
 
 
-def test_ends_and_verdicts_of_ranks(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_ended_and_hung_ranks_are_shown_as_such(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(3)
     record = fake.cycle_started(3)
     record.exits[0] = SimpleNamespace(exitcode=-9)
@@ -185,14 +185,14 @@ def test_ends_and_verdicts_of_ranks(fake: FakeLauncher, watch: JobWatch) -> None
     assert states(watch) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG]
 
 
-def test_a_process_that_has_gone(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_rank_whose_process_is_gone_is_shown_as_exited(fake: FakeLauncher, watch: JobWatch) -> None:
     record = fake.cycle_started(1)
     record.started[0].pid = 2**22 - 1  # the highest number that there may be: as good as never used
     watch.wait()
     assert states(watch) == [RankState.EXITED]
 
 
-def test_a_damaged_board_and_one_that_is_well_again(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(2)
     fake.cycle_started(2)
     board = fake.boards[0]
@@ -215,7 +215,9 @@ def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLaun
     assert fake.longest_sleep_s < 1.0
 
 
-def test_a_launcher_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_that_does_not_answer_is_given_up_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "ANSWER_S", 0.2)
     job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(tmp_path))
     with pytest.raises(FaultToleranceError, match=f"ft_launcher {os.getpid()} can't be reached"):
@@ -230,7 +232,7 @@ def test_a_launcher_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         watch.close()
 
 
-def test_a_launcher_that_ends_while_it_is_watched(tmp_path: Path) -> None:
+def test_launcher_that_ends_while_it_is_watched_is_told(tmp_path: Path) -> None:
     fake = FakeLauncher(tmp_path)
     fake.add_boards(1)
     fake.cycle_started(1)

@@ -102,7 +102,7 @@ def test_descriptors_nobody_took_are_closed() -> None:
     os.close(read_fd)
 
 
-def test_what_was_sent_before_the_end_is_received_then_the_channel_is_closed(pair: tuple[Channel, Channel]) -> None:
+def test_message_sent_before_the_end_is_received_before_the_channel_closes(pair: tuple[Channel, Channel]) -> None:
     left, right = pair
     left.send({"type": "last"})
     left.close()
@@ -191,7 +191,7 @@ def test_a_message_that_says_nothing_of_descriptors_has_none(pair: tuple[Channel
     assert received == ({"v": PROTOCOL_VERSION, "type": "a"}, ())
 
 
-def test_who_takes_no_descriptors_is_given_none() -> None:
+def test_channel_that_takes_no_descriptors_is_given_none() -> None:
     a, b = socket.socketpair()
     ours = Channel(a, takes_fds=False)
     before = len(os.listdir("/proc/self/fd"))
@@ -229,7 +229,7 @@ def test_a_peer_that_sends_byte_after_byte_is_no_answer(
         ours.wait_message(0.05)
 
 
-def test_what_a_peer_sent_is_shown_short_and_plain() -> None:
+def test_value_from_a_peer_is_shown_short_and_plain() -> None:
     assert shown("\x1b[2J\n\ud800é") == "'\\x1b[2J\\n\\ud800\\xe9'"
     assert shown([[[]]]) == "a list"
     assert shown(None) == "None"

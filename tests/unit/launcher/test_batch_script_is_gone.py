@@ -53,7 +53,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return slurm
 
 
-def test_it_waits_until_slurm_knows_of_the_loss_and_requeues_the_job(slurm: Slurm) -> None:
+def test_launcher_requeues_the_job_once_slurm_knows_of_the_lost_host(slurm: Slurm) -> None:
     told: list[str] = []
     slurm.told = iter([SHOWN.format("RUNNING", "node[1-3]")] * 2 + [SHOWN.format("RUNNING", "node[2-3]")])
     batch_script.stand_in(ended(Ending.LOST), ALLOCATED, told.append, port=1)
@@ -62,14 +62,14 @@ def test_it_waits_until_slurm_knows_of_the_loss_and_requeues_the_job(slurm: Slur
     assert told == [f"{says}scontrol requeue 7"]
 
 
-def test_where_that_is_forbidden_it_gives_the_nodes_back(slurm: Slurm) -> None:
+def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> None:
     slurm.forbids = True
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
     batch_script.stand_in(ended(), ALLOCATED, lambda _text: None, port=1)
     assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
 
 
-def test_but_not_those_of_a_job_that_another_launcher_has_requeued(slurm: Slurm) -> None:
+def test_job_that_another_launcher_has_requeued_is_not_cancelled(slurm: Slurm) -> None:
     slurm.forbids = True
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]"), SHOWN.format("PENDING", "")])
     with pytest.raises(StopIteration):  # it would ask on
@@ -77,14 +77,14 @@ def test_but_not_those_of_a_job_that_another_launcher_has_requeued(slurm: Slurm)
     assert slurm.ran == ["scontrol requeue 7"]
 
 
-def test_nothing_is_asked_where_the_host_is_there_or_the_script_is_none_of_ours(slurm: Slurm) -> None:
+def test_slurm_is_not_asked_where_the_host_answers_or_the_script_is_not_ours(slurm: Slurm) -> None:
     batch_script.stand_in(ended(), {"SLURM_JOB_NODELIST": "node[1-3]"}, pytest.fail, port=1)
     batch_script.stand_in(ended(Ending.LOST, kind=DecisionKind.CYCLE), ALLOCATED, pytest.fail, port=1)
     slurm.host_answers = True
     batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)
 
 
-def test_without_slurms_commands_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_without_the_commands_of_slurm_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_script, "_answers", lambda _host, _port: False)
     monkeypatch.setenv("PATH", "/nowhere")
     batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)

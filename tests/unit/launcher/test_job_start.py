@@ -65,5 +65,7 @@ ALL = ["configuration:", "logs:", "ranks"]
         ((*JOB, "--node-rank=1"), False, ["logs:"]),
     ],
 )
-def test_by_the_first_node_unless_it_differs(options: tuple[str, ...], here: bool, lines: list[str]) -> None:
+def test_start_lines_are_said_by_the_first_node_unless_they_differ(
+    options: tuple[str, ...], here: bool, lines: list[str]
+) -> None:
     assert [each for each in said(*options, here=here) if each in ALL] == lines

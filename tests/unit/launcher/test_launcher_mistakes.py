@@ -97,7 +97,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--term-timeout=soon"], ["--term-timeout", "soon"]),
     ],
 )
-def test_option(
+def test_mistake_in_an_option_is_one_line_and_code_2(
     options: list[str], words: list[str], script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     line = mistake(capfd, script, [*options, str(script)])
@@ -115,7 +115,9 @@ def test_option(
         ("rank_termination_signal: SIGNOPE", ["rank_termination_signal", "SIGNOPE"]),
     ],
 )
-def test_yaml(text: str, words: list[str], script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_mistake_in_the_configuration_file_is_one_line_and_code_2(
+    text: str, words: list[str], script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "ft.yaml"
     path.write_text(YAML.format(line=text))
     line = mistake(capfd, script, ["--fault-tol-cfg-path", str(path), str(script)])
@@ -123,15 +125,15 @@ def test_yaml(text: str, words: list[str], script: Path, capfd: pytest.CaptureFi
         assert word in line
 
 
-def test_no_script(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_line_without_a_script_is_one_line_and_code_2(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "training_script" in mistake(capfd, script, [])
 
 
-def test_script_that_does_not_exist(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_script_that_does_not_exist_is_one_line_and_code_2(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "there is no script nowhere.py" in mistake(capfd, script, ["--max-restarts=3", "nowhere.py"])
 
 
-def test_command_that_does_not_exist(
+def test_command_that_does_not_exist_is_one_line_and_code_2(
     script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no such command" in mistake(capfd, script, ["--no-python", "no-such-command"])
@@ -181,7 +183,7 @@ class _Gone(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_are(
+def test_error_before_the_job_begins_is_said_in_the_launchers_form(
     script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends: list[LauncherEnd] = []

@@ -68,7 +68,7 @@ def test_a_batch_says_what_the_rank_did_and_when(board: Board, recorder: Recorde
     assert take(board) is None
 
 
-def test_each_event_is_in_one_batch_whichever_monitor_takes_it(board: Board, recorder: Recorder) -> None:
+def test_event_is_in_exactly_one_batch_whichever_monitor_takes_it(board: Board, recorder: Recorder) -> None:
     """What was taken stands on the board."""
     seen = []
     for number in range(50):
@@ -99,7 +99,7 @@ def test_a_batch_is_written_when_it_is_old_or_large(board: Board, recorder: Reco
     assert batch.iterations[0] == 2
 
 
-def test_nothing_of_a_damaged_ring_is_logged(board: Board, recorder: Recorder) -> None:
+def test_damaged_ring_is_not_logged_and_its_events_count_as_lost(board: Board, recorder: Recorder) -> None:
     recorder.iteration(1)
     recorder.iteration(2)
     board.words[layout.RING] = 5  # long before the start of monitoring

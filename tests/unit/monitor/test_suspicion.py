@@ -30,7 +30,7 @@ def asked(verdict: Overdue) -> tuple[suspicion.Suspicion, mock.Mock]:
     return mine, watched
 
 
-def test_one_whose_learned_timeout_is_over_is_terminated(now_ns: list[int]) -> None:
+def test_rank_past_its_learned_timeout_is_ended_if_the_launcher_is_silent(now_ns: list[int]) -> None:
     mine, watched = asked(OVERDUE)
     now_ns[0] += round((EVIDENCE_S + 0.9) * 1e9)
     assert not mine.act(watched)
@@ -43,7 +43,7 @@ def test_one_whose_learned_timeout_is_over_is_terminated(now_ns: list[int]) -> N
 REPORT_ONLY = OVERDUE._replace(enforced=False)
 
 
-def test_one_that_is_only_reported_is_put_off_in_silence_if_the_launcher_does_not_answer(now_ns: list[int]) -> None:
+def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent(now_ns: list[int]) -> None:
     mine, watched = asked(REPORT_ONLY)
     now_ns[0] += round((EVIDENCE_S + 1.1) * 1e9)
     assert mine.act(watched)
@@ -53,7 +53,7 @@ def test_one_that_is_only_reported_is_put_off_in_silence_if_the_launcher_does_no
     assert mine.ask_launcher_first(watched, REPORT_ONLY), "it is asked anew"
 
 
-def test_one_that_is_only_reported_is_put_off_without_a_launcher() -> None:
+def test_report_only_suspicion_is_put_off_without_a_launcher() -> None:
     watched = mock.Mock()
     mine = suspicion.Suspicion(mock.Mock(), has_launcher=False)
     assert mine.ask_launcher_first(watched, REPORT_ONLY)

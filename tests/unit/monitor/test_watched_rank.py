@@ -50,7 +50,7 @@ def test_a_section_that_was_opened_in_a_pause_is_no_damage(clock: Clock, watched
     assert [section.name for section in reading.snapshot.open_sections] == ["checkpointing"]
 
 
-def test_who_writes_over_a_board_again_and_again_hides_no_hang(clock: Clock) -> None:
+def test_board_that_is_damaged_again_and_again_hides_no_hang(clock: Clock) -> None:
     watched = watch({"step": 0.3}, 0.2)
     began, step = time.monotonic(), CheckAction.WATCH
     while step is not CheckAction.END_RANK and time.monotonic() - began < 10:
@@ -98,7 +98,7 @@ def test_an_end_of_the_monitoring_outlives_a_renewal(watched: WatchedRank) -> No
         assert not watched.read().snapshot.closing
 
 
-def test_on_a_renewed_board_nobody_is_taken_for_one_that_sends_heartbeats(watched: WatchedRank) -> None:
+def test_rank_on_a_renewed_board_is_not_judged_by_heartbeats(watched: WatchedRank) -> None:
     """The default timeout of the first heartbeat isn't for ranks that use sections."""
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
     recorder.start("checkpointing")

@@ -119,7 +119,7 @@ def only_run(directory: Path) -> RunSummary:
     return run
 
 
-def test_a_kill_and_a_hang(tmp_path: Path) -> None:
+def test_kill_and_hang_are_reported_with_their_delays(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     run = only_run(tmp_path)
     assert (run.world_size, run.exit_code, run.restarts, run.hosts) == (2, 0, 2, ("node-a",))
@@ -149,7 +149,7 @@ def test_the_phases_of_a_restart_add_up(tmp_path: Path) -> None:
     assert sum(part for part in parts if part is not None) == pytest.approx(killed.training_again_after_s)
 
 
-def test_without_an_injected_fault(tmp_path: Path) -> None:
+def test_hang_without_an_injected_fault_counts_from_its_section(tmp_path: Path) -> None:
     """A hang counts from the opening of the overdue section, a death from when it was noticed."""
     write_kill_then_hang(Logs(tmp_path))
     for path in tmp_path.glob("rank-*"):
@@ -161,7 +161,7 @@ def test_without_an_injected_fault(tmp_path: Path) -> None:
     assert hung.fault is None
 
 
-def test_a_fault_that_nobody_noticed_yet(tmp_path: Path) -> None:
+def test_fault_not_noticed_yet_is_reported_as_unknown(tmp_path: Path) -> None:
     """Logs of a job that still runs: no cycle has an end."""
     logs = Logs(tmp_path)
     logs.write("launcher", (0.5, "cycle_started", started(0, 0)))
@@ -171,7 +171,7 @@ def test_a_fault_that_nobody_noticed_yet(tmp_path: Path) -> None:
     assert report_tables.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
 
 
-def test_a_cycle_that_fails_before_it_trains(tmp_path: Path) -> None:
+def test_cycle_that_fails_before_training_delays_both_failures(tmp_path: Path) -> None:
     """Training goes on only in the cycle after that: both failed cycles wait for it."""
     logs = Logs(tmp_path)
     exited = {"local_rank": 0, "pid": 1, "exitcode": 1, "signal": None, "by_us": False}
@@ -220,7 +220,7 @@ def test_training_goes_on_only_when_every_rank_trains(tmp_path: Path) -> None:
     assert second.training_again_after_s == pytest.approx(4.0)
 
 
-def test_what_counts_as_noticed(tmp_path: Path) -> None:
+def test_fault_is_noticed_by_the_first_failure_that_we_did_not_cause(tmp_path: Path) -> None:
     """Not a rank that had finished, nor one that we ended ourselves."""
     logs = Logs(tmp_path)
     exited = {"cycle": 0, "pid": 1, "signal": None}
@@ -237,7 +237,7 @@ def test_what_counts_as_noticed(tmp_path: Path) -> None:
     assert cycle.noticed_after_s == pytest.approx(2.5)
 
 
-def test_two_nodes_with_different_clocks(tmp_path: Path) -> None:
+def test_records_of_nodes_with_different_clocks_are_aligned(tmp_path: Path) -> None:
     """The other node's monotonic clock began elsewhere; its wall clock is right."""
     write_kill_then_hang(Logs(tmp_path))
     shift = 5000  # node-b was started that many seconds before node-a
@@ -307,7 +307,7 @@ def test_damaged_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     assert run.passed_over == 6
 
 
-def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_kill_then_hang(Logs(tmp_path))
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     alone = read_directory(tmp_path)
@@ -320,13 +320,13 @@ def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])
-def test_a_header_that_is_not_ours(broken: dict[str, Any]) -> None:
+def test_log_with_a_foreign_header_is_not_read(broken: dict[str, Any]) -> None:
     header = {"t": 0, "ev": "log_opened", "wall_ns": DAWN, "pid": 1}
     assert parse_log("good", [json.dumps(header)]) is not None
     assert parse_log("bad", [json.dumps({**header, **broken})]) is None
 
 
-def test_the_table(tmp_path: Path) -> None:
+def test_table_of_a_run_shows_cause_and_restart_times(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     out = io.StringIO()
     report_tables.print_run(only_run(tmp_path), file=out)
@@ -350,7 +350,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert second.strip("│").split("│")[0].strip() == "1 to 2"
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_command_exits_by_what_the_directory_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", str(tmp_path)]) == 1
     assert "no event logs in" in capsys.readouterr().err
     assert main.main(["report", str(tmp_path / "nowhere")]) == 2
@@ -361,7 +361,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main.main(["reprot"]) == 2
 
 
-def test_without_rich_one_line_names_the_extra(
+def test_report_without_rich_names_the_extra_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None)

@@ -112,7 +112,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("role", ["launcher", "monitor"])
-def test_any_field_may_be_of_any_type(records: Records, tmp_path: Path, role: str, small: None) -> None:
+def test_report_of_a_record_with_a_field_of_any_type_is_written(
+    records: Records, tmp_path: Path, role: str, small: None
+) -> None:
     drawn: set[str] = set()
     read: set[str] = set()
     tried = 0

@@ -55,7 +55,7 @@ def test_the_time_before_the_first_iteration_counts(tmp_path: Path) -> None:
     assert outside.left_out_s == pytest.approx(48.0)
 
 
-def test_a_cycle_that_ends_in_its_warm_up(tmp_path: Path) -> None:
+def test_interval_of_a_cycle_that_ends_in_its_warm_up_is_left_out(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     write_warm_up(logs, (70.0, START, SAVE), (70.5, END, SAVE))
     logs.write("monitor", progress(1, 0, 2.0, *iterations(1, 2, 60.0)))  # it has "step" sections
@@ -82,7 +82,7 @@ def test_the_time_from_the_attachment_is_unknown_after_a_loss(tmp_path: Path) ->
     assert OUT_OF_SECTION not in [each.name for each in only(tmp_path).intervals]  # "save" may be open all the time
 
 
-def test_after_a_loss_the_row_says_on_how_much_it_rests(tmp_path: Path) -> None:
+def test_row_after_lost_events_says_on_how_much_of_the_time_it_rests(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     known = [(3.0, START, SAVE), (3.5, END, SAVE), *iterations(1, 7, 4.0)]
     logs.write("monitor", progress(0, 0, 2.0, *known), progress(0, 0, 20.0, *iterations(20, 20, 20.4), lost=5))
@@ -97,7 +97,7 @@ def test_after_a_loss_the_row_says_on_how_much_it_rests(tmp_path: Path) -> None:
     assert not any("rests on" in note for note in interval_notes(analysis))
 
 
-def test_only_the_timeouts_of_the_last_cycle_are_in_force(tmp_path: Path) -> None:
+def test_timeout_in_force_is_the_least_of_the_last_cycle(tmp_path: Path) -> None:
     """Rank 1 was there in cycle 0 only; the smaller timeouts were those before the learned ones."""
 
     def timeouts(rank: int, cycle: int, step: float) -> tuple[float, str, dict[str, Any]]:

@@ -50,7 +50,7 @@ def outside(found: RankSpans) -> list[tuple[float, float]]:
     return [(begin / S, end / S) for begin, end in found.outside.T.tolist()]
 
 
-def test_sections_nest() -> None:
+def test_nested_sections_become_spans_with_depths() -> None:
     found = spans(
         record(
             *[(1, START, OUTER), (2, START, INNER), (3, END, INNER), (3.5, START, INNER), (4, END, INNER)],
@@ -80,7 +80,7 @@ def test_a_section_that_never_closes_is_no_span() -> None:
     assert outside(found) == [(2, 3)]
 
 
-def test_nothing_is_invented_across_lost_events() -> None:
+def test_spans_across_lost_events_are_not_invented() -> None:
     """What was open may have closed and opened again; only what begins and ends on one side is known."""
     found = spans(
         record((1, START, OUTER), (2, START, INNER), (3, END, INNER), (4, START, INNER)),
@@ -92,7 +92,7 @@ def test_nothing_is_invented_across_lost_events() -> None:
     assert outside(found) == []
 
 
-def test_out_of_section_is_unknown_while_a_section_may_have_been_opened_unseen() -> None:
+def test_time_out_of_section_is_unknown_while_a_section_may_be_open_unseen() -> None:
     before = record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, END, OUTER))
     after = record((10, START, OUTER), (11, END, OUTER), (12, START, OUTER), (13, END, OUTER), begin=9, lost=1)
     assert outside(spans(before, after)) == [(2, 3)]  # "inner" and "other" may be open
@@ -104,7 +104,7 @@ def test_out_of_section_is_unknown_while_a_section_may_have_been_opened_unseen()
     assert outside(spans(before, known)) == [(2, 3), (10, 10.5), (11, 12)]
 
 
-def test_what_was_open_when_the_last_events_were_lost_is_unknown() -> None:
+def test_section_open_when_the_last_events_were_lost_is_unknown() -> None:
     found = spans(record((1, START, OUTER)), record(begin=1, lost=3))
     assert (closed(found), found.still_open) == ([], ())
     first = spans(record((5, END, OUTER), (6, START, OTHER), (7, END, OTHER), lost=4))
@@ -118,7 +118,7 @@ def test_an_end_never_closes_another_section() -> None:
     assert found.still_open == ((OUTER, 6 * S),)
 
 
-def test_heartbeats_and_iterations() -> None:
+def test_heartbeat_gaps_and_iterations_are_read_from_records() -> None:
     found = spans(
         record((1, HEARTBEAT, 0), (2, ITERATION, 40), (3, HEARTBEAT, 0)),
         record((6, ITERATION, 41), (7, HEARTBEAT, 0), begin=3),
@@ -129,7 +129,7 @@ def test_heartbeats_and_iterations() -> None:
     assert (found.iteration_begin_ns / S).tolist() == [2, 6, 22]
 
 
-def test_names_may_grow_and_move() -> None:
+def test_section_names_that_grow_and_move_are_followed() -> None:
     found = spans(
         record((1, START, 0), (2, END, 0), names=["a"]),
         record((3, START, 1), (4, END, 1), (5, START, 0), (6, END, 0), begin=2, names=["b", "a"]),
@@ -177,7 +177,7 @@ def test_a_record_that_makes_no_sense_is_passed_over_and_the_others_are_not(brok
     assert [row[1:3] for row in closed(spans_of(events))] == [(1, 2), (7, 8)]
 
 
-def test_the_monitor_was_replaced() -> None:
+def test_logs_of_a_replaced_monitor_join_to_spans_without_duplicates() -> None:
     first = events_of(record((1, START, OUTER), (2, ITERATION, 5), (3, END, OUTER), (4, START, OUTER)))
     overlapping = record((3, END, OUTER), (4, START, OUTER), (5, ITERATION, 6), (6, END, OUTER), begin=3)
     found = spans_of(join([events_of(overlapping), first]))
@@ -192,7 +192,7 @@ def test_the_monitor_was_replaced() -> None:
     assert found.unknown == ((4 * S, 8 * S),)
 
 
-def test_the_monitor_was_replaced_and_a_record_was_written_twice() -> None:
+def test_record_written_twice_by_a_replaced_monitor_counts_once() -> None:
     """The same events, told from another moment on: their times differ by less than a microsecond."""
     times = [1.0, 1.5, 2.0000002, 2.5000009, 3.0]
     kinds = [(START, OUTER), (END, OUTER), (ITERATION, 1), (START, OUTER), (END, OUTER)]
@@ -275,7 +275,7 @@ def log_of(*lines: str) -> EventLogFile:
     return log
 
 
-def test_a_log_that_is_cut_off_in_a_line() -> None:
+def test_log_cut_off_in_a_line_loses_that_record_only() -> None:
     lines = [json.dumps(record((at, START, OUTER), (at + 1, END, OUTER), begin=at)) for at in (1, 4)]
     log = log_of(lines[0], lines[1][:-20])
     assert log.passed_over == 1
@@ -301,7 +301,7 @@ def test_a_record_that_cannot_be_read_leaves_a_gap(damage: str) -> None:
     assert closed(spans_of(other.progress[0])) == [("outer", 1, 8, 0)]  # what is torn is no progress record
 
 
-def test_the_first_record_cannot_be_read() -> None:
+def test_unreadable_first_record_leaves_a_gap_at_the_start() -> None:
     log = log_of('{"t":5,"ev":"prog', json.dumps(record((8, START, INNER), (9, END, INNER))))
     assert 0 in log.progress[0].gaps
     log = log_of("garbage", json.dumps(record((8, START, INNER), (9, END, INNER))))
@@ -331,7 +331,7 @@ def test_many_records_come_out_as_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
     assert abs(int(found[0].at_ns[-1]) - at * S) < 1000 * S / 1e6
 
 
-def test_any_nesting_is_found_again() -> None:
+def test_random_nested_sections_cut_into_records_are_found_again() -> None:
     """Random well-nested sections, cut into records anywhere."""
     for seed in range(30):
         chance = random.Random(seed)

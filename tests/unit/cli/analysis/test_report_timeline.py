@@ -94,7 +94,7 @@ def test_goodput_counts_what_was_not_done_again(tmp_path: Path) -> None:
     assert goodput.down_s == pytest.approx(11.0)
 
 
-def test_goodput_without_sections(tmp_path: Path) -> None:
+def test_goodput_without_sections_counts_iterations_to_the_end_of_the_rank(tmp_path: Path) -> None:
     """The last iteration ends with its rank, at 41.0 s."""
     write_crash(Logs(tmp_path), section=False)
     goodput = only(tmp_path).goodput
@@ -103,7 +103,7 @@ def test_goodput_without_sections(tmp_path: Path) -> None:
     assert goodput.counted_s == pytest.approx(6.0 + 11.0)
 
 
-def test_goodput_of_a_job_that_still_runs(tmp_path: Path) -> None:
+def test_goodput_of_a_running_job_leaves_out_the_iteration_under_way(tmp_path: Path) -> None:
     """The iteration under way isn't counted yet."""
     logs = Logs(tmp_path)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
@@ -129,7 +129,7 @@ def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
     assert only(tmp_path / "more").goodput is None
 
 
-def test_goodput_where_two_restarts_go_back_further_and_further(tmp_path: Path) -> None:
+def test_goodput_counts_an_iteration_once_over_two_restarts(tmp_path: Path) -> None:
     """Iterations 0 to 9, again from 6, again from 2: of cycle 0 only 0 and 1 count, of cycle 1 nothing."""
     logs = Logs(tmp_path)
     cycles = [(0, 0, 10, 10.0), (1, 6, 5, 30.0), (2, 2, 9, 50.0)]
@@ -146,7 +146,7 @@ def test_goodput_where_two_restarts_go_back_further_and_further(tmp_path: Path) 
     assert goodput.redone_s == pytest.approx(7 + 4)
 
 
-def test_timeouts_beside_the_observed_intervals(tmp_path: Path) -> None:
+def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) -> None:
     write_crash(Logs(tmp_path))
     analysis = only(tmp_path)
     step = row(analysis, "step")
@@ -282,7 +282,7 @@ def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
     assert names == [["save"], ["step"]]
 
 
-def test_sixty_four_ranks_and_five_hundred_steps(tmp_path: Path) -> None:
+def test_report_of_sixty_four_ranks_and_five_hundred_steps_is_complete(tmp_path: Path) -> None:
     faults = (Fault(cycle=0, rank=5, iteration=130), Fault(cycle=1, rank=63, iteration=301, kind="signal"))
     write_job(tmp_path, GeneratedJob(ranks=64, steps=500, faults=faults, checkpoint_every=50))
     analysis = only(tmp_path)

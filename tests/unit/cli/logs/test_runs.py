@@ -131,7 +131,9 @@ def write(directory: Path, host: str, *records: Record, opened: float = 0.0) -> 
 
 
 @pytest.mark.parametrize("cycles", [(), (1, 2)])
-def test_one_that_comes_while_the_others_train_without_a_word(tmp_path: Path, cycles: tuple[int, ...]) -> None:
+def test_late_launcher_that_joins_a_silently_training_run_belongs_to_it(
+    tmp_path: Path, cycles: tuple[int, ...]
+) -> None:
     write(tmp_path, "a", meets(), TRAINS)
     write(tmp_path, "b", meets(), *((5 * HOUR, "cycle_started", started(n, 0)) for n in cycles), opened=4 * HOUR)
     assert runs(tmp_path) == [["a", "b"]]
@@ -146,7 +148,9 @@ def test_one_that_comes_while_the_others_train_without_a_word(tmp_path: Path, cy
         pytest.param([meets(rank=0), TRAINS], [meets(rank=0)], id="it-has-the-rank-of-the-one-that-was-killed"),
     ],
 )
-def test_one_that_begins_another_run(tmp_path: Path, first: list[Record], second: list[Record]) -> None:
+def test_late_launcher_after_an_end_or_with_the_same_place_begins_another_run(
+    tmp_path: Path, first: list[Record], second: list[Record]
+) -> None:
     write(tmp_path, "a", *first)
     write(tmp_path, "b", *second, opened=60.0)
     assert runs(tmp_path) == [["a"], ["b"]]
@@ -163,21 +167,21 @@ def test_a_killed_launcher_does_not_keep_a_run_open_that_has_ended_on_the_others
     "goes_on",
     [[TRAINS], [TRAINS, (9.5, "cycle_ended", ended(0, "crash", 0, "")), (9.6, "cycle_started", started(1, 0))]],
 )
-def test_one_that_was_asked_to_leave_has_not_ended_the_run(tmp_path: Path, goes_on: list[Record]) -> None:
+def test_launcher_that_was_asked_to_leave_has_not_ended_the_run(tmp_path: Path, goes_on: list[Record]) -> None:
     write(tmp_path, "a", ASKED, OVER)
     write(tmp_path, "b", *goes_on)
     write(tmp_path, "c", opened=60.0)
     assert runs(tmp_path) == [["a", "b", "c"]]
 
 
-def test_nor_has_one_that_left_before_the_newest_cycle(tmp_path: Path) -> None:
+def test_launcher_that_left_before_the_newest_cycle_has_not_ended_the_run(tmp_path: Path) -> None:
     write(tmp_path, "a", TRAINS, OVER)
     write(tmp_path, "b", TRAINS, (10.0, "cycle_started", started(1, 0)))
     write(tmp_path, "c", opened=60.0)
     assert runs(tmp_path) == [["a", "b", "c"]]
 
 
-def test_after_a_long_silence_the_run_was_killed(tmp_path: Path) -> None:
+def test_run_that_was_silent_for_long_counts_as_killed(tmp_path: Path) -> None:
     write(tmp_path, "a", TRAINS)
     write(tmp_path, "b", opened=30 * HOUR)
     assert runs(tmp_path) == [["a"], ["b"]]

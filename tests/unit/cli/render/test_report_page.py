@@ -112,7 +112,7 @@ def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, m
     assert told[:4] == [(2, False), (7, False), (6, False), (5, True)]
 
 
-def test_of_too_many_marks_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_marks_are_kept_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html_page, "_MOST_MARKS", 2)
     faults = tuple(Fault(cycle=cycle, rank=0, iteration=10 * cycle + 5, kind="signal") for cycle in range(4))
     path = write(tmp_path, GeneratedJob(ranks=2, steps=60, faults=faults))
@@ -142,7 +142,7 @@ def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
         assert read.result(timeout=60).endswith("</html>\n")
 
 
-def test_only_files_of_the_log_directory_get_into_the_page(tmp_path: Path) -> None:
+def test_page_contains_files_of_the_log_directory_only(tmp_path: Path) -> None:
     """A log may name any file; the page is handed around."""
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -185,7 +185,7 @@ def test_plotly_gets_no_tag_from_a_log(tmp_path: Path) -> None:
         assert not re.search(r"<(?!/?b>|br>)", text), text
 
 
-def test_each_distribution_shows_what_the_reference_would_have_learned(tmp_path: Path) -> None:
+def test_distribution_shows_the_timeout_that_the_reference_would_learn(tmp_path: Path) -> None:
     write_job(tmp_path, GeneratedJob(ranks=4, steps=60))
     analysis = only(tmp_path)
     figure = distributions_figure(analysis)

@@ -62,7 +62,7 @@ def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, ran
     assert share_of(pixels, theme.FAULT) > 0.0003
 
 
-def test_the_picture_of_a_job_without_sections_or_with_nasty_names(tmp_path: Path) -> None:
+def test_picture_is_drawn_without_sections_and_with_nasty_names(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     analysis = only(tmp_path)
     draw_png(analysis, str(tmp_path / "out.png"))
@@ -138,7 +138,7 @@ def test_a_trace_that_would_be_too_long_is_thinned_and_says_so(hung: Path) -> No
         assert ends[-1] - ends[-3] < 1.2e6
 
 
-def test_the_terminal(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_report_shows_goodput_and_section_intervals(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", str(hung)]) == 0
     out = capsys.readouterr().out
     assert "goodput 68.9%: of 49.98 s, 34.42 s in 60 iterations that counted, 6.50 s in 13 done twice" in out
@@ -175,7 +175,7 @@ def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.Captur
     assert run["timeouts"][1]["margin"] == pytest.approx(5.0 / run["timeouts"][1]["longest_s"])
 
 
-def test_of_several_runs_the_last_is_drawn_or_the_chosen(
+def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = Logs(tmp_path, run_id="again", wall_offset=1_800_000_000 * 10**9)
@@ -223,7 +223,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.61, 0.9])
-def test_everything_works_on_logs_that_are_cut_off_anywhere(
+def test_outputs_are_written_for_logs_that_are_cut_off_anywhere(
     hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
 ) -> None:
     """A directory that is still written to, or was copied while it was."""
@@ -245,13 +245,13 @@ def test_everything_works_on_logs_that_are_cut_off_anywhere(
     assert len(run["cycles"]) == (1 if share < 0.6 else 2)
 
 
-def test_nothing_but_beginnings_of_headers_is_no_run(hung: Path) -> None:
+def test_logs_with_truncated_headers_only_are_no_run(hung: Path) -> None:
     for path in hung.glob("*.jsonl"):
         path.write_bytes(path.read_bytes()[:50])
     assert main.main(["report", str(hung)]) == 1
 
 
-def test_more_sections_than_there_are_states(tmp_path: Path) -> None:
+def test_sections_beyond_the_number_of_states_share_the_last_one(tmp_path: Path) -> None:
     """Nobody tells 300 colours from each other, and a state is a byte: the last ones share theirs."""
     logs = Logs(tmp_path)
     names = [f"section {number}" for number in range(300)]

@@ -53,7 +53,7 @@ def test_a_name_of_a_section_is_no_order(tmp_path: Path) -> None:
     assert r"│ \x1b[31mred " in text
 
 
-def test_there_is_one_plain() -> None:
+def test_plain_is_shared_by_status_and_report_and_escapes_controls() -> None:
     assert plain("a\nb\tc\x1b\udc80d") == r"a b c\x1b\udc80d"
     assert plain("a\nb\tc", keep_lines=True) == "a\nb c"
     assert status_table.plain is plain

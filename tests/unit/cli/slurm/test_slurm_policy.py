@@ -52,7 +52,7 @@ def after(*endings: Ending, code: int = 1, **changes: object) -> Next:
         ([Ending.FINISHED], 1, {"before": 1}, SRUN, 0),
     ],
 )
-def test_what_follows(
+def test_job_ends_is_run_again_or_is_requeued_by_its_last_endings(
     endings: list[Ending], code: int, changes: dict[str, object], action: BatchAction, own_code: int
 ) -> None:
     follows = after(*endings, code=code, **changes)
@@ -60,7 +60,7 @@ def test_what_follows(
     assert follows.why
 
 
-def test_it_says_why() -> None:
+def test_decision_says_why_the_job_is_continued_or_requeued() -> None:
     assert after(Ending.STOPPED).why == "life 1 was stopped: rank 0 exited with code 7; there is more to train"
     assert after(Ending.LOST, nodes=2).why.endswith("2 of 3 nodes are left in this allocation")
 
@@ -98,13 +98,13 @@ def test_srun_export_env_tells_srun_otherwise() -> None:
     assert plan(arguments(), {**JOB, "SLURM_EXPORT_ENV": "NONE"}).srun_options == ()
 
 
-def test_variables_that_do_not_reach_the_launchers() -> None:
+def test_variables_that_srun_does_not_export_are_found() -> None:
     names = ["FT_SECRET", "FT_X"]
     for export, missing in (("", []), ("ALL", []), ("ALL,A=b", []), ("NONE", names), ("A,FT_SECRET=1", ["FT_X"])):
         assert commands.not_exported(export, names) == missing
 
 
-def test_what_scontrol_says() -> None:
+def test_allocation_is_read_from_the_output_of_scontrol() -> None:
     text = (
         "JobId=7 JobName=x UserId=a(1) JobState=RUNNING Reason=None NodeList=node[1-2] ReqNodeList=(null) "
         "ExcNodeList=node9 BatchHost=node1 NumNodes=2 NumCPUs=4"
@@ -143,7 +143,7 @@ def test_spares_are_left_out_of_the_nodes_that_train() -> None:
     assert (made.nodes, made.limits.nodes) == (17, 16)
 
 
-def test_what_the_user_gives_the_launcher_wins() -> None:
+def test_launcher_options_of_the_user_win_over_ours() -> None:
     made = plan(arguments("--nnodes", "12:16", "--ft_log_dir=/logs", "t.py", "--nnodes=1"), JOB)
     assert made.launcher == ("ft_launcher", "--nnodes", "12:16", "--ft_log_dir=/logs", "t.py", "--nnodes=1")
     assert (made.log_dir, made.limits.nodes) == ("/logs", 12)
@@ -169,7 +169,9 @@ def test_the_tasks_of_an_array_have_one_directory() -> None:
         ({"arguments": ["--nnodes=x", "t.py"]}, JOB, "--nnodes: 'x'"),
     ],
 )
-def test_mistakes(changes: dict[str, object], environ: dict[str, str], match: str) -> None:
+def test_mistaken_slurm_options_are_refused_with_a_message(
+    changes: dict[str, object], environ: dict[str, str], match: str
+) -> None:
     with pytest.raises(ConfigError, match=match):
         plan(arguments(**changes), environ)
 

@@ -30,7 +30,7 @@ def write_job(directory: Path) -> None:
         logs.write("monitor", *(progress(number, 1, at, *events) for at, events in batches))
 
 
-def test_it_tells_of_all_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_job_directory_tells_of_all_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(tmp_path)
     assert main(["status", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -40,7 +40,7 @@ def test_it_tells_of_all_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert re.fullmatch(r"newest record: .* ago \(ranks that call hooks are recorded every 30 s.*\)", lines[-1])
 
 
-def test_json_has_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_a_job_directory_has_what_the_table_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(tmp_path)
     life = Life(job="job", outcome=Ending.STOPPED, exit_code=0, ended="2999-01-01T00:00:00Z", cause="its time was up")
     (tmp_path / "result.json").write_text(Lives(lives=(life,)).to_text())
@@ -58,7 +58,7 @@ def test_the_result_of_an_earlier_life_is_not_this_runs(tmp_path: Path, capsys: 
     assert "cycle 1 running" in capsys.readouterr().out
 
 
-def test_where_there_is_nothing_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_an_empty_or_missing_directory_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"megatron-ft: no event logs of a launcher in {tmp_path}\n"
     assert main(["status", str(tmp_path / "none")]) == 2
@@ -76,7 +76,7 @@ def test_a_standby_that_comes_later_does_not_hide_who_trains(
     assert [line.split()[:3] for line in lines[3:5]] == [["node-0", "0", "training"], ["node-1", "-", "on"]]
 
 
-def test_without_a_result_the_launchers_tell_that_it_is_over(
+def test_job_without_a_result_is_over_by_the_records_of_its_launchers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(2):
@@ -90,7 +90,7 @@ def test_without_a_result_the_launchers_tell_that_it_is_over(
     assert lines[-1].endswith(" ago")
 
 
-def test_logs_below_what_was_given_as_log_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_in_a_subdirectory_of_the_given_one_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "megatron_ft").mkdir()
     write_job(tmp_path / "megatron_ft")
     assert main(["status", "--json", str(tmp_path)]) == 0
@@ -103,6 +103,6 @@ def test_an_empty_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["launcher-a.jsonl", "monitor-a.jsonl"])
-def test_what_is_no_file_is_left_out(tmp_path: Path, name: str) -> None:
+def test_log_that_is_no_regular_file_is_left_out(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     assert main(["status", str(tmp_path)]) == 1

@@ -50,7 +50,7 @@ def states(job: JobView) -> list[tuple[str, State]]:
     return [(row.name, row.state) for row in job.nodes]
 
 
-def test_a_job_that_trains() -> None:
+def test_training_job_shows_cycle_ranks_and_node_states() -> None:
     job = seen(
         node("node10", began(1), newest_s=70.0, iteration=41), node("node2", began(0), iteration=40), node("node3")
     )
@@ -61,7 +61,7 @@ def test_a_job_that_trains() -> None:
     assert [row.age_s for row in job.nodes] == [100.0, 30.0, 100.0]
 
 
-def test_before_the_first_cycle_it_waits_for_nodes() -> None:
+def test_job_before_its_first_cycle_waits_for_nodes_to_meet() -> None:
     ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
     job = seen(node("a"), node("b", ill))
     assert (job.cycle, job.runs) == (None, False)
@@ -71,7 +71,7 @@ def test_before_the_first_cycle_it_waits_for_nodes() -> None:
     assert states(fit) == [("a", State.WAITING), ("b", State.WAITING)]
 
 
-def test_between_cycles_it_says_what_the_next_one_needs_and_why_the_last_one_ended() -> None:
+def test_job_between_cycles_says_what_it_waits_for_and_why_the_last_one_ended() -> None:
     other = records.CycleEnded(
         cycle=0,
         outcome="failed",
@@ -102,7 +102,7 @@ def test_a_node_that_has_recorded_nothing_since_is_lost_unless_a_new_launcher_ha
     assert [(row.state, row.detail) for row in leaving.nodes] == [(State.LEAVING, "SIGTERM")]
 
 
-def test_the_end_is_as_the_result_says() -> None:
+def test_ended_job_shows_the_outcome_of_its_result() -> None:
     nodes = [node("a", began(0), FINISHED, records.RunEnded(exit_code=0)), node("b", began(1), FINISHED)]
     life = Life(job="job", outcome=Ending.FINISHED, exit_code=0, iteration=91)
     job = seen(*nodes, life=life)
@@ -112,7 +112,7 @@ def test_the_end_is_as_the_result_says() -> None:
     assert (running.outcome, running.iteration) == (None, 90)
 
 
-def test_without_a_result_it_is_over_when_those_that_were_not_asked_to_leave_have_ended() -> None:
+def test_job_without_a_result_is_over_once_a_launcher_ended_unasked() -> None:
     over = records.RunEnded(exit_code=94)
     job = seen(node("a", began(0), FAILED, over), node("b", began(1), opened_s=1.0))
     assert (job.is_over, job.outcome, job.exit_code, job.runs, job.waits_for) == (True, None, 94, False, "")
@@ -124,7 +124,7 @@ def test_without_a_result_it_is_over_when_those_that_were_not_asked_to_leave_hav
     assert seen(left, node("b", began(1), asked, records.RunEnded(exit_code=1))).exit_code is None
 
 
-def test_it_goes_on_without_one_that_has_ended_while_others_train_or_wait() -> None:
+def test_job_is_not_over_while_others_than_an_ended_node_train_or_wait() -> None:
     over = records.RunEnded(exit_code=1)
     gone = node("a", began(0), over)
     assert not seen(gone, node("b", began(1)), node("c", began(2))).is_over
@@ -132,6 +132,6 @@ def test_it_goes_on_without_one_that_has_ended_while_others_train_or_wait() -> N
     assert not seen(gone, node("b", began(1), FAILED, began(0, 1))).is_over
 
 
-def test_who_trained_at_the_end_of_a_job_is_lost() -> None:
+def test_node_that_trained_at_the_end_of_a_job_is_lost() -> None:
     job = seen(node("a", began(0)), life=Life(job="job", outcome=Ending.FINISHED, exit_code=0))
     assert (job.is_over, states(job)) == (True, [("a", State.LOST)])

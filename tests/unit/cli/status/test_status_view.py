@@ -46,7 +46,7 @@ def cells(drawn: str, rank: int) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_a_job_at_a_glance() -> None:
+def test_status_shows_the_job_and_a_row_for_each_rank() -> None:
     sections = (SectionView("step", NOW - 7 * S, 3, 10 * S), SectionView("save", NOW - 2 * S, 1, None))
     facts = job(rank_facts(), rank_facts(rank=6, local_rank=2), world_size=16, nodes=2)
     drawn = draw(facts(RankReading(snapshot(sections=sections))))
@@ -71,7 +71,7 @@ def test_a_job_at_a_glance() -> None:
         ({"paused_since_ns": NOW - 30 * S}, "paused for 30 s: hang detection is off until `megatron-ft resume`"),
     ],
 )
-def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
+def test_header_lines_show_phase_and_restarts_left(changes: dict[str, Any], line: str) -> None:
     assert line in draw(job(rank_facts(), **changes)())
 
 
@@ -89,11 +89,11 @@ def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
         ({"hung": True}, RankReading(snapshot()), "hung, being terminated"),
     ],
 )
-def test_states_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:
+def test_state_of_a_rank_is_shown_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:
     assert cells(draw(job(rank_facts(**rank))(reading)), 5)[-1] == words
 
 
-def test_what_comes_from_outside_is_neither_markup_nor_an_order_to_the_terminal() -> None:
+def test_text_from_outside_is_neither_markup_nor_terminal_control() -> None:
     sections = (SectionView("[b]x[/b]\x1b[2J", NOW - S, 1, 10 * S),)
     facts = job(rank_facts(), run_id="a\nb\x1b[31m", log_dir="/l\x07")
     drawn = draw(facts(RankReading(snapshot(sections=sections))))
@@ -103,7 +103,7 @@ def test_what_comes_from_outside_is_neither_markup_nor_an_order_to_the_terminal(
     assert drawn.startswith(r"job a b\x1b[31m  ft_launcher 70")
 
 
-def test_where_there_is_no_room_the_ranks_in_trouble_are_seen() -> None:
+def test_ranks_in_trouble_are_shown_where_there_is_no_room_for_all() -> None:
     ranks = [rank_facts(rank=number, local_rank=number) for number in range(64)]
     boards = [
         snapshot(sections=(SectionView("step", NOW - (9 if n in (7, 60) else 2) * S, 1, 10 * S),)) for n in range(64)
@@ -120,7 +120,7 @@ def test_where_there_is_no_room_the_ranks_in_trouble_are_seen() -> None:
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 119])
-def test_narrow_terminals(width: int) -> None:
+def test_table_in_a_narrow_terminal_fits_its_width(width: int) -> None:
     sections = (SectionView("a_section_with_a_long_name", NOW - S, 1, 10 * S),)
     drawn = draw(job(rank_facts())(RankReading(snapshot(sections=sections))), width=width)
     assert max(map(len, drawn.splitlines())) <= width
@@ -138,7 +138,7 @@ def test_columns_stand_still_where_there_is_room() -> None:
     assert heads[0].rstrip() == heads[1].rstrip()
 
 
-def test_terminals_without_such_characters_and_the_note() -> None:
+def test_ascii_terminal_gets_ascii_bars_and_the_note() -> None:
     note = "ft_launcher 70, job demo, is stopped"
     drawn = draw(job(rank_facts())(RankReading(snapshot())), note=note, ascii_only=True)
     assert drawn.isascii()
@@ -158,7 +158,7 @@ def test_terminals_without_such_characters_and_the_note() -> None:
         (273700, "3 d 4 h"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_duration_is_shown_in_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 

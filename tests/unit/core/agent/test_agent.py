@@ -109,7 +109,7 @@ def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
         (job.Leave(1), []),
     ],
 )
-def test_the_job_ends_while_a_node_is_ready(left: job.Leave, said: list[str]) -> None:
+def test_ready_node_leaves_when_the_job_ends(left: job.Leave, said: list[str]) -> None:
     driven = Driven()
     driven.hear(edge.Tick(), left)
     assert driven.said == said
@@ -135,7 +135,7 @@ def test_a_launcher_that_stands_by_is_stopped_as_well_as_those_whose_ranks_end_w
     assert over(driven) == (Exit.STOPPED, 0)
 
 
-def test_one_that_has_a_place_again_isn_t() -> None:
+def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> None:
     driven = Driven(max_nodes=2)
     driven.hear(edge.Tick(), job.StandBy())
     driven.run(1, nodes=2)
@@ -198,7 +198,7 @@ def test_a_failure_is_told_once_and_again_if_it_is_a_cause_after_all() -> None:
     assert len(reports(driven)) == 2
 
 
-def test_a_failed_cycle_and_the_next() -> None:
+def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
     driven = running()
     driven.exits(0, 7)
     effects = driven.ends(text="")
@@ -238,7 +238,7 @@ def test_a_job_that_gives_up_for_another_node_s_ranks_has_no_table_here() -> Non
     assert driven.all_of(edge.Over)[0].cause is None
 
 
-def test_success() -> None:
+def test_agent_whose_ranks_succeed_ends_with_0() -> None:
     driven = running()
     driven.exits(0)
     driven.exits(1)
@@ -272,7 +272,7 @@ def test_a_coordinator_that_had_not_heard_of_the_success_says_why_it_goes_on() -
     assert len(driven.said) == 1
 
 
-def test_where_others_succeed_slow_ranks_have_a_moment() -> None:
+def test_slow_ranks_have_a_moment_where_other_nodes_have_succeeded() -> None:
     driven = running(min_healthy=True)
     driven.exits(0)
     driven.ends(Outcome.SUCCEEDED, restarts=False)
@@ -370,7 +370,7 @@ def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
     assert driven.wait(0.2) == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
 
 
-def test_what_is_seen_when_the_time_is_over_is_told() -> None:
+def test_evidence_collected_when_the_time_is_over_is_told_as_it_is() -> None:
     driven = running()
     driven.hear(attached(0, 0, 1), attached(1, 0, 1), m.DiagnoseHang(0))
     assert [each.order.passive for each in driven.orders(Collect)] == [False, False]
@@ -382,9 +382,7 @@ def test_what_is_seen_when_the_time_is_over_is_told() -> None:
 
 
 @pytest.mark.parametrize(("letters", "count"), [("\u20ac", 2500), (100 * "\U0001f680", 200)])  # 6 and 12 bytes each
-def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_small_enough(
-    letters: str, count: int
-) -> None:
+def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: str, count: int) -> None:
     groups = {f"nccl/expert_parallel_group_{number}{letters}": number for number in range(count)}
     driven = running(ranks=32)
     for local_rank in range(32):
@@ -400,7 +398,7 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
     assert len(told) > 1
 
 
-def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
+def test_node_under_min_healthy_decides_on_a_hang_by_itself() -> None:
     driven = running(min_healthy=True)
     driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
     assert [each.order.passive for each in driven.orders(Collect)] == [True]
@@ -415,7 +413,7 @@ def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
     assert text.startswith("rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)")
 
 
-def test_a_verdict_that_is_only_observed() -> None:
+def test_verdict_under_observe_only_is_logged_and_not_told() -> None:
     driven = running()
     driven.hear(found_hung(0, 0, HANG, observed_only=True))
     assert driven.written == ["would_have_ended"]
@@ -452,7 +450,7 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends(code: int) ->
 
 
 @pytest.mark.parametrize("has_heard", [True, False])
-def test_it_can_be_stopped(has_heard: bool) -> None:
+def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
     driven = running()
     driven.hear(EXCLUDE)
     driven.exits(0, 1)
@@ -482,7 +480,7 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     assert over(driven) == (Exit.ABANDONED, 94)
 
 
-def test_also_between_two_cycles_and_while_ranks_start() -> None:
+def test_launcher_that_cannot_go_on_between_cycles_or_at_a_start_is_abandoned() -> None:
     driven = Driven()
     driven.hear(edge.Tick(), GONE, job.Leave(1))
     assert over(driven) == (Exit.ABANDONED, 94)
@@ -493,14 +491,14 @@ def test_also_between_two_cycles_and_while_ranks_start() -> None:
     assert over(driven) == (Exit.ABANDONED, 94)
 
 
-def test_a_rank_that_fails_of_it_is_no_failure_of_the_script() -> None:
+def test_rank_that_fails_as_the_launcher_gives_up_is_no_failure_of_the_script() -> None:
     driven = running()
     driven.hear(GONE)
     driven.exits(0, 1)
     assert [state for state, _, _ in reports(driven)] == [NodeState.LOST]
 
 
-def test_a_job_that_has_ended_well_by_then_has() -> None:
+def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
     driven = running()
     driven.exits(0)
     driven.exits(1)
@@ -587,7 +585,7 @@ def test_ranks_that_end_well_when_asked_to_are_a_good_end() -> None:
     assert over(driven) == (Exit.STOPPED, 0)
 
 
-def test_their_time_is_bounded() -> None:
+def test_time_of_ranks_that_are_asked_to_stop_is_bounded() -> None:
     driven = running(term_timeout_s=60.0)
     driven.stop()
     driven.wait(59.9)
@@ -606,7 +604,7 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0)
 
 
-def test_two_requests_before_the_ranks_are_looked_at() -> None:
+def test_second_request_before_the_ranks_have_started_kills_them() -> None:
     driven = Driven()
     driven.hear(
         edge.Tick(), job.Begin(held()), edge.RanksMet([0], 0, 1, 1), RankStarted(rank=0, local_rank=0, pid=100, at_ns=0)

@@ -31,7 +31,7 @@ def late(driven: Driven) -> list[tuple[object, object, object]]:
     return [(verdict.rank, verdict.kind, verdict.elapsed_s) for verdict in written]
 
 
-def test_late_start() -> None:
+def test_rank_that_starts_late_is_terminated_then_killed() -> None:
     driven = started(2, startup_timeout_s=30.0, hang_signal=signal.SIGTERM)
     driven.hear(attached(0, 0, driven.now_ns))
     driven.wait(29.9)
@@ -55,7 +55,7 @@ def test_messages_of_another_cycle_mean_nothing() -> None:
     assert late(driven) == [(0, "startup", 30.0)]
 
 
-def test_one_that_has_begun_before_the_last_was_made_is_in_time() -> None:
+def test_rank_attached_before_the_last_rank_was_started_is_in_time() -> None:
     """A fork server's word may come after the rank's own."""
     driven = Driven(startup_timeout_s=30.0)
     driven.hear(edge.Tick(), Begin(held()), edge.RanksMet([0], 0, 1, 1), attached(0, 0, driven.now_ns))
@@ -64,7 +64,7 @@ def test_one_that_has_begun_before_the_last_was_made_is_in_time() -> None:
     assert late(driven) == []
 
 
-def test_nobody_need_start_any_more_when_the_launcher_stops() -> None:
+def test_rank_that_has_not_started_is_not_late_once_the_launcher_stops() -> None:
     driven = started(startup_timeout_s=30.0)
     driven.stop()
     driven.wait(60.0)
@@ -93,7 +93,7 @@ def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
 
 
 @pytest.mark.parametrize("stopped", [None, 1])
-def test_of_several_that_do_not_start_only_a_stopped_one_is_accused(stopped: int | None) -> None:
+def test_startup_timeout_of_several_ranks_accuses_a_stopped_one_only(stopped: int | None) -> None:
     driven = started(3, startup_timeout_s=30.0)
     driven.hear(attached(2, 0, driven.now_ns))
     driven.stopped.update({} if stopped is None else {stopped: True})
@@ -116,7 +116,7 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     assert driven.record.cause().detail == "in train.py:3 save"
 
 
-def test_one_that_cannot_be_looked_at_is_ended_all_the_same() -> None:
+def test_rank_that_cannot_be_examined_is_killed_after_its_exit_timeout() -> None:
     driven = started(exit_timeout_s=20.0)
     driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(21.9)
@@ -125,7 +125,7 @@ def test_one_that_cannot_be_looked_at_is_ended_all_the_same() -> None:
     assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
 
 
-def test_observed_only() -> None:
+def test_late_start_under_observe_only_kills_no_rank() -> None:
     driven = started(startup_timeout_s=30.0, observe_only=True)
     driven.wait(60.0)
     assert late(driven) == [(0, "startup", 30.0)]
@@ -203,7 +203,7 @@ def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill() -> None:
     assert [each.number for each in driven.all_of(edge.SignalRanks)] == [signal.SIGTERM, signal.SIGKILL]
 
 
-def test_pauses() -> None:
+def test_pauses_count_the_time_within_an_interval() -> None:
     pauses = Pauses()
     assert not pauses.end(5)
     assert pauses.begin(10)

@@ -7,16 +7,16 @@ from megatron_ft.core.agent.lines import unfit
 from megatron_ft.launcher.processes.health_command import last_line
 
 
-def test_soon_at_first_and_never_later_than_a_minute() -> None:
+def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> None:
     assert [retry_delay_s(failures) for failures in (1, 2, 3, 5, 6, 7, 100_000)] == [2, 4, 8, 32, 60, 60, 60]
 
 
-def test_what_goes_on_is_told_ever_more_seldom_and_what_is_new_at_once() -> None:
+def test_repeated_health_failure_is_told_ever_more_seldom_a_new_one_at_once() -> None:
     assert [failures for failures in range(1, 20) if is_told(failures, is_new=False)] == [1, 2, 4, 8, 16]
     assert is_told(3, is_new=True)
 
 
-def test_the_line_is_one_line_and_bounded() -> None:
+def test_health_line_is_one_line_and_bounded() -> None:
     assert last_line(b"one\n\xff two \n\n  \n") == "\ufffd two"
     assert last_line(b"\x1b[31mred\x1b[0m\n") == r"\x1b[31mred\x1b[0m"
     assert last_line(b" \n") == ""

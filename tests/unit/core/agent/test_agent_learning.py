@@ -142,7 +142,7 @@ def test_learned_timeouts_are_written_unless_the_file_may_not_be_touched(may_wri
     assert arms(driven)[0]["step"].timeout_s == 7.0
 
 
-def test_only_the_launcher_at_place_0_writes() -> None:
+def test_timeouts_file_is_written_by_the_launcher_at_place_0_only() -> None:
     driven = attached(place=1, nodes=2)
     driven.hear(edge.StateRead(PATH, None))
     driven.hear(result(timeouts={"step": timeout(7.0)}))
@@ -327,7 +327,7 @@ def test_file_is_enforced_under_report_too() -> None:
     assert (armed["step"].timeout_s, armed["step"].enforced, armed["setup"].enforced) == (12.0, True, False)
 
 
-def test_nothing_is_armed_where_learning_is_off() -> None:
+def test_ranks_are_not_armed_where_learning_is_off() -> None:
     driven = attached(learns=False, learn="off")
     driven.hear(edge.StateRead(PATH, None))
     driven.hear(result(timeouts={"step": timeout(7.0)}, enforces=False, writes=False))

@@ -64,7 +64,7 @@ def test_a_rank_that_ended_before_its_first_step_trained_at_no_time() -> None:
     assert again(driven) == []
 
 
-def test_what_is_heard_late_of_the_cycle_that_failed_is_no_training_again() -> None:
+def test_late_report_of_a_failed_cycle_does_not_count_as_training_again() -> None:
     driven = Driven(max_restarts=3, max_nodes=2)
     driven.run(2, nodes=2)
     driven.ends()
@@ -102,7 +102,7 @@ def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_go
 
 @pytest.mark.parametrize("has_group", [False, True])
 @pytest.mark.parametrize("forked", [False, True])
-def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> None:
+def test_phases_of_a_start_are_timed_by_the_last_rank(has_group: bool, forked: bool) -> None:
     """Up to its hello nothing is known of a script; whether it had a process group by then is."""
     driven = Driven()
     driven.run(2)
@@ -338,7 +338,7 @@ def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_
         assert told(error=error) == (True, "")
 
 
-def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:
+def test_kill_by_the_monitor_counts_as_sent_by_the_launcher() -> None:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
     for number in (18, 9):

@@ -73,7 +73,7 @@ def test_a_rank_that_goes_on_now_and_then_is_enough() -> None:
     assert asked(driven) == []
 
 
-def test_it_is_told_that_they_go_on_and_then_told_again() -> None:
+def test_progress_after_a_silence_is_told_and_the_next_silence_again() -> None:
     driven = watching()
     for times in (1, 2):
         driven.wait(TIMEOUT_S * 1.5)
@@ -85,7 +85,7 @@ def test_it_is_told_that_they_go_on_and_then_told_again() -> None:
         moves(driven, 0)
 
 
-def test_nothing_is_due_once_the_launcher_was_asked_to_stop() -> None:
+def test_silence_alarm_is_off_once_the_launcher_was_asked_to_stop() -> None:
     """An alarm that its Tick leaves in the past would ring for ever, and nothing else would be heard."""
     driven = watching()
     driven.stop()
@@ -127,7 +127,7 @@ def test_default_time_of_silence_is_half_of_the_process_groups_timeout(group_s: 
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_without_process_groups_nobody_is_judged(leaves: bool) -> None:
+def test_ranks_without_process_groups_are_not_judged(leaves: bool) -> None:
     """There never was one; or some rank has no use for it any more, and the others work on something else."""
     driven = watching()
     if leaves:
@@ -171,7 +171,7 @@ def test_note_on_a_rank_without_evidence_says_that_its_monitoring_has_ended() ->
     assert [note.closing for note in notes.notes] == [False, True]
 
 
-def test_off_is_off() -> None:
+def test_watch_of_collectives_that_is_off_asks_nothing() -> None:
     driven = Driven()
     driven.run()
     driven.hear(*(attached(local_rank, 0, driven.now_ns, watch_only=True) for local_rank in range(2)))
@@ -230,7 +230,7 @@ def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
     assert [said.passive for said in driven.told if isinstance(said, m.Notes)] == [True]
 
 
-def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
+def test_evidence_of_a_silence_is_not_reused_for_a_later_hang() -> None:
     driven = watching()
     driven.hear(m.DiagnoseHang(0, passive=True))
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
@@ -246,7 +246,7 @@ def ended(driven: Driven) -> list[m.Hang]:
     return [hang for hang in asked(driven) if not hang.passive]
 
 
-def test_if_the_user_wants_the_cycle_is_ended_for_it_by_the_node_that_had_asked() -> None:
+def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
     driven = watching(ends_for_collectives=True)
     driven.wait(TIMEOUT_S + 1.0)
     driven.hear(dataclasses.replace(REVIEW, asker=1))
@@ -263,7 +263,7 @@ def test_if_the_user_wants_the_cycle_is_ended_for_it_by_the_node_that_had_asked(
 @pytest.mark.parametrize(
     ("change", "options"), [({"is_waited": False, "rank": None}, {}), ({}, {"observe_only": True})]
 )
-def test_nothing_is_ended_where_nobody_waits_or_nothing_may_be(
+def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(
     change: dict[str, object], options: dict[str, object]
 ) -> None:
     driven = watching(ends_for_collectives=True, **options)
@@ -273,7 +273,7 @@ def test_nothing_is_ended_where_nobody_waits_or_nothing_may_be(
     assert driven.said[-1].endswith("(reported only, no rank is terminated)")
 
 
-def test_where_each_node_decides_the_one_whose_rank_it_is_ends_that() -> None:
+def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
     for rank, signalled in ((10, [(1,)]), (99, [])):
         driven = watching(ends_for_collectives=True, min_healthy=True)
         driven.wait(TIMEOUT_S + 1.0)

@@ -103,7 +103,7 @@ def test_the_end_of_the_job_is_said_by_one() -> None:
         assert driven.said.count("all ranks finished after 1 cycle") == said
 
 
-def test_each_launcher_says_why_it_ends_with_another_code_than_0() -> None:
+def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
     for place in (0, 1):
         driven = running(place)
         ends(driven)
@@ -130,7 +130,7 @@ def test_a_launcher_whose_part_ends_for_a_reason_of_its_own_says_so() -> None:
     assert own.said == ["no coordinator"]
 
 
-def test_where_all_print_to_one_place_one_says_why_the_job_ends() -> None:
+def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     """It is the one at place 0, or one that is told to. A launcher that has had no place knows of no other before."""
     why = "too few"
     for place, is_told, lines in ((0, False, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
@@ -148,7 +148,7 @@ def test_where_all_print_to_one_place_one_says_why_the_job_ends() -> None:
     assert everywhere.said == [STARTED, WHY, why]
 
 
-def test_where_all_print_to_one_place_a_verdict_that_ends_the_job_is_said_by_one() -> None:
+def test_shared_output_has_one_line_on_the_verdict_that_ends_the_job() -> None:
     for place in (0, 1):
         driven = running(place, shares_output=True)
         driven.ends(restarts=False)
@@ -159,7 +159,7 @@ def test_where_all_print_to_one_place_a_verdict_that_ends_the_job_is_said_by_one
         assert driven.said.count("cycle 0 ended: node 2 (c): a cable; giving up") == (place == 0)
 
 
-def test_where_all_print_to_one_place_a_reason_of_its_own_is_still_said() -> None:
+def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     gone = running(1, shares_output=True)
     ends(gone)
     gone.hear(job.Leave(94, "no coordinator"))

@@ -49,7 +49,7 @@ def looked(driven: Driven, local_rank: int, progress: str = "") -> list[edge.Eff
     return driven.hear(checked(local_rank, 0, progress))
 
 
-def test_all_ranks_of_the_node_are_looked_at_twice_and_no_other_question_is_asked() -> None:
+def test_suspect_makes_the_node_check_all_its_ranks_once() -> None:
     driven = running(3)
     effects = suspect(driven)
     assert effects == [
@@ -66,7 +66,7 @@ def test_short_timeouts_are_decided_sooner() -> None:
     assert look.order.again_ns - driven.now_ns == 100_000_000
 
 
-def test_where_nobody_moves_all_suspects_are_convicted_at_once() -> None:
+def test_suspects_are_confirmed_together_where_no_rank_moves() -> None:
     driven = running(3)
     suspect(driven)
     suspect(driven, 2)
@@ -75,7 +75,7 @@ def test_where_nobody_moves_all_suspects_are_convicted_at_once() -> None:
     assert driven.said == []
 
 
-def test_where_one_moves_all_suspects_get_more_time_in_one_line_and_a_record_each() -> None:
+def test_suspects_get_more_time_in_one_line_where_a_rank_moves() -> None:
     driven = running(3)
     suspect(driven)
     suspect(driven, 2)
@@ -117,7 +117,7 @@ def test_four_timeouts_are_the_most_whoever_moves() -> None:
     assert "its timeout is extended to at most 40.0 s, terminating it although ranks make progress" in driven.said[0]
 
 
-def test_under_observe_only_nobody_is_said_to_be_ended() -> None:
+def test_hang_under_observe_only_is_confirmed_without_a_line() -> None:
     driven = running(1, observe_only=True)
     assert suspect(driven, elapsed_s=40.01) == [edge.OrderMonitor(0, ConfirmHang(0))]
     suspect(driven)
@@ -142,7 +142,7 @@ def test_ranks_that_have_ended_or_never_connected_are_not_looked_at() -> None:
     assert [look.local_rank for look in driven.orders(CheckProgress)] == [0]
 
 
-def test_nothing_is_decided_once_the_cycle_ends() -> None:
+def test_suspicion_is_not_decided_once_the_cycle_ends() -> None:
     driven = running(2, nodes=2)
     suspect(driven)
     driven.ends()
@@ -164,14 +164,14 @@ def test_the_other_nodes_are_asked_and_waited_for() -> None:
     assert driven.wait(5) == []
 
 
-def test_where_no_node_tells_of_progress_it_is_convicted_when_the_bound_is_over() -> None:
+def test_suspect_is_confirmed_at_the_bound_where_no_node_tells_of_progress() -> None:
     driven = running(1, nodes=2)
     suspect(driven)
     looked(driven, 0)
     assert driven.wait(BOUND_S + 0.01) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
-def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
+def test_recent_progress_on_another_node_extends_the_timeout_once() -> None:
     driven = running(1, nodes=2)
     driven.hear(m.Moving(0, "rank 9 has begun an iteration"))
     driven.wait(1.5)
@@ -239,7 +239,7 @@ def test_a_rank_that_is_only_reported_is_checked_and_confirmed_without_a_line() 
     assert suspect(driven, enforced=False, elapsed_s=40.01) == [edge.OrderMonitor(0, ConfirmHang(0))]
 
 
-def test_no_hang_is_confirmed_before_the_longest_explained_interval_if_other_nodes_cannot_be_asked() -> None:
+def test_hang_waits_for_the_longest_explained_interval_if_no_node_can_be_asked() -> None:
     """And a quarter more; the limit is four times the longest."""
     driven = running(1, nodes=2, min_healthy=True)
     suspect(driven, limit_s=240.0)

@@ -76,14 +76,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_what_an_honest_rank_does_is_no_contradiction(name: str) -> None:
+def test_board_change_of_an_honest_rank_is_no_contradiction(name: str) -> None:
     assert contradiction(BEFORE, HONEST[name].made(), LOOKED) is None
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_no_rank_does_is_one(name: str) -> None:
+def test_board_change_that_no_rank_makes_is_a_contradiction(name: str) -> None:
     assert contradiction(BEFORE, DAMAGED[name].made(), LOOKED)
 
 
-def test_an_end_that_is_taken_back_is_one() -> None:
+def test_end_of_monitoring_that_is_taken_back_is_a_contradiction() -> None:
     assert contradiction(BEFORE._replace(closing=True), BEFORE, LOOKED)

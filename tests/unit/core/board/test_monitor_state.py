@@ -39,7 +39,7 @@ def state(check_interval: float = 5.0, at: int = START) -> MonitorState:
 
 
 @pytest.mark.parametrize(("out_of_section", "longest", "bound"), [(5, 30.0, 30), (40, 30.0, 40), (5, None, None)])
-def test_on_a_renewed_board_a_rank_may_be_in_any_section(
+def test_rank_on_a_renewed_board_has_the_longest_timeout_of_any_section(
     out_of_section: int, longest: float | None, bound: int | None
 ) -> None:
     """What it had open when its board was damaged shows with its next event only, which may be far away."""
@@ -90,7 +90,7 @@ def test_a_section_opened_anew_between_the_two_readings_is_no_hang() -> None:
     assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).action is CheckAction.WATCH
 
 
-def test_never_before_the_deadline() -> None:
+def test_section_is_only_watched_before_its_deadline() -> None:
     outcome = check_board(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
     assert outcome.action is CheckAction.WATCH
     assert outcome.next_look_ns == START + 10 * S
@@ -106,7 +106,7 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
     assert outcome.verdict.open_sections == ("outer", "inner")
 
 
-def test_out_of_section_counts_only_while_none_is_open() -> None:
+def test_time_out_of_section_is_judged_only_while_no_section_is_open() -> None:
     now = START + 20 * S
     idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
     assert check_board(state(at=now), idle, now).action is CheckAction.CONFIRM
@@ -124,7 +124,7 @@ def test_out_of_section_counts_only_while_none_is_open() -> None:
         (None, 0, 0, 5),
     ],
 )
-def test_out_of_section_lasts_as_long_as_setup_may_until_the_first_step_is_over(
+def test_time_out_of_section_may_last_as_setup_until_the_first_step_is_over(
     setup: float | None, steps: int, first_step_at: int, bound: int
 ) -> None:
     shown = board(
@@ -220,7 +220,9 @@ def test_the_two_mechanisms_are_independent() -> None:
         (3, 1, 0, False, False),
     ],
 )
-def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judged: bool) -> None:
+def test_time_out_of_section_is_not_judged_during_the_warm_up(
+    warmup: int, seen: int, steps_opened: int, has_step: bool, judged: bool
+) -> None:
     now = START + 8 * S
     name = "step" if has_step else "other"
     snapshot = board(
@@ -266,7 +268,7 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
         assert (check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
 
 
-def test_where_a_section_warmup_is_configured_the_time_out_of_section_is_judged_from_the_start() -> None:
+def test_time_out_of_section_is_judged_from_the_start_with_a_warmup_section() -> None:
     sections = (section(count=0), section("warmup", count=0))
     snapshot = board(warmup_iterations=3, own_out_of_section_timeout_ns=7 * S, sections=sections)
     now = START + 8 * S
@@ -356,7 +358,7 @@ def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -
     assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
 
 
-def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
+def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=1000.0),))
     watching = state(check_interval=1.0)
     now = START
@@ -408,7 +410,7 @@ def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
     assert check_board(watching, again, START + 35 * S).action is CheckAction.CONFIRM
 
 
-def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
+def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
     watching, slow = state(), section(opened_at=START)._replace(is_calculated=True)
     shown = board(sections=(slow,))
 
@@ -470,7 +472,7 @@ def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: i
 
 
 @pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
-def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile(opened: int, bound: int) -> None:
+def test_first_times_out_of_section_are_judged_by_their_own_timeout(opened: int, bound: int) -> None:
     sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
     idle = board(sections=sections, armed_out_of_section=ArmedTimeout(10 * S, 60 * S))
     watching = state(check_interval=100.0)
@@ -566,7 +568,7 @@ def test_a_configured_section_warmup_is_enforced_though_the_armed_step_is_not() 
     assert (verdict.timeout_ns, verdict.is_learned, verdict.enforced) == (20 * S, False, True)
 
 
-def test_on_a_blank_board_nothing_is_enforced_if_one_timeout_is_not() -> None:
+def test_verdict_on_a_blank_board_is_not_enforced_if_one_timeout_is_not() -> None:
     sections = (armed(0, count=0, enforced=False), section("save", timeout=5.0, count=0))
     shown = board(sections=sections, own_out_of_section_timeout_ns=S, epoch=START)
     verdict = judged(state(at=START + 9 * S), shown, START + 10 * S).verdict
@@ -603,7 +605,7 @@ def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> Non
         assert judged(watching, shown, START + round(at_s * S)).action is action
 
 
-def test_of_two_overdue_intervals_the_enforced_one_is_judged_first() -> None:
+def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:
     """The check of a report takes seconds, and must not delay a verdict on a configured timeout."""
     shown = board(sections=(armed(enforced=False), section("save", opened_at=START + 5 * S, timeout=10.0)))
     verdict = judged(state(at=START + 14 * S), shown, START + 15 * S).verdict

@@ -26,7 +26,7 @@ TIMEOUTS = ["initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_ou
 SECONDS = [*TIMEOUTS, "workload_check_interval"]
 
 
-def test_defaults() -> None:
+def test_config_without_values_has_the_documented_defaults() -> None:
     cfg = FaultToleranceConfig()
     assert {name: getattr(cfg, name) for name in FIELDS} == {
         "initial_rank_heartbeat_timeout": 3600,
@@ -73,7 +73,7 @@ def test_good_seconds_become_floats(name: str, good: Any) -> None:
     assert type(value) is float
 
 
-def test_only_timeouts_may_be_none() -> None:
+def test_timeouts_alone_accept_none() -> None:
     cfg = FaultToleranceConfig()
     for name in TIMEOUTS:
         setattr(cfg, name, None)
@@ -84,7 +84,7 @@ def test_only_timeouts_may_be_none() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "5", False])
-def test_bad_safety_factor(bad: Any) -> None:
+def test_bad_safety_factor_is_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="safety_factor"):
         FaultToleranceConfig(safety_factor=bad)
 
@@ -109,13 +109,13 @@ def test_learn_takes_the_words_that_yaml_reads_as_booleans(given: object, stored
 
 
 @pytest.mark.parametrize("given", ["SIGTERM", "sigterm", "TERM", " SIGTERM ", 15, signal.SIGTERM])
-def test_signals(given: Any) -> None:
+def test_termination_signal_is_read_by_name_or_number(given: Any) -> None:
     stored = FaultToleranceConfig(rank_termination_signal=given).rank_termination_signal
     assert stored is signal.SIGTERM
 
 
 @pytest.mark.parametrize("bad", ["SIGTREM", "SIG_IGN", "", 0, -9, 4711, True, 9.0, "Signals"])
-def test_unknown_signals(bad: Any) -> None:
+def test_unknown_termination_signal_is_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="rank_termination_signal"):
         FaultToleranceConfig(rank_termination_signal=bad)
 
@@ -129,7 +129,7 @@ def test_nearest_signal_is_named() -> None:
     ("given", "stored"),
     [("DEBUG", 10), ("info", 20), ("warn", 30), ("WARNING", 30), ("Error", 40), ("FATAL", 50), (15, 15)],
 )
-def test_log_levels(given: Any, stored: int) -> None:
+def test_log_level_is_read_by_name_or_number(given: Any, stored: int) -> None:
     assert FaultToleranceConfig(log_level=given).log_level == stored
 
 
@@ -145,7 +145,7 @@ def test_log_level_names_are_those_of_logging() -> None:
 
 
 class TestSections:
-    def test_values(self) -> None:
+    def test_section_timeouts_become_floats_or_none(self) -> None:
         cfg = FaultToleranceConfig(rank_section_timeouts={"setup": 600, "step": None})
         assert cfg.rank_section_timeouts == {"setup": 600.0, "step": None}
 
@@ -155,21 +155,21 @@ class TestSections:
             FaultToleranceConfig(rank_section_timeouts={"setup": 1, "step": bad})
 
     @pytest.mark.parametrize("bad", ["", " step", "a\nb", "x" * 64, "ä" * 32, 1, None, True, "\ud800"])
-    def test_bad_names(self, bad: Any) -> None:
+    def test_bad_section_name_is_refused_in_one_line(self, bad: Any) -> None:
         with pytest.raises(ConfigError, match="section name") as caught:
             FaultToleranceConfig(rank_section_timeouts={bad: 1})
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("good", ["x" * 63, "ä" * 31, "my step", "a:b,c", "日本"])
-    def test_good_names(self, good: str) -> None:
+    def test_section_name_with_any_printable_text_is_accepted(self, good: str) -> None:
         assert good in FaultToleranceConfig(rank_section_timeouts={good: 1}).rank_section_timeouts
 
     @pytest.mark.parametrize("bad", [3, "step:3", ["step"], None])
-    def test_must_be_a_mapping(self, bad: Any) -> None:
+    def test_section_timeouts_that_are_no_mapping_are_refused(self, bad: Any) -> None:
         with pytest.raises(ConfigError, match="rank_section_timeouts"):
             FaultToleranceConfig(rank_section_timeouts=bad)
 
-    def test_at_most_64(self) -> None:
+    def test_section_timeouts_hold_64_names_at_most(self) -> None:
         cfg = FaultToleranceConfig(rank_section_timeouts={f"s{i}": 1 for i in range(64)})
         cfg.rank_section_timeouts["s0"] = 2
         with pytest.raises(ConfigError, match="64"):
@@ -208,7 +208,7 @@ class TestSections:
 
 
 class TestUnknownNames:
-    def test_construction_and_assignment(self) -> None:
+    def test_unknown_name_is_refused_at_construction_and_assignment(self) -> None:
         bad: dict[str, Any] = {"rank_hearbeat_timeout": 3}
         with pytest.raises(ConfigError, match="did you mean 'rank_heartbeat_timeout'"):
             FaultToleranceConfig(**bad)
@@ -218,14 +218,14 @@ class TestUnknownNames:
         with pytest.raises(ConfigError):
             cfg._assigned = set()
 
-    def test_from_kwargs(self) -> None:
+    def test_from_kwargs_ignores_unknown_names_unless_it_is_told_not_to(self) -> None:
         assert FaultToleranceConfig.from_kwargs(nonsense=1, safety_factor=2).safety_factor == 2
         with pytest.raises(ConfigError, match="nonsense"):
             FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, nonsense=1)
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_kwargs(safety_factor=-1)
 
-    def test_what_only_the_reference_knows_is_ignored_with_one_warning(self) -> None:
+    def test_options_that_only_the_reference_knows_are_ignored_with_one_warning(self) -> None:
         given: dict[str, Any] = {"enable_nic_monitor": False, "pci_topo_file": "x", "safety_factor": 2}
         names = r"ignored: enable_nic_monitor, pci_topo_file \(.*links"
         for construct in (
@@ -241,7 +241,7 @@ class TestUnknownNames:
             cfg.enable_nic_monitor = True
         assert cfg.to_dict() == {"safety_factor": 2.0}
 
-    def test_from_dict_is_strict(self) -> None:
+    def test_dictionary_with_an_unknown_name_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="nonsense"):
             FaultToleranceConfig.from_dict({"nonsense": 1})
         with pytest.raises(ConfigError):
@@ -303,7 +303,7 @@ class TestCopies:
 
 
 class TestResolve:
-    def test_later_layers_win_and_sources_are_known(self) -> None:
+    def test_later_layers_win_over_earlier_ones_and_sources_are_known(self) -> None:
         yaml = {"safety_factor": 2.0, "rank_section_timeouts": {"setup": 1, "step": 2}, "log_level": 10}
         command_line = {"safety_factor": 3.0, "rank_section_timeouts": {"step": 9}}
         cfg, sources = FaultToleranceConfig.resolve(
@@ -319,12 +319,12 @@ class TestResolve:
         assert set(sources) == set(FIELDS)
         json.dumps(sources)
 
-    def test_nothing(self) -> None:
+    def test_config_resolved_from_no_layers_has_defaults_only(self) -> None:
         cfg, sources = FaultToleranceConfig.resolve()
         assert cfg.to_dict() == {}
         assert {source for _, source in sources.values()} == {"default"}
 
-    def test_none_is_a_value(self) -> None:
+    def test_layer_with_none_sets_the_value(self) -> None:
         cfg, sources = FaultToleranceConfig.resolve(({"rank_heartbeat_timeout": None}, lambda _: "x"))
         assert cfg.rank_heartbeat_timeout is None
         assert sources["rank_heartbeat_timeout"] == (None, "x")
@@ -344,7 +344,7 @@ class TestStrict:
             ({"rank_section_timeouts": {"a": -1}}, r"here: rank_section_timeouts\['a'\] = -1: must be"),
         ],
     )
-    def test_messages(self, mapping: dict[Any, Any], message: str) -> None:
+    def test_message_names_the_place_and_the_nearest_key(self, mapping: dict[Any, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
             check_all(FIELDS, mapping, lambda _: "here")
         assert "\n" not in str(caught.value)
@@ -352,25 +352,25 @@ class TestStrict:
 
 class TestTexts:
     @pytest.mark.parametrize("text", ["null", "None", "NONE", "inf", " Infinity ", "~"])
-    def test_no_limit(self, text: str) -> None:
+    def test_words_for_no_limit_are_read_as_none(self, text: str) -> None:
         assert FIELDS["rank_heartbeat_timeout"].parse(text) is None
 
-    def test_values(self) -> None:
+    def test_text_of_an_option_is_read_as_its_type(self) -> None:
         assert FIELDS["rank_heartbeat_timeout"].parse("1e3") == 1000.0
         assert FIELDS["rank_termination_signal"].parse("15") is signal.SIGTERM
         assert FIELDS["log_level"].parse("30") == 30
         assert FIELDS["safety_factor"].parse(" 2 ") == 2.0
 
     @pytest.mark.parametrize("text", ["", "abc", "-1", "0", "nan", "5s", "-inf", "10 20"])
-    def test_bad_timeouts(self, text: str) -> None:
+    def test_text_that_is_no_timeout_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigError, match="rank_heartbeat_timeout"):
             FIELDS["rank_heartbeat_timeout"].parse(text)
 
-    def test_only_timeouts_know_null(self) -> None:
+    def test_null_is_refused_for_other_options_than_timeouts(self) -> None:
         with pytest.raises(ConfigError, match="safety_factor"):
             FIELDS["safety_factor"].parse("null")
 
-    def test_sections(self) -> None:
+    def test_section_timeouts_are_read_from_text(self) -> None:
         expected = {"setup": 600.0, "step": 180.0, "checkpointing": None}
         assert parse_section_timeouts("setup:600,step:180,checkpointing:null") == expected
         assert parse_section_timeouts(" setup : 600 , step:180, checkpointing:None ") == expected
@@ -391,12 +391,12 @@ class TestTexts:
             ("{setup: 1}", "rank_section_timeouts"),
         ],
     )
-    def test_bad_sections(self, text: str, message: str) -> None:
+    def test_text_that_is_no_section_timeouts_is_refused(self, text: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
             FIELDS["rank_section_timeouts"].parse(text)
         assert "\n" not in str(caught.value)
 
 
-def test_out_of_section_is_no_section() -> None:
+def test_section_named_out_of_section_is_refused_with_the_right_option() -> None:
     with pytest.raises(ConfigError, match="rank_out_of_section_timeout"):
         FaultToleranceConfig(rank_section_timeouts={"out_of_section": 3.0})

@@ -89,12 +89,12 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name, raising=False)
 
 
-def test_the_list_is_whole() -> None:
+def test_list_of_reference_options_is_complete() -> None:
     assert len({*WORKS.split(), *IGNORED_WITH_A_LINE.split(), *TORCHRUNS.split()}) == 184
 
 
 @pytest.mark.parametrize("word", sorted(set(WORKS.split()) - set(FLAGS)))
-def test_it_works(word: str) -> None:
+def test_reference_option_with_a_counterpart_sets_it(word: str) -> None:
     (option,) = [each for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) if word in each.spellings]
     value = VALUES.get(option.field, "7")
     namespace = parser().parse_args([word, value])
@@ -107,12 +107,12 @@ def test_it_works(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", FLAGS)
-def test_it_works_without_a_value(word: str) -> None:
+def test_reference_flag_works_without_a_value(word: str) -> None:
     assert read_ft_options(parser().parse_args([word])).ignore_missing_cfg
 
 
 @pytest.mark.parametrize("word", IGNORED_WITH_A_LINE.split())
-def test_it_is_ignored_with_a_line(word: str) -> None:
+def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str) -> None:
     (line,) = read_ft_options(parser().parse_args([word, "0"])).warnings
     assert line.startswith(f"ignored: {word} (")
     assert len(line) > len(f"ignored: {word} (") + 20
@@ -128,5 +128,5 @@ def test_torchruns_are_known() -> None:
     assert [word for word in TORCHRUNS.split() if word not in known] == []
 
 
-def test_no_name_is_both() -> None:
+def test_option_name_is_not_both_known_and_ignored() -> None:
     assert not IGNORED.keys() & (FIELDS.keys() | LAUNCHER_OPTIONS.keys())

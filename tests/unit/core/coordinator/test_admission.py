@@ -105,7 +105,7 @@ def test_launchers_are_told_where_the_job_has_moved_for_some_seconds() -> None:
     assert admission.elsewhere(1.0 + 3 * MOVED_S) == ""
 
 
-def test_where_its_own_launcher_comes_back_nobody_is_sent_to_the_coordinator_that_it_has_lost() -> None:
+def test_redirect_ends_when_the_coordinators_own_launcher_comes_back() -> None:
     admission = Admission("there:1")
     assert admission.elsewhere(0.0) == "there:1"
     assert admission.age_s(3.0) == 3.0

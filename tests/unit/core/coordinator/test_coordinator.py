@@ -89,7 +89,7 @@ def is_judged(machine: Coordinator, now_s: float) -> bool:
     return any(isinstance(effect, edge.Judged) for effect in machine.settle(now_s))
 
 
-def test_who_has_left_a_coordinator_that_was_paused_has_time_to_find_it_again() -> None:
+def test_launcher_that_left_a_paused_coordinator_has_time_to_find_it_again() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     for stood_still_s, comes_back, judged_s in ((0.0, False, 0.5), (30.0, False, 13.5), (30.0, True, None)):
         machine = begun(rules, "abc")
@@ -149,7 +149,7 @@ def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> N
     assert (end.cycle, end.lost) == (0, True)
 
 
-def test_who_misses_the_decision_on_a_cycle_looks_where_its_other_nodes_do() -> None:
+def test_launcher_that_misses_a_decision_searches_where_its_nodes_do() -> None:
     machine = led(member())
     machine.heard(m.Commit(decision(), candidates=("third:1",)), 0.0)
     machine.heard(m.Propose((1, "c", 2), decision(1, cycle=1), 2, True, ("fourth:1",)), 0.0)
@@ -217,7 +217,7 @@ def test_launcher_kills_its_own_coordinators_before_it_votes_at_another() -> Non
     assert [type(effect) for effect in led(own).heard(m.Lead((2, "c")), 0.0)] == [edge.Transmit]
 
 
-def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None:
+def test_pending_decision_is_proposed_to_voters_that_come_later_too() -> None:
     roll = Decision(1, (0, "old", 2), DecisionKind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine, asked = taking_over(roll, roll, roll)
     assert links(asked, m.Propose) == [0, 1, 2]
@@ -227,7 +227,7 @@ def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None
     assert links(told, m.Propose) == [3]
 
 
-def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may_be_decided() -> None:
+def test_launcher_not_asked_before_a_takeover_keeps_its_place_in_the_decision() -> None:
     old = Decision(1, (0, "old", 2), DecisionKind.CYCLE, 1, 5, 5, 0, voters=("i0", "i1", "i2", "i3", "i4"))
     machine, asked = taking_over(old, old, old, None)
     effects = [each for each in asked if isinstance(each, edge.Send)]
@@ -242,7 +242,7 @@ def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may
     assert machine.leads  # four of its five voters are here
 
 
-def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
+def test_pending_decision_does_not_wait_for_a_lost_node_0() -> None:
     old = Decision(1, (0, "old", 2), DecisionKind.CYCLE, 1, 5, 5, 0)
     machine, asked = taking_over(old, old, old, old, old)
     proposed = [each for each in asked if isinstance(each, edge.Send)]
@@ -255,7 +255,7 @@ def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
     assert [each.held.decision for each in decided] == [old]
 
 
-def test_who_missed_the_last_decision_hears_of_it_before_it_is_asked_about_the_next() -> None:
+def test_launcher_that_missed_a_decision_hears_it_before_the_next_proposal() -> None:
     """What it has accepted last is all that it remembers: asked first, it forgot its place in the cycle."""
     roll = Decision(1, (0, "old", 2), DecisionKind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine, asked = taking_over(roll, roll, roll)
@@ -333,7 +333,7 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_where_ranks_hang_because_a_host_is_lost_with_the_coordinator_that_host_is_named(waits: bool) -> None:
+def test_host_lost_with_the_coordinator_is_named_for_the_hang_it_causes(waits: bool) -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
 
     def note(rank: int) -> m.Notes:
@@ -377,7 +377,7 @@ def test_where_ranks_hang_because_a_host_is_lost_with_the_coordinator_that_host_
 @pytest.mark.parametrize(
     ("gone_s", "lost_s", "text"), [(0.1, 5.6, lines.silent(5.6)), (1.0, 1.3, lines.LAUNCHER_ENDED)]
 )
-def test_who_had_waited_for_a_new_coordinator_and_given_up_has_not_exited(
+def test_launcher_that_gave_up_on_a_new_coordinator_is_silent_not_ended(
     gone_s: float, lost_s: float, text: str
 ) -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
@@ -417,7 +417,7 @@ def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_me
 
 
 @pytest.mark.parametrize(("nodes", "told"), [(100, 100), (101, 0)])
-def test_in_a_job_of_many_nodes_no_message_has_all_names(nodes: int, told: int) -> None:
+def test_decision_of_a_job_of_many_nodes_carries_no_names(nodes: int, told: int) -> None:
     job = Job(owner="\u0101", min_nodes=nodes, max_nodes=nodes)
     job.start("".join(map(chr, range(0x101, 0x101 + nodes))))
     assert len(job.decided[-1].held.decision.names) == told

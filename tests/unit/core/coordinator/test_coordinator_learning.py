@@ -132,7 +132,7 @@ def test_node_that_has_seen_more_long_intervals_counts_though_none_was_longer() 
     assert totals == [100.0, 200.0]
 
 
-def test_out_of_section_timeout_is_learned_at_the_end() -> None:
+def test_timeout_out_of_section_is_learned_at_the_end() -> None:
     job = Surveyed(1)
     job.ends()
     job.answers(0)
@@ -162,7 +162,7 @@ def test_lost_node_does_not_hold_up_a_survey() -> None:
 
 
 @pytest.mark.parametrize("known", [None, "late"])
-def test_nothing_is_learned_without_what_place_0_knows(known: str | None) -> None:
+def test_survey_without_the_knowledge_of_place_0_learns_nothing(known: str | None) -> None:
     job = Surveyed()
     job.reached(Moment.SAVE, 1)
     job.answers(1)
@@ -209,7 +209,7 @@ def test_answers_that_were_not_asked_for_are_ignored() -> None:
     assert job.learned[0].timeouts["step"].max_observed_s == 2.0
 
 
-def test_only_sections_without_a_configured_timeout_are_learned_where_hangs_are_reported() -> None:
+def test_sections_with_a_configured_timeout_are_not_learned_under_report() -> None:
     job = Surveyed(1)
     job.reached(Moment.STEPS, 32)
     job.answers(0, facts=replace(READY, learns=False), caps={"step": 9.0}, mode="report")
@@ -309,7 +309,7 @@ def test_a_message_has_room_for_all_names_of_a_board() -> None:
     assert not is_name("x" * layout.NAME_BYTES)
 
 
-def test_each_kill_is_told_once_and_their_number_is_bounded() -> None:
+def test_kills_are_told_once_each_and_their_number_is_bounded() -> None:
     machine = CycleLearning(CYCLE, SurveyLog())
     assert [machine.raised(Raised(CYCLE, name)) for name in ("step", "step", "setup")] == [True, False, True]
     assert not machine.raised(Raised(CYCLE - 1, "io"))

@@ -39,7 +39,7 @@ def quits(machine: Coordinator, since_s: float, until_s: float, *, alive: int | 
 
 
 @pytest.mark.parametrize("names", ["ab", "a"])
-def test_it_forgets_a_job_once_none_of_its_launchers_can_come_back(names: str) -> None:
+def test_coordinator_forgets_a_job_once_none_of_its_launchers_can_come_back(names: str) -> None:
     machine = coordinator(names)
     for link in range(len(names)):
         machine.handle(edge.Broken(link), 0.0)
@@ -47,7 +47,7 @@ def test_it_forgets_a_job_once_none_of_its_launchers_can_come_back(names: str) -
     assert quits(machine, FORGETS_S - 1, FORGETS_S + 1)[0] == edge.Quit(forgets=True)
 
 
-def test_a_launcher_that_has_just_come_does_not_keep_it_from_that() -> None:
+def test_launcher_that_has_just_come_does_not_keep_the_old_job_alive() -> None:
     machine = coordinator("ab")
     for link in range(2):
         machine.handle(edge.Broken(link), 0.0)
@@ -57,7 +57,7 @@ def test_a_launcher_that_has_just_come_does_not_keep_it_from_that() -> None:
     assert quits(machine, FORGETS_S - 1, FORGETS_S + 1, alive=2)[0] == edge.Quit(forgets=True)
 
 
-def test_one_that_is_still_there_does() -> None:
+def test_launcher_that_is_still_connected_keeps_the_job_from_being_forgotten() -> None:
     machine = coordinator("ab")
     machine.handle(edge.Broken(0), 0.0)
     assert quits(machine, 0, 3 * FORGETS_S, alive=1) == []
@@ -70,7 +70,7 @@ def test_a_launcher_that_waits_for_others_is_waited_with() -> None:
     assert quits(coordinator("a"), 0, 3 * FORGETS_S, alive=0) == []
 
 
-def test_without_a_job_there_is_nothing_to_forget() -> None:
+def test_coordinator_without_a_job_has_nothing_to_forget() -> None:
     assert quits(coordinator(""), 0, 3 * FORGETS_S) == []
 
 

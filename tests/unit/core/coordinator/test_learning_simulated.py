@@ -88,7 +88,7 @@ def test_job_without_milestones_sends_no_message_of_learning() -> None:
     assert [run.job.learning.messages for run in runs] == [0] * 5
 
 
-def test_bytes_per_section_and_rank_and_at_the_coordinator_of_ten_thousand_nodes() -> None:
+def test_survey_traffic_stays_within_its_bounds_for_ten_thousand_nodes() -> None:
     plan = plain_plan_of(3, nodes=500, faults=0)
     rules = replace(plan.rules, min_nodes=500, max_nodes=500)
     run = simulate(replace(plan, learns=True, spares=0, rules=rules, work_s=2.0))

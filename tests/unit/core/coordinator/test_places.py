@@ -33,7 +33,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
-def test_no_ready_node_is_left_out_and_none_loses_its_place(first: int) -> None:
+def test_ready_nodes_all_take_part_and_keep_their_places(first: int) -> None:
     for seed in range(first, first + 500):
         job, slots = Drawn(seed), list[Slot]()
         most = job.chance.randint(1, 5)
@@ -56,7 +56,7 @@ def test_no_ready_node_is_left_out_and_none_loses_its_place(first: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_whole_segments_that_there_are_take_part_and_none_is_torn(size: int) -> None:
+def test_whole_segments_all_take_part_and_none_is_torn(size: int) -> None:
     for seed in range(500):
         job, slots = Drawn(seed), list[Slot]()
         most = job.chance.randint(size, 8)

@@ -45,11 +45,11 @@ def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int =
         ("a0 b1 c2", ""),
     ],
 )
-def test_at_first(ready: str, takes_part: str) -> None:
+def test_segments_are_formed_by_arrival_at_first(ready: str, takes_part: str) -> None:
     assert chosen("", ready) == takes_part
 
 
-def test_at_first_by_the_ranks_that_were_given() -> None:
+def test_segments_are_ordered_by_the_given_ranks_at_first() -> None:
     ready = [node("a0", 3), node("b1", 0), node("a2", 2), node("b3", 1)]
     assert [each.instance for each in choose_segments([], ready, 4, 2)] == ["b1", "b3", "a2", "a0"]
 
@@ -66,7 +66,7 @@ def test_at_first_by_the_ranks_that_were_given() -> None:
         ("c7 c8 d5 d6", "d5 d6 c7 c8"),  # as they came
     ],
 )
-def test_later(ready: str, takes_part: str) -> None:
+def test_segments_keep_their_places_as_long_as_their_domain_can_fill_them(ready: str, takes_part: str) -> None:
     assert chosen("a0 a1 b2 b3", ready) == takes_part
 
 
@@ -77,7 +77,7 @@ def test_spares_go_to_the_segment_that_lacks_the_fewest() -> None:
     assert chosen(before, "a0 a1 a4 a5", most=8, size=4) == "a0 a1 a4 a5"
 
 
-def test_whoever_comes_and_goes_all_segments_are_whole_and_as_many_as_can_be() -> None:
+def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> None:
     chance = random.Random(5)
     for _ in range(500):
         size, most = chance.choice((1, 2, 3, 4)), chance.randint(4, 20)
@@ -106,7 +106,7 @@ def test_whoever_comes_and_goes_all_segments_are_whole_and_as_many_as_can_be() -
         ("a0 a1 b2 b3 c4 c5", "a0 b2 b3 c4 c5", "a0 a1 b2 b3"),  # as few as will do
     ],
 )
-def test_at_first_bad_nodes_stand_by(ready: str, bad: str, takes_part: str) -> None:
+def test_bad_nodes_stand_by_at_first_where_others_suffice(ready: str, bad: str, takes_part: str) -> None:
     assert preferred("", ready, bad) == takes_part
 
 
@@ -120,7 +120,7 @@ def test_at_first_bad_nodes_stand_by(ready: str, bad: str, takes_part: str) -> N
         ("a0 a1 b2 b3 a7 c8 c9", "a1", "a0 a1 b2 b3"),  # who trains isn't disturbed
     ],
 )
-def test_later_bad_spares_take_part_only_if_they_are_needed(ready: str, bad: str, takes_part: str) -> None:
+def test_bad_spares_take_part_later_only_if_they_are_needed(ready: str, bad: str, takes_part: str) -> None:
     assert preferred("a0 a1 b2 b3", ready, bad) == takes_part
 
 
@@ -142,18 +142,18 @@ def test_a_bad_node_that_is_named_again_makes_place_for_spares_that_keep_segment
     assert preferred("a0 a1 b2 b3", ready, bad, "a1") == takes_part
 
 
-def test_of_bad_nodes_those_that_had_a_place_are_preferred_whoever_came_first() -> None:
+def test_bad_nodes_that_had_a_place_are_preferred_to_other_bad_ones() -> None:
     assert preferred("a4 a5 b2 b3", "c0 c1 a4 a7 b2 b3", "a7 c0") == "a4 a7 b2 b3"
     assert preferred("a4 a5 b2 b3", "a0 a4 a5 b2 b3", "a0 a5", "a5") == "a4 a5 b2 b3"
 
 
-def test_where_segments_are_made_anew_bad_nodes_are_left_over() -> None:
+def test_bad_nodes_are_left_over_where_segments_are_formed_anew() -> None:
     assert preferred("a0 a1 a2 a3 a4 a5", "a0 a1 a3 a4", "a0", most=6, size=3) == "a1 a3 a4"
     assert preferred("a0 a1 a2 a3", "a0 a2 c8 c9 d6 d7", "a0") == "d6 d7 c8 c9"
     assert preferred("a0 a1 a2 a3 a4 a5", "a0 a2 a4 a5 a6", "a0", most=6) == "a2 a6 a4 a5"  # for want of spares
 
 
-def test_as_few_bad_nodes_as_can_be_and_no_segment_less_for_it() -> None:
+def test_segments_use_as_few_bad_nodes_as_possible_without_losing_a_segment() -> None:
     chance = random.Random(7)
     for _ in range(300):
         size, most = chance.choice((1, 2, 3)), chance.randint(2, 9)
@@ -199,7 +199,7 @@ def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain
     assert [each.member.place for each in (a, d, c, e)] == [0, 1, 2, 3]
 
 
-def test_in_a_job_a_node_that_fails_again_and_again_makes_place_for_a_spare_of_its_domain() -> None:
+def test_node_that_fails_again_and_again_is_replaced_from_its_domain() -> None:
     job = Job(min_nodes=2, max_nodes=2, segment=2)
     a, b = job.start("ab", domain="left")
     (spare,) = job.start("c", domain="left")

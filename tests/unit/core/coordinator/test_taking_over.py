@@ -66,7 +66,7 @@ def proposed(sent: Sequence[edge.Send], kind: DecisionKind) -> dict[int, m.Propo
     return {link: message for links, message in found if message.decision.kind is kind for link in links}
 
 
-def test_where_no_launcher_is_started_again_one_that_never_came_to_the_next_coordinator_is_not_waited_for() -> None:
+def test_launcher_absent_after_a_takeover_is_not_awaited_if_none_restarts() -> None:
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3, launchers=5)
     machine, _ = taken_over([hello(place, rules) for place in (0, 1, 2, 4)])
     assert links(until(machine, 10.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
@@ -92,7 +92,7 @@ def test_the_launcher_on_the_host_of_a_lost_node_has_its_place_with_the_next_coo
     assert {link: each.place for link, each in asked.items()} == {0: 0, 9: 1, 8: 2, 1: 3, 2: 4}
 
 
-def test_what_launchers_hear_that_come_after_the_end_of_a_cycle_is_worked_out_once(
+def test_end_of_a_cycle_is_computed_once_for_launchers_that_come_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[m.End] = []
@@ -105,7 +105,7 @@ def test_what_launchers_hear_that_come_after_the_end_of_a_cycle_is_worked_out_on
     assert len(made) <= 2  # before and after it leads
 
 
-def test_of_thousands_of_nodes_that_detect_the_same_hang_only_the_first_is_asked_about() -> None:
+def test_hang_that_many_nodes_detect_is_looked_into_once() -> None:
     def nobody_looks() -> Iterator[Node]:
         raise AssertionError("all nodes were looked at once more")
         yield
@@ -172,7 +172,7 @@ def test_a_launcher_whose_coordinator_has_lost_its_lead_tries_the_others_next() 
     assert tried[0] == "third:1"
 
 
-def test_those_that_come_later_look_for_the_next_coordinator_in_the_same_order() -> None:
+def test_late_launchers_get_the_coordinator_candidates_in_the_same_order() -> None:
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
 
     def at(place: int | None, name: str = "") -> m.Hello:
@@ -192,7 +192,7 @@ def test_those_that_come_later_look_for_the_next_coordinator_in_the_same_order()
     assert candidates == [("h2:1", "h3:1", "h4:1")] * 2
 
 
-def test_one_that_is_alone_at_a_coordinator_is_not_to_wait_long_for_the_others() -> None:
+def test_launcher_alone_at_a_coordinator_is_told_not_to_wait_long() -> None:
     last, rules = replace(LAST, world=4, size=4, names=("h0", "h1", "h2", "h3")), m.Rules(min_nodes=4, max_nodes=4)
     machine = Coordinator("c", founds=False, now_s=0.0)
     for place, soon in ((1, False), (2, True)):
@@ -241,7 +241,7 @@ def test_the_first_decision_is_not_made_again_without_most_of_its_nodes(named: b
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("old", ["a", "old"])  # a lesser term than its own, and a greater one
-def test_what_another_coordinator_may_have_made_is_proposed_before_a_first_decision_of_its_own(
+def test_possible_decision_of_a_predecessor_is_proposed_before_an_own_one(
     order: tuple[int, ...], late: bool, old: str
 ) -> None:
     """The first launcher is a new one, and leads as soon as it follows; the others have accepted, and follow later."""
@@ -304,7 +304,7 @@ def visited(machine: Coordinator, place: int, now_s: float, *, leaves: bool = Tr
     return told
 
 
-def test_all_are_to_wait_where_enough_have_been_within_ten_seconds() -> None:
+def test_launchers_are_told_to_wait_where_enough_came_within_ten_seconds() -> None:
     """Else launchers that search alone may miss each other for a long time, if each is needed."""
     machine = Coordinator("c", founds=False, now_s=0.0)
     assert not visited(machine, 1, 0.0)[1].gathers

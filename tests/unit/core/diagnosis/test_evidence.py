@@ -66,7 +66,7 @@ def written(evidence: Evidence) -> dict[str, Any]:
     return found
 
 
-def test_the_file_on_a_hung_rank() -> None:
+def test_evidence_file_on_a_hung_rank_has_all_fields() -> None:
     assert written(HANG) == {
         "schema": 1,
         "summary": "rank 3: in job.py:7 train, holding the GIL",
@@ -125,7 +125,7 @@ def test_the_file_on_a_hung_rank() -> None:
     }
 
 
-def test_the_page_on_a_hung_rank() -> None:
+def test_evidence_page_on_a_hung_rank_is_readable_text() -> None:
     assert (
         evidence_text(HANG)
         == """\
@@ -162,7 +162,7 @@ collected in 0.100 s
     )
 
 
-def test_the_file_on_a_rank_that_has_ended() -> None:
+def test_evidence_file_on_an_ended_rank_has_all_fields() -> None:
     assert written(EXIT) == {
         "schema": 1,
         "summary": "rank 3 exited with code 1",
@@ -185,7 +185,7 @@ def test_the_file_on_a_rank_that_has_ended() -> None:
     }
 
 
-def test_the_page_on_a_rank_that_has_ended() -> None:
+def test_evidence_page_on_an_ended_rank_is_readable_text() -> None:
     assert (
         evidence_text(EXIT)
         == """\
@@ -216,7 +216,7 @@ def test_the_processes_that_a_rank_has_lost_are_on_the_page() -> None:
     assert f"lost:         {lost[0]}\nlost:         {lost[1]}\n" in page
 
 
-def test_of_what_is_not_known_nothing_is_said() -> None:
+def test_unknown_facts_are_left_out_of_the_evidence() -> None:
     hang = hang_evidence(collectives=NoCollectives("there is no process group"))
     assert written(hang)["board"] == {"last_events": []}
     assert (written(hang)["process"], written(hang)["verdict"]) == ({}, None)
@@ -240,7 +240,7 @@ def test_a_page_gives_a_terminal_no_orders() -> None:
 
 
 @pytest.mark.parametrize("collectives", [TOLD, NoCollectives("no")])
-def test_what_a_crash_reporter_answers_is_what_is_read(collectives: Collectives | NoCollectives) -> None:
+def test_answer_of_the_crash_reporter_survives_its_message(collectives: Collectives | NoCollectives) -> None:
     stack, places = (Frame("job.py", 7, "train"),), (("job.py:7 train @4",),)
     answer = Answer(id=5, collectives=collectives, stack=stack, places=places)
     sent = json.loads(json.dumps(answer.packed()))
@@ -250,7 +250,7 @@ def test_what_a_crash_reporter_answers_is_what_is_read(collectives: Collectives 
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"id": 5}, {"id": "5", "error": ""}, {"id": 5, "error": "", "stack": [1]}])
-def test_what_is_no_answer_is_refused(answer: Any) -> None:
+def test_malformed_answer_of_the_crash_reporter_is_refused(answer: Any) -> None:
     with pytest.raises(ProtocolError):
         Answer.parse(answer)
 

@@ -76,7 +76,7 @@ def view(rank: int, **more: Any) -> RankView:
         (ended(3, -9, error="RuntimeError: boom"), "rank 3 killed by SIGKILL (not sent by ft_launcher)"),
     ],
 )
-def test_describe_exit(rank_exit: RankExited, words: str) -> None:
+def test_exit_of_a_rank_is_described_by_code_signal_and_error(rank_exit: RankExited, words: str) -> None:
     assert describe_exit(rank_exit) == words
 
 
@@ -96,11 +96,11 @@ def test_long_error_is_cut() -> None:
         (hang(kind="initial_heartbeat", section=None), "rank 0 sent no first heartbeat for 3.0 s (timeout 3.0 s)"),
     ],
 )
-def test_describe_hang(verdict: RankHung, words: str) -> None:
+def test_hang_is_described_by_its_kind_and_timeout(verdict: RankHung, words: str) -> None:
     assert describe_hang(verdict) == words
 
 
-def test_is_by_us() -> None:
+def test_exit_is_by_us_if_we_sent_its_signal() -> None:
     assert not is_by_us(-9, ())
     assert is_by_us(1, (15,))
     assert is_by_us(-15, (15,))
@@ -142,7 +142,7 @@ def test_cause_line_has_the_iteration_where_it_is_known() -> None:
         ([ended(0, -15, 7, sent=(15,)), ended(1, 0)], 0, CauseKind.SIGNAL),
     ],
 )
-def test_cause(exits: list[RankExited], rank: int, kind: CauseKind) -> None:
+def test_cause_is_the_first_exit_that_is_no_consequence(exits: list[RankExited], rank: int, kind: CauseKind) -> None:
     cause = find_cause(exits, [])
     assert cause is not None
     assert (cause.rank, cause.kind) == (rank, kind)
@@ -156,7 +156,7 @@ def test_verdict_wins_over_ends_and_the_first_one_over_others() -> None:
     assert (cause.kind, cause.rank, cause.iteration) == (CauseKind.HANG, 0, 40)
 
 
-def test_among_verdicts_of_the_same_moment_the_stopped_rank_is_the_cause_then_the_one_behind() -> None:
+def test_cause_of_simultaneous_verdicts_is_the_stopped_rank_else_the_one_behind() -> None:
     """Found in a demo: the rank that waits was told of half a millisecond before the one that had been stopped."""
     waits, stopped = hang(rank=1, at_ns=100 * MS), hang(rank=0, at_ns=101 * MS, state="T")
     cause = find_cause([], [waits, stopped])
@@ -191,7 +191,7 @@ def test_culprit_is_the_rank_an_iteration_behind_that_has_been_there_for_long() 
     assert cause_on_this_node(hang(1, iteration=None), [late]) == hang(1, iteration=None)
 
 
-def test_culprit_out_of_section() -> None:
+def test_culprit_of_a_hang_out_of_section_is_the_stopped_rank() -> None:
     found = cause_on_this_node(hang(1, kind="out_of_section", section=None), [view(0, stopped=True, section=None)])
     assert describe_hang(found) == "rank 0 hung out of section for 3.0 s (timeout 3.0 s, process stopped)"
 
@@ -219,7 +219,7 @@ LOST = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read err
         ("RuntimeError: shape mismatch in nccl_check", False),
     ],
 )
-def test_who_lost_a_peer_is_a_consequence(error: str, follows: bool) -> None:
+def test_error_of_a_rank_that_lost_a_peer_is_a_consequence(error: str, follows: bool) -> None:
     assert is_secondary_failure(ended(1, 1, error=error)) == follows
     assert is_secondary_failure(ended(1, -6, error=error)) == follows  # it crashed while its interpreter ended
     assert not is_secondary_failure(ended(1, -9, error=error))
@@ -232,7 +232,7 @@ def test_a_consequence_that_was_seen_first_is_not_the_cause() -> None:
     assert not cause.follows
 
 
-def test_what_ended_much_later_is_not_what_others_followed_from() -> None:
+def test_exit_much_later_is_not_the_cause_of_a_lost_peer() -> None:
     cause = find_cause([ended(0, 1, 0, error=LOST), ended(1, -6, 5000)], [])
     assert cause is not None
     assert cause.rank == 0
@@ -265,7 +265,7 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
     assert cause.rank == 0
 
 
-def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
+def test_lost_peer_without_a_local_cause_is_described_as_a_consequence() -> None:
     cause = find_cause([ended(0, 1, error=LOST)], [])
     assert cause is not None
     assert cause.follows
@@ -315,13 +315,13 @@ def test_a_mistake_is_its_exception(error: str) -> None:
         "BlockingIOError: [Errno 11] Resource temporarily unavailable",
     ],
 )
-def test_what_may_come_from_outside_is_none(error: str) -> None:
+def test_error_that_may_come_from_outside_has_no_failure_signature(error: str) -> None:
     assert failure_signature(ended(1, 1, error=error), is_watched=True, lived_s=1.0) == ""
 
 
 @pytest.mark.parametrize(
     ("code", "watched", "unwatched"), [(1, "exit code 1", ""), (2, "exit code 2", "exit code 2"), (137, "", "")]
 )
-def test_codes(code: int, watched: str, unwatched: str) -> None:
+def test_failure_signature_of_an_exit_code_depends_on_the_monitoring(code: int, watched: str, unwatched: str) -> None:
     assert failure_signature(ended(1, code), is_watched=True, lived_s=1e5) == watched
     assert failure_signature(ended(1, code), is_watched=False, lived_s=1.0) == unwatched

@@ -87,7 +87,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     assert find(alone, elapsed_s=10.0).rank is None
 
 
-def test_one_rank_alone_is_accused_only_if_there_are_no_others() -> None:
+def test_rank_whose_evidence_is_alone_is_accused_only_if_it_does_not_wait() -> None:
     """The other nodes can't be asked: then who is seen to wait isn't it."""
     assert find([note(1, found_hung=True)], elapsed_s=10.0).rank == 1
     assert find([inside(1, ranks=(1,), found_hung=True)], elapsed_s=10.0).rank == 1
@@ -98,7 +98,7 @@ def test_one_rank_alone_is_accused_only_if_there_are_no_others() -> None:
     assert find([note(1, found_hung=True)], elapsed_s=10.0, are_all=False).rank == 1
 
 
-def test_who_waits_for_one_that_waits_is_no_cause() -> None:
+def test_rank_that_waits_for_a_waiting_rank_is_no_cause() -> None:
     """Tensor pairs (0, 1), (2, 3), data pairs (0, 2), (1, 3): 3 hangs, 2 waits for it, 0 for 2, 1 for 3 or 0."""
     notes = [
         inside(0, group="dp0", ranks=(0, 2), seq=4, found_hung=True),
@@ -110,7 +110,7 @@ def test_who_waits_for_one_that_waits_is_no_cause() -> None:
     assert find(notes, elapsed_s=10.0).rank == 3
 
 
-def test_a_pipeline_s_neighbours() -> None:
+def test_pipeline_neighbours_are_traced_to_the_rank_that_keeps_them_waiting() -> None:
     """1 waits to receive from 0, 2 from 1, and 0 is in Python."""
 
     def receiving(rank: int) -> RankSnapshot:
@@ -123,7 +123,7 @@ def test_a_pipeline_s_neighbours() -> None:
 
 
 @pytest.mark.parametrize("odd", WORLD)
-def test_one_in_another_collective_than_all_others(odd: int) -> None:
+def test_rank_in_another_collective_than_all_others_is_the_cause(odd: int) -> None:
     """Everybody waits for somebody; only the odd one's wait explains all the others."""
     notes = [
         inside(rank, group="9", seq=1, op="barrier", enqueued={"/0": 5}) if rank == odd else inside(rank)
@@ -132,7 +132,7 @@ def test_one_in_another_collective_than_all_others(odd: int) -> None:
     assert find(notes, elapsed_s=10.0).rank == odd
 
 
-def test_another_operation_under_the_same_number() -> None:
+def test_rank_in_another_operation_under_the_same_number_is_the_cause() -> None:
     notes = [inside(rank, op="barrier" if rank == 2 else "all_reduce") for rank in WORLD]
     assert find(notes, elapsed_s=10.0).rank == 2
 
@@ -144,12 +144,12 @@ def test_two_ranks_that_wait_for_each_other_are_both_candidates() -> None:
     assert "root cause undetermined; candidates" in finding.text
 
 
-def test_no_candidate_is_announced_where_there_is_none() -> None:
+def test_finding_without_candidates_says_root_cause_undetermined() -> None:
     finding = find([note(1, waits_in="all_reduce")], elapsed_s=10.0, are_all=False)
     assert (finding.rank, finding.candidates, finding.text) == (None, (), "root cause undetermined")
 
 
-def test_all_in_the_same_collective_accuses_nobody() -> None:
+def test_ranks_that_all_wait_in_the_same_collective_are_not_accused() -> None:
     finding = find([inside(rank, found_hung=rank < 2) for rank in WORLD], elapsed_s=10.0)
     assert finding.rank is None
     assert finding.candidates == (0, 1)
@@ -161,12 +161,12 @@ def test_a_stopped_or_stuck_process_is_the_cause(state: str) -> None:
     assert find(notes, elapsed_s=10.0).rank == 3
 
 
-def test_several_stopped_ones_are_candidates() -> None:
+def test_stopped_ranks_are_all_candidates_where_there_are_several() -> None:
     finding = find([note(0, state="T"), note(1, state="T"), inside(2, found_hung=True)], elapsed_s=10.0)
     assert (finding.rank, finding.candidates) == (None, (0, 1))
 
 
-def test_of_several_absent_ranks_the_one_that_is_behind() -> None:
+def test_absent_rank_that_is_an_iteration_behind_is_the_cause() -> None:
     notes = [inside(0, found_hung=True), inside(1), outside(2), outside(3, iteration=6)]
     assert find(notes, elapsed_s=10.0).rank == 3
     notes[3] = outside(3)
@@ -185,7 +185,7 @@ def test_a_rank_whose_lock_is_held_is_told_by_its_absence() -> None:
     assert "holding the GIL" in finding.text
 
 
-def test_without_the_flight_recorder_the_stacks_tell() -> None:
+def test_stacks_tell_the_missing_rank_without_the_flight_recorder() -> None:
     notes = [note(rank, has_collectives=False, waits_in="all_reduce", found_hung=rank == 0) for rank in (0, 1, 2)]
     assert find([*notes, note(3, has_collectives=False)], elapsed_s=10.0).rank == 3
     assert find([*notes, note(3, has_collectives=False, waits_in="barrier")], elapsed_s=10.0).rank is None
@@ -225,7 +225,7 @@ def test_a_rank_of_which_nothing_was_seen_may_have_waited_for_one_that_was() -> 
     assert find([unseen(0), outside(1, iteration=6)], elapsed_s=10.0).rank == 1
 
 
-def test_nobody_waits_in_a_collective() -> None:
+def test_overdue_rank_or_the_one_behind_is_the_cause_outside_collectives() -> None:
     """The one that is overdue; or one that has been an iteration behind for most of that time."""
     assert find([outside(0), outside(1, found_hung=True)], elapsed_s=10.0).rank == 1
     assert find([outside(0, iteration=6), outside(1, found_hung=True)], elapsed_s=10.0).rank == 0
@@ -234,7 +234,7 @@ def test_nobody_waits_in_a_collective() -> None:
     assert find([outside(0, found_hung=True), outside(1, found_hung=True)], elapsed_s=10.0).candidates == (0, 1)
 
 
-def test_a_thousand_ranks_with_one_that_hangs() -> None:
+def test_hung_rank_among_a_thousand_is_named() -> None:
     world = tuple(range(1000))
     notes = [
         (outside if rank == 613 else inside)(rank, found_hung=rank == 5)
@@ -247,7 +247,7 @@ def test_a_thousand_ranks_with_one_that_hangs() -> None:
     assert finding.text.endswith("999 others wait in all_reduce #6")
 
 
-def test_no_circle_of_random_waits_lets_the_search_run_on() -> None:
+def test_search_ends_in_any_random_circle_of_waits() -> None:
     chance = random.Random(5)
     for _ in range(300):
         notes = []
@@ -283,11 +283,11 @@ def test_a_note_survives_its_message() -> None:
         ({"waits_in": "barrier"}, "in barrier, in train.py:1 step"),
     ],
 )
-def test_where_a_rank_is_in_words(fields: dict[str, Any], words: str) -> None:
+def test_place_of_a_rank_is_described_in_words(fields: dict[str, Any], words: str) -> None:
     assert place(note(1, **fields)) == words
 
 
-def test_nobody_is_blamed_for_a_rank_of_which_nothing_is_known() -> None:
+def test_rank_without_evidence_is_a_candidate_and_its_waiters_are_not_blamed() -> None:
     """0 waits for 2, of another node; 1 for 0."""
     notes = [
         inside(0, group="dp0", ranks=(0, 2), found_hung=True, enqueued={"/tp0": 3}),
@@ -343,7 +343,7 @@ def test_large_groups_travel_short(ranks: tuple[int, ...]) -> None:
     assert len(json.dumps(fields_of(one))) < 700
 
 
-def test_what_a_newer_version_says_of_a_collective_is_passed_over() -> None:
+def test_unknown_field_of_a_collective_from_a_newer_version_is_ignored() -> None:
     document = fields_of(inside(0))
     document["in_flight"][0]["colour"] = "blue"
     assert unpack(RankSnapshot, document) == inside(0)
@@ -351,7 +351,7 @@ def test_what_a_newer_version_says_of_a_collective_is_passed_over() -> None:
 
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize("has_lock", [True, False])
-def test_a_pipeline_over_gloo_whose_waits_only_the_stacks_show(culprit: int, has_lock: bool) -> None:
+def test_gloo_pipeline_whose_waits_only_stacks_show_names_the_culprit(culprit: int, has_lock: bool) -> None:
     """Found hung first is the one that waits; the other is in Python, or holds its lock."""
     waiting = note(1 - culprit, found_hung=True, is_in_library=True, inner="p2p_communication.py:392 _communicate")
     finding = find([waiting, note(culprit, has_collectives=has_lock)], elapsed_s=10.0)
@@ -359,7 +359,7 @@ def test_a_pipeline_over_gloo_whose_waits_only_the_stacks_show(culprit: int, has
     assert finding.text.endswith(f"rank {1 - culprit} waits in p2p_communication.py:392 _communicate")
 
 
-def test_who_computes_or_saves_in_a_library_waits_for_nobody() -> None:
+def test_rank_that_computes_or_saves_in_a_library_does_not_wait() -> None:
     for fields in ({"is_busy": True}, {"is_saving": True}):
         assert find([note(0, found_hung=True, is_in_library=True, **fields), outside(1)], elapsed_s=10.0).rank == 0
     both = [note(0, found_hung=True, is_in_library=True), note(1, is_in_library=True)]
@@ -405,7 +405,7 @@ def test_ten_candidates_are_all_told() -> None:
     assert finding.text.endswith("rank 3 in train.py:3 step; all candidates: ranks 0-7, 9")
 
 
-def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
+def test_rank_that_waits_for_a_dead_process_is_the_cause() -> None:
     lost = (lost_process(77, "pt_data_worker", -9), lost_process(78, "python", 3))
     waiting = note(1, lost=lost, waits_for_process=True)
     finding = find([note(0, found_hung=True), waiting], elapsed_s=10.0)
@@ -434,7 +434,7 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
         ("/home/me/subprocess.py", False),
     ],
 )
-def test_a_stack_that_waits_for_a_process(file: str, waits: bool) -> None:
+def test_stack_in_subprocess_or_multiprocessing_waits_for_a_process(file: str, waits: bool) -> None:
     inner, outer = Frame("/usr/lib/python3.12/selectors.py", 415, "select"), Frame("/home/me/train.py", 8, "step")
     assert is_waiting_for_process((inner, Frame(file, 1, "wait"), outer)) is waits
 

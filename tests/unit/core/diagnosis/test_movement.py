@@ -24,7 +24,7 @@ STILL = ProgressSample(
 LATER = replace(STILL, at_ns=1_000_000_000)
 
 
-def test_a_rank_that_stands_still_makes_none() -> None:
+def test_rank_that_stands_still_makes_no_progress() -> None:
     assert progress_between(STILL, LATER) == ""
 
 
@@ -40,7 +40,7 @@ def test_a_rank_that_stands_still_makes_none() -> None:
         ({"cpu_ns": 900_000_000, "stacks": frozenset({HERE, THERE})}, "computes in train.py:9 step"),
     ],
 )
-def test_what_counts(change: dict[str, object], told: str) -> None:
+def test_change_that_shows_progress_is_described(change: dict[str, object], told: str) -> None:
     assert progress_between(STILL, replace(LATER, **change)) == told  # type: ignore[arg-type]
 
 
@@ -55,12 +55,12 @@ def test_what_counts(change: dict[str, object], told: str) -> None:
         {"transferred": {}},  # a data-loader worker has ended
     ],
 )
-def test_what_does_not(change: dict[str, object]) -> None:
+def test_change_that_shows_no_progress_is_ignored(change: dict[str, object]) -> None:
     assert progress_between(STILL, replace(LATER, **change)) == ""  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["events", "entered", "completed", "transferred"])
-def test_what_was_not_known_at_first_is_no_progress(name: str) -> None:
+def test_count_that_one_of_the_looks_lacks_is_no_progress(name: str) -> None:
     more = {"events": 99, "entered": {"gloo/0": 99}, "completed": {"gloo/0": 99}, "transferred": {100: 10**9}}
     unknown = replace(STILL, **{name: None})  # type: ignore[arg-type]
     assert progress_between(unknown, replace(LATER, **{name: more[name]})) == ""  # type: ignore[arg-type]
@@ -82,12 +82,12 @@ def test_a_thread_that_waits_for_its_file_system_in_both_looks_is_told_from_a_ha
 
 
 @pytest.mark.parametrize("function", ["folio_wait_bit_common", "fuse_get_req", "nfs4_lookup", "ptlrpc_set_wait"])
-def test_what_is_a_wait_for_a_file_system(function: str) -> None:
+def test_kernel_function_of_a_file_system_is_a_file_wait(function: str) -> None:
     assert is_file_wait(function)
 
 
 @pytest.mark.parametrize(
     "function", ["futex_do_wait", "ep_poll", "do_poll", "pipe_read", "fuse_dev_do_read", "unix_wait"]
 )
-def test_what_is_none(function: str) -> None:
+def test_kernel_function_of_other_waits_is_no_file_wait(function: str) -> None:
     assert not is_file_wait(function)

@@ -46,19 +46,19 @@ def test_a_dump_becomes_threads_and_frames() -> None:
     assert main_stack([worker, main], 0x7F03) == ()
 
 
-def test_what_is_no_dump_is_no_thread() -> None:
+def test_text_that_is_no_dump_has_no_threads() -> None:
     for text in ("", "nonsense\n", '  File "x", line 3 in f\n', "Thread 0xzz (most recent call first):\n"):
         assert parse_faulthandler(text) == []
 
 
-def test_this_process_s_own_dump_is_read() -> None:
+def test_dump_of_this_process_is_read() -> None:
     fd = os.memfd_create("dump")
     faulthandler.dump_traceback(file=fd)
     text = os.pread(fd, 1 << 20, 0).decode()
     os.close(fd)
     ident = threading.main_thread().ident or 0
     frames = main_stack(parse_faulthandler(text), ident)
-    assert frames[0].function == "test_this_process_s_own_dump_is_read"
+    assert frames[0].function == "test_dump_of_this_process_is_read"
     assert frames[0].file == __file__
 
 
@@ -71,7 +71,7 @@ def test_the_frame_that_tells_is_the_user_s() -> None:
     assert user_frame([]) is None
 
 
-def test_py_spy_s_json() -> None:
+def test_json_of_py_spy_becomes_threads_and_frames() -> None:
     frames = [{"filename": "/a.py", "line": 3, "name": "f"}, "junk"]
     document = [{"thread_id": 99, "os_thread_id": 5, "thread_name": "MainThread", "frames": frames}, 7]
     assert parse_py_spy(document) == [ThreadStack(5, (Frame("/a.py", 3, "f"),), "MainThread")]
@@ -141,7 +141,7 @@ def test_an_interpreter_that_crashes_while_it_ends_of_an_exception_tells_both() 
     assert words.fatal_error.startswith("Fatal Python error: Aborted")
 
 
-def test_no_words() -> None:
+def test_dump_without_an_exception_has_no_last_words() -> None:
     assert last_words(DUMP) == last_words("") == CrashOutput()
     assert last_words(f"{EXCEPTION_MARK}\n").error == ""
 

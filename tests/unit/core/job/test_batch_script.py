@@ -11,7 +11,7 @@ SHOWN = "JobId=7 JobName=x JobState={state} ReqNodeList=(null) NodeList={nodes} 
 
 
 @pytest.mark.parametrize("ending", [ending for ending in Ending if ending is not Ending.RUNNING])
-def test_it_is_requeued_if_another_life_may_follow_and_else_gives_its_nodes_back(ending: Ending) -> None:
+def test_job_is_requeued_if_another_life_may_follow_else_cancelled(ending: Ending) -> None:
     told = SHOWN.format(state="RUNNING", nodes="node[2-4]")
     again = ending in (Ending.STOPPED, Ending.LOST, Ending.FAILED)
     words = in_its_place(told, "7", ending, is_refused=False)
@@ -23,14 +23,14 @@ def test_it_is_requeued_if_another_life_may_follow_and_else_gives_its_nodes_back
     ("state", "nodes"),
     [("RUNNING", "node[1-4]"), ("CANCELLED", "node[2-4]"), ("COMPLETING", "node[2-4]"), ("PENDING", "")],
 )
-def test_nothing_is_done_where_slurm_still_counts_on_the_host_or_ends_the_job(state: str, nodes: str) -> None:
+def test_job_is_left_alone_where_slurm_keeps_the_host_or_ends_the_job(state: str, nodes: str) -> None:
     told = SHOWN.format(state=state, nodes=nodes)
     assert in_its_place(told, "7", Ending.STOPPED, is_refused=False) == []
     assert in_its_place(told, "7", Ending.STOPPED, is_refused=True) == []
     assert in_its_place("", "7", Ending.STOPPED, is_refused=False) == []
 
 
-def test_that_is_for_a_launcher_that_speaks_for_the_job() -> None:
+def test_stand_in_is_a_launcher_that_speaks_for_the_job() -> None:
     assert may_stand_in(0, Ending.LOST, is_decided=True)
     assert may_stand_in(1, Ending.STOPPED, is_decided=False)  # by a signal to all of them
     assert not may_stand_in(0, Ending.LOST, is_decided=False)  # by this one, which may only be cut off

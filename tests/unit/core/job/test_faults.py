@@ -47,12 +47,12 @@ def test_a_lost_node_is_bad_until_it_is_back() -> None:
     assert bad_nodes(back_again(faults, {"a"})) == {"b": "cycle 0"}
 
 
-def test_one_that_is_lost_again_stays_bad() -> None:
+def test_node_that_is_lost_again_stays_bad() -> None:
     faults = [a_fault("a", back=True), a_fault("a", cycle=3, back=True)]
     assert bad_nodes(faults) == {"a": "2 times: cycle 3"}
 
 
-def test_one_that_was_left_out_stays_bad_when_it_is_there_again() -> None:
+def test_node_that_was_left_out_stays_bad_when_it_is_back() -> None:
     faults = back_again([a_fault("a", FaultKind.LEFT)], {"a"})
     assert bad_nodes(faults) == {"a": "cycle 0"}
 
@@ -129,7 +129,7 @@ def test_a_bad_node_keeps_its_place_where_a_lost_one_needs_the_only_spare() -> N
     assert [node.name for node in chosen] == ["a", "b", "s"]
 
 
-def test_by_the_coordinator_a_host_that_is_back_is_told_of_once() -> None:
+def test_host_that_is_back_is_told_of_once_by_the_coordinator() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b = job.start("ab")
     b.dies()

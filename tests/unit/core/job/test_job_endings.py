@@ -123,7 +123,7 @@ def test_a_job_that_has_finished_on_some_nodes_says_so() -> None:
     assert [(node.ends[0].outcome, node.ends[0].text) for node in nodes] == [(Outcome.SUCCEEDED, told)] * 3
 
 
-def test_one_of_two_nodes_that_are_left_may_be_lost_soon_after_another() -> None:
+def test_second_loss_soon_after_the_first_leaves_one_node_training() -> None:
     job = Job(min_nodes=1)
     a, b, c = job.start("abc")
     c.dies()
@@ -188,7 +188,7 @@ def test_a_launcher_whose_ranks_did_not_end_well_when_it_was_stopped_ends_with_1
     assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
 
 
-def test_one_that_was_stopped_well_alone_is_a_loss_a_moment_later() -> None:
+def test_launcher_stopped_well_alone_counts_as_lost_a_moment_later() -> None:
     job = Job(min_nodes=2)
     a, _, c = job.start("abc")
     c.leaves("stopped by SIGTERM", well=True)
@@ -198,7 +198,7 @@ def test_one_that_was_stopped_well_alone_is_a_loss_a_moment_later() -> None:
     assert (a.cycle, world(a)) == (1, 2)
 
 
-def test_with_min_healthy_it_is_told_of_and_is_not_counted_as_finished() -> None:
+def test_launcher_stopped_well_under_min_healthy_is_not_counted_as_finished() -> None:
     job = Job(min_nodes=2, min_healthy=True)
     a, b, c = job.start("abc")
     c.leaves("stopped by SIGTERM", well=True)
@@ -211,7 +211,7 @@ def test_with_min_healthy_it_is_told_of_and_is_not_counted_as_finished() -> None
     assert a.left == b.left == (0, f"the job finished on 2 of 3 nodes: {bad}")
 
 
-def test_where_one_finishes_while_the_other_is_stopped_well_the_job_has_succeeded() -> None:
+def test_job_succeeds_where_one_node_finishes_as_the_other_is_stopped_well() -> None:
     job = Job(min_nodes=2)
     a, b = job.start("ab")
     job.run(30.0)
@@ -249,7 +249,7 @@ def test_a_node_that_is_excluded_costs_no_restart() -> None:
 
 
 @pytest.mark.parametrize("min_healthy", [False, True])
-def test_where_too_few_are_left_all_end(min_healthy: bool) -> None:
+def test_job_ends_where_an_exclusion_leaves_too_few_nodes(min_healthy: bool) -> None:
     job = Job(min_nodes=2, max_nodes=2, min_healthy=min_healthy)
     a, b = job.start("ab")
     b.leaves("rank 1 asked for it", excluded=True)
@@ -288,7 +288,7 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_c
     assert b.left[0] == a.left[0] == 1
 
 
-def test_it_is_no_node_that_the_others_could_go_on_with() -> None:
+def test_excluded_node_does_not_count_among_the_nodes_that_are_left() -> None:
     job = Job(min_nodes=2, max_nodes=3, launchers=3)
     a, b, c = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
@@ -300,7 +300,7 @@ def test_it_is_no_node_that_the_others_could_go_on_with() -> None:
     assert a.left[0] == 1
 
 
-def test_nor_is_its_end_that_of_another_node() -> None:
+def test_end_of_an_excluded_launcher_is_no_loss_of_a_node() -> None:
     job = Job(min_nodes=2, max_nodes=3, launchers=3)
     a, b, c = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
@@ -312,7 +312,7 @@ def test_nor_is_its_end_that_of_another_node() -> None:
     assert cycles(a, c) == [2, 2]
 
 
-def test_it_finds_the_coordinator_again_and_never_votes() -> None:
+def test_excluded_launcher_finds_the_coordinator_again_and_never_votes() -> None:
     job = Job(min_nodes=2)
     _, b, _ = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
@@ -325,7 +325,7 @@ def test_it_finds_the_coordinator_again_and_never_votes() -> None:
     assert (b.member.memory.decided.place, b.member.memory.decided.votes) == (None, False)
 
 
-def test_it_leaves_with_0_where_no_coordinator_is_left() -> None:
+def test_excluded_launcher_leaves_with_0_where_no_coordinator_is_left() -> None:
     job = Job(min_nodes=2)
     _, b, _ = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
@@ -339,7 +339,7 @@ def test_it_leaves_with_0_where_no_coordinator_is_left() -> None:
     assert b.left == (0, "no coordinator is reachable any more")
 
 
-def test_who_has_said_goodbye_follows_nobody() -> None:
+def test_launcher_that_said_goodbye_follows_no_coordinator() -> None:
     job = Job(min_nodes=2)
     _, b, _ = job.start("abc")
     b.is_silent = True
@@ -359,7 +359,7 @@ def test_a_spare_counts_as_a_node_that_is_left() -> None:
     assert cycles(a, spare) == [1, 1]
 
 
-def test_one_whose_connection_has_just_ended_counts_too() -> None:
+def test_node_that_is_reconnecting_counts_as_left_after_an_exclusion() -> None:
     job = Job(min_nodes=2)
     a, b, c = job.start("abc")
     job.break_off(a)
@@ -371,7 +371,7 @@ def test_one_whose_connection_has_just_ended_counts_too() -> None:
     assert cycles(a, c) == [1, 1]
 
 
-def test_with_min_healthy_the_others_go_on_without_an_excluded_node_while_they_are_enough() -> None:
+def test_nodes_under_min_healthy_continue_without_an_excluded_one_while_enough() -> None:
     job = Job(min_nodes=2, min_healthy=True)
     a, b, c = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
@@ -399,7 +399,7 @@ def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None
     assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
 
 
-def test_or_the_job_ends_at_once_where_they_are_too_few() -> None:
+def test_job_ends_at_once_where_a_stuck_node_leaves_too_few() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b = job.start("ab")
     b.is_quick = False
@@ -461,7 +461,7 @@ def test_a_newcomer_that_is_used_at_once_costs_no_restart() -> None:
     assert (cycles(a, spare), spare.lines[0][:10]) == ([1, None], "on standby")
 
 
-def test_with_min_healthy_too_and_in_the_place_of_a_lost_node() -> None:
+def test_newcomer_under_min_healthy_takes_the_place_of_a_lost_node_at_once() -> None:
     job = Job(min_nodes=2, max_nodes=3, at_once=True, min_healthy=True)
     a, b, c = job.start("abc")
     c.dies()
@@ -560,7 +560,7 @@ def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None
     assert not a.ends
 
 
-def test_where_no_launcher_is_started_again_nobody_waits_for_one_in_vain() -> None:
+def test_job_ends_at_once_where_lost_launchers_are_not_restarted() -> None:
     job = Job(min_nodes=3, launchers=4)
     a, b, c, spare = job.start("abcd")
     job.run(1.0)
@@ -575,7 +575,7 @@ def test_where_no_launcher_is_started_again_nobody_waits_for_one_in_vain() -> No
     assert b.left == a.left
 
 
-def test_one_that_only_fell_silent_may_be_back() -> None:
+def test_silent_launcher_is_awaited_for_a_time_though_none_is_restarted() -> None:
     job = Job(min_nodes=3, launchers=3)
     a, _, c = job.start("abc")
     c.is_silent = True

@@ -38,7 +38,7 @@ def test_a_round_that_takes_long_says_for_whom_it_waits_and_again_after_ten_time
     assert a.lines[2:] == ["waiting for 1 more node (2 of 3 are here: a, c; missing since cycle 0: b)"]
 
 
-def test_of_the_last_cycle_it_says_who_lives_and_who_is_lost() -> None:
+def test_waiting_line_names_missing_lost_and_unfit_nodes_of_the_last_cycle() -> None:
     job = Job(min_nodes=3, max_nodes=5)
     a, b, c, d, e = job.start("abcde")
     assert a.cycle == 0
@@ -64,7 +64,7 @@ def test_of_the_last_cycle_it_says_who_lives_and_who_is_lost() -> None:
     assert a.cycle == 1
 
 
-def test_who_has_come_back_is_not_told_of_as_lost() -> None:
+def test_host_that_has_come_back_is_not_named_as_lost() -> None:
     job = Job(min_nodes=2, max_nodes=5)
     a, _, c, d, e = job.start("abcce")
     a.is_quick = False
@@ -210,7 +210,7 @@ def test_nodes_that_finish_together_are_told_nothing() -> None:
     assert [(node.left, node.lines) for node in nodes] == [((0, ""), [])] * 3
 
 
-def test_in_a_large_job_only_the_first_node_and_the_one_concerned_hear_of_it() -> None:
+def test_line_in_a_large_job_goes_to_the_first_node_and_the_one_concerned() -> None:
     size = FEW + 1
     job = Job(min_nodes=2, max_nodes=size, min_healthy=True)
     nodes = job.start("a" * size)
@@ -225,7 +225,7 @@ def test_in_a_large_job_only_the_first_node_and_the_one_concerned_hear_of_it() -
     assert [place for place, node in enumerate(nodes) if any("node 71" in line for line in node.lines)] == [1, 71]
 
 
-def test_of_many_nodes_some_are_named() -> None:
+def test_line_on_many_nodes_names_the_first_ones() -> None:
     line = lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
     assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
     told = lines.joined(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
@@ -261,7 +261,7 @@ def test_a_line_that_is_due_is_printed_though_the_first_node_has_come_too_late_f
     assert (a.lines, b.printed) == ([], [told])
 
 
-def test_when_the_node_at_place_0_has_gone_the_next_one_prints_and_is_told_to_speak() -> None:
+def test_next_node_is_told_to_speak_when_the_node_at_place_0_is_gone() -> None:
     job = Job(min_nodes=2, max_nodes=4, owner="d", min_healthy=True)
     nodes = a, b, c, d = [job.start(name, rank=rank)[0] for rank, name in enumerate("abcd")]
     assert [node.begun.place for node in nodes if node.begun is not None] == [0, 1, 2, 3]
@@ -299,7 +299,7 @@ def _places(*launchers: Launcher) -> list[int]:
     return [launcher.begun.place for launcher in launchers if launcher.begun is not None]
 
 
-def test_one_is_told_to_say_why_the_job_ends_also_before_its_nodes_have_met() -> None:
+def test_first_launcher_is_told_to_say_why_a_job_ends_before_its_nodes_met() -> None:
     job = Job(min_nodes=3, max_nodes=3, owner="c", join_timeout_s=60.0)
     (c,) = job.start("c", rank=2)
     (b,) = job.start("b", rank=1)
@@ -308,7 +308,7 @@ def test_one_is_told_to_say_why_the_job_ends_also_before_its_nodes_have_met() ->
     assert [each.times_told_to_speak for each in (b, c)] == [1, 0]
 
 
-def test_it_is_the_first_node_that_is_left() -> None:
+def test_first_node_that_is_left_is_told_to_say_why_the_job_ends() -> None:
     job = Job(min_nodes=3, max_nodes=3, launchers=3, owner="c")
     a, b, c = job.start("abc")
     assert _places(c, a, b) == [0, 1, 2]
@@ -322,7 +322,7 @@ def _code(launcher: Launcher) -> int | None:
     return None if launcher.left is None else launcher.left[0]
 
 
-def test_when_all_nodes_were_lost_the_first_one_that_is_back_is_told_to_speak() -> None:
+def test_first_node_that_is_back_is_told_to_speak_after_a_loss_of_all() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b, _ = [job.start(name, rank=rank)[0] for rank, name in enumerate("abc")]
     assert _places(a, b) == [0, 1]

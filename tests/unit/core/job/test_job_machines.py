@@ -56,11 +56,13 @@ def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator
         (set(), 0, (), False),
     ],
 )
-def test_how_many_must_agree(here: set[int], size: int, left: tuple[int, ...], enough: bool) -> None:
+def test_quorum_is_a_majority_of_the_voters_that_have_not_left(
+    here: set[int], size: int, left: tuple[int, ...], enough: bool
+) -> None:
     assert is_quorum(here, decision(size=size), left) is enough
 
 
-def test_any_two_quorums_have_a_voter_in_common_whoever_has_left() -> None:
+def test_quorums_have_a_voter_in_common_whoever_has_left() -> None:
     chance = random.Random(3)
     for _ in range(3000):
         size = chance.randint(1, 7)
@@ -101,7 +103,7 @@ def test_the_first_place_by_arrival_is_that_of_the_node_that_hosts_the_coordinat
     assert names(choose(slots, [first[0], host, node("s", None, 20), taken], 3)[0]) == "has"
 
 
-def test_everybody_keeps_its_place_a_spare_fills_the_gap_and_who_comes_back_has_its_own() -> None:
+def test_nodes_keep_their_places_and_a_spare_fills_a_gap_until_its_owner_is_back() -> None:
     first = [node(name, None, index) for index, name in enumerate("abcd")]
     chosen, slots = choose([], first, 4)
     without_b = [first[0], first[2], first[3]]
@@ -140,7 +142,7 @@ def complete(completion: RoundCompletion, ready: int, *, last: int, now_s: float
     return completion.update(RULES, ready=ready, last=last, now_s=now_s, **values)
 
 
-def test_when_a_round_is_complete() -> None:
+def test_round_is_complete_by_size_and_time() -> None:
     completion = RoundCompletion()
     assert not complete(completion, 1, last=0, now_s=0.0)
     assert not complete(completion, 2, last=0, now_s=5.0)
@@ -154,7 +156,7 @@ def test_when_a_round_is_complete() -> None:
     assert not complete(RoundCompletion(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
 
 
-def test_too_few_nodes_are_waited_for_in_bounded_time() -> None:
+def test_round_with_too_few_nodes_waits_for_a_bounded_time() -> None:
     completion = RoundCompletion()
     assert not complete(completion, 1, last=3, now_s=10.0)
     assert not completion.has_waited_long(RULES, 609.9)
@@ -193,7 +195,7 @@ def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -
     assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H, rules=HEALTHY_TWO).cause.text
 
 
-def test_what_follows() -> None:
+def test_verdict_of_a_cycle_decides_action_and_exit_code() -> None:
     used_up = judged(Outcome.FAILED, U, H, decided_by=0, restarts=3)
     assert (used_up.decision.action, used_up.code) == (Action.GIVE_UP, 1)
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=3)
@@ -261,11 +263,11 @@ def test_a_node_hears_of_another_one_by_name_and_of_itself_without(
     assert MESSAGES_OF_BOTH.parse(pack(verdict)) == verdict
 
 
-def test_where_there_is_one_node_it_has_no_name() -> None:
+def test_line_of_a_job_of_one_node_names_no_node() -> None:
     assert told_to(judged(Outcome.FAILED, U, decided_by=0), None).startswith("cycle 0 ended: text 0; restarting")
 
 
-def test_no_progress_is_told_as_such() -> None:
+def test_decision_for_lack_of_progress_says_so() -> None:
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
     decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(0, 9, stalled=2)).decision
     assert decision == RestartDecision(
@@ -384,7 +386,7 @@ HANG = RankHung(
 )
 
 
-def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
+def test_relayed_message_that_all_nodes_send_at_once_is_passed_on_once() -> None:
     cycle = JobCycle(RULES, decision(cycle=2))
     asked, moving = m.Suspected(2, 1.0), m.Moving(2, "rank 3 has begun an iteration")
     assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
@@ -392,7 +394,7 @@ def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
     assert not cycle.admit(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
 
 
-def test_who_is_left_out_is_named_only_if_no_missing_node_may_have_ended_the_cycle() -> None:
+def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
     cycle = JobCycle(RULES, decision(size=3))
     cycle.missing(0, 0.0)
     cycle.changed(2, m.Report(0, U, Cause(text="lost a peer", follows=True)))
@@ -442,7 +444,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_is_sent_is_what_arrives(message: Any) -> None:
+def test_message_of_member_or_coordinator_survives_the_wire(message: Any) -> None:
     assert MESSAGES_OF_BOTH.parse(pack(message)) == message
 
 
@@ -459,6 +461,6 @@ def test_what_is_sent_is_what_arrives(message: Any) -> None:
         {"type": ["hello"]},
     ],
 )
-def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
+def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         MESSAGES_OF_BOTH.parse(message)

@@ -15,7 +15,7 @@ def test_time_in_which_the_process_stood_still_is_not_counted() -> None:
     assert clock.now_s == 3.5
 
 
-def test_who_waits_for_a_distant_moment_is_not_taken_for_one_that_stood_still() -> None:
+def test_process_that_waits_for_a_distant_moment_has_not_stood_still() -> None:
     clock, now_s, woken = OwnClock(0.0), 0.0, 0
     while clock.now_s < 5.0:  # the next beat of one of 10,000 launchers
         now_s, woken = clock.callers_s(5.0), woken + 1

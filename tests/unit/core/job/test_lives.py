@@ -34,7 +34,7 @@ def a_fault(node: str, cycle: int, kind: FaultKind = FaultKind.RANK, **more: boo
     return Fault(node=node, cycle=cycle, kind=kind, text=f"cycle {cycle}", **more)
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_result_is_read_as_it_was_written() -> None:
     life = replace(LIFE, outcome=Ending.FAILED, exit_code=1, faults=(a_fault("b", 3), a_fault("c", 4, FaultKind.LOST)))
     lives = Lives().begun(life)
     assert Lives.parse(lives.to_text()) == lives
@@ -48,7 +48,7 @@ def test_it_is_read_as_it_was_written() -> None:
     "text",
     ["", "[]", '{"version": 2, "lives": []}', '{"version": 1, "lives": [{}]}', '{"version":1,"lives":7}', "[" * 9**6],
 )
-def test_what_it_never_was_is_refused(text: str) -> None:
+def test_text_that_is_no_result_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Lives.parse(text)
 
@@ -69,7 +69,7 @@ def test_another_launcher_goes_on_with_the_record_and_keeps_its_faults() -> None
     assert [(fault.node, fault.advanced) for fault in life.faults] == [("a", False), ("b", True), ("c", False)]
 
 
-def test_only_the_first_launcher_replaces_what_was_told_of_the_end() -> None:
+def test_recorded_end_is_replaced_by_the_first_launcher_only() -> None:
     stopped = replace(LIFE, outcome=Ending.STOPPED, exit_code=0)
     failed = replace(LIFE, outcome=Ending.FAILED, exit_code=1)
     lives = Lives().begun(LIFE).ended(failed, is_first=False)
@@ -115,7 +115,7 @@ def test_the_end_of_another_job_is_a_life_of_its_own() -> None:
         (Ending.NO_PROGRESS, False),
     ],
 )
-def test_what_was_reached_is_carried_on_unless_that_was_the_end(outcome: Ending, carried: bool) -> None:
+def test_progress_is_carried_to_the_next_life_unless_the_job_was_over(outcome: Ending, carried: bool) -> None:
     lives = Lives().begun(replace(LIFE, outcome=outcome, resumed=10, iteration=25, stalled=2))
     assert lives.advance(COMMAND) == (Advance(10, 25, 2) if carried else Advance())
     assert lives.advance(("python", "other.py")) == Advance()
@@ -133,7 +133,7 @@ def test_failures_at_the_same_place_add_up_over_lives() -> None:
     assert counts == [2, 5, 8]
 
 
-def test_whoever_knows_most_is_believed() -> None:
+def test_furthest_advance_is_that_of_the_node_that_knows_most() -> None:
     assert furthest([]) == Advance()
     assert furthest([Advance(), Advance(5, 20, 1), Advance(0, 20, 9), Advance(5, 20, 2)]) == Advance(5, 20, 2)
 
@@ -152,7 +152,7 @@ def test_the_fault_is_that_of_the_node_that_the_verdict_names() -> None:
     "changes",
     [{"node": None}, {"kind": CauseKind.REQUEST}, {"outcome": Outcome.STOPPED}, {"outcome": Outcome.SUCCEEDED}],
 )
-def test_nobody_is_blamed_for_what_was_asked_for(changes: dict[str, object]) -> None:
+def test_requested_end_is_no_fault_of_a_node(changes: dict[str, object]) -> None:
     assert fault_of(a_verdict(**changes)) is None
 
 
@@ -182,7 +182,7 @@ def test_a_job_has_finished_if_its_own_last_life_has(outcome: Ending) -> None:
         ("other", ("a.py",), "2026-01-01T00:00:10Z", False),
     ],
 )
-def test_it_has_just_finished_if_that_was_the_same_command_and_not_long_ago(
+def test_job_has_just_finished_if_the_same_command_ended_not_long_ago(
     job: str, command: tuple[str, ...], ended: str, is_it: bool
 ) -> None:
     life = Life(job="train", command=("a.py",), outcome=Ending.FINISHED, ended=ended)

@@ -106,7 +106,7 @@ def test_rank_that_never_connected_is_named_where_all_others_waited_for_it() -> 
     assert found.rank == 2
 
 
-def test_no_rank_is_named_where_several_are_missing_or_a_node_did_not_report() -> None:
+def test_missing_rank_is_not_named_if_it_is_not_the_only_one_or_reports_lack() -> None:
     several = cause(failed(0), stuck(1), stuck(2))
     assert several is not None
     assert (several.rank, several.text) == (None, f"rank 0 raised {TIMED_OUT}, a consequence")

@@ -27,7 +27,7 @@ def test_a_question_and_its_answer_reach_all_the_others_and_nobody_else() -> Non
     assert c.relayed == [m.Suspected(0, 1.0), moving]
 
 
-def test_where_all_suspect_at_once_each_is_asked_once_or_twice() -> None:
+def test_question_that_all_nodes_ask_at_once_is_relayed_only_once() -> None:
     job, launchers = three()
     for launcher in launchers:
         launcher.do(launcher.member.tell(m.Suspected(0, 1.0), job.now_s))
@@ -35,7 +35,7 @@ def test_where_all_suspect_at_once_each_is_asked_once_or_twice() -> None:
     assert sum(len(launcher.relayed) for launcher in launchers) == 2
 
 
-def test_a_node_that_has_ended_its_ranks_hears_nothing_of_that() -> None:
+def test_node_that_has_ended_its_ranks_gets_no_relayed_question() -> None:
     job, (a, b, _) = three()
     a.fails()
     job.run(0.1)

@@ -52,7 +52,9 @@ def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
         (3, (X,), Action.GIVE_UP, 3),
     ],
 )
-def test_any_failed(max_restarts: int, outcomes: tuple[Outcome, ...], action: Action, left: int) -> None:
+def test_any_failed_restarts_until_no_restart_is_left(
+    max_restarts: int, outcomes: tuple[Outcome, ...], action: Action, left: int
+) -> None:
     decision = decide(AnyFailed(max_restarts), *outcomes)[-1]
     assert (decision.action, decision.restarts_left) == (action, left)
     assert bool(decision.reason) == (action is Action.GIVE_UP)
@@ -102,7 +104,9 @@ HEALTHY, DONE, BAD, LOST, OUT = (
         (1, (DONE,), S),
     ],
 )
-def test_min_healthy_judges_nodes(min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
+def test_min_healthy_ends_the_cycle_once_too_few_nodes_are_healthy(
+    min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None
+) -> None:
     assert MinHealthy(3, min_nodes).judge(Counter(nodes)) is outcome
 
 
@@ -127,7 +131,7 @@ def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
         ((HEALTHY, OUT), M),
     ],
 )
-def test_any_failed_judges_nodes(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
+def test_any_failed_ends_the_cycle_at_the_first_bad_node(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
     assert AnyFailed(3).judge(Counter(nodes)) is outcome
 
 
@@ -166,7 +170,9 @@ def test_restarts_are_counted_for_the_job(
         (F, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
     ],
 )
-def test_nodes_that_leave(policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str) -> None:
+def test_nodes_that_leave_end_the_job_only_where_too_few_are_left(
+    policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str
+) -> None:
     decision = policy.decide(outcome, nodes_left=left)
     assert (decision.action, decision.reason) == (action, reason)
 
@@ -203,7 +209,7 @@ HERE = Reached(20, 25)
         ([HERE, None, None, HERE], 1),
     ],
 )
-def test_cycles_that_get_no_further(cycles: list[Reached | None], count: int) -> None:
+def test_cycles_that_get_no_further_are_counted_as_stalled(cycles: list[Reached | None], count: int) -> None:
     assert stalled(*cycles) == count
 
 
@@ -228,7 +234,7 @@ BEFORE_ANY_STEP_KNOWN = Reached(-1, -1, True)
         ([NO_MODULE, BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
     ],
 )
-def test_starts_that_fail_in_the_same_way(cycles: list[Reached | None], count: int) -> None:
+def test_starts_that_fail_in_the_same_way_are_counted(cycles: list[Reached | None], count: int) -> None:
     advance = Advance()
     for reached in cycles:
         advance = advance.after(reached)
@@ -274,5 +280,5 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[A
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
-def test_only_failures_are_judged(outcome: Outcome) -> None:
+def test_lack_of_progress_is_judged_after_failures_only(outcome: Outcome) -> None:
     assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, advance=Advance(stalled=9)).no_progress

@@ -70,14 +70,14 @@ def said(notes: Sequence[RankSnapshot], *, several: bool = False) -> Reviewed:
     return review(notes, FIRST, cycle=0, asker=0, are_all=True, several=several)
 
 
-def test_who_is_not_there_and_where_it_is() -> None:
+def test_rank_missing_from_a_collective_is_named_with_its_place() -> None:
     found = said([waits(0), works(1), waits(2)])
     assert (found.rank, found.is_waited) == (1, True)
     assert found.text == "rank 1 in loader.py:8 read; 2 others wait in all_reduce #7"
     assert said([waits(0), works(1), waits(2)], several=True).text.startswith("rank 1 (host-1) in loader.py:8")
 
 
-def test_who_has_left_one_out_is_in_another_one() -> None:
+def test_rank_in_another_collective_than_the_others_is_named() -> None:
     found = said([waits(0), waits(1, op="barrier"), waits(2)])
     assert found.rank == 1
     assert found.text == "rank 1 in barrier #7, in train.py:3 step; 2 others wait in all_reduce #7"
@@ -90,7 +90,7 @@ def test_a_stopped_process_is_said_to_be() -> None:
     )
 
 
-def test_where_nobody_waits_nobody_is_accused() -> None:
+def test_ranks_are_not_accused_where_none_waits_in_a_collective() -> None:
     found = said([works(0, "eval.py:1 f"), works(1, "eval.py:2 g")])
     assert (found.rank, found.is_waited) == (None, False)
     assert found.text == "no rank waits in a collective: rank 0 in eval.py:1 f; rank 1 in eval.py:2 g"
@@ -138,7 +138,7 @@ def tell(machine: Coordinator, *events: edge.Heard, now_s: float = 1.0) -> list[
 ASKS = m.Hang(0, FIRST, passive=True)
 
 
-def test_all_nodes_are_asked_and_all_are_told_and_the_cycle_goes_on() -> None:
+def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
     machine = running()
     (asked,) = tell(machine, edge.Heard(1, ASKS), edge.Heard(0, ASKS))
     assert (list(asked.links), asked.message) == ([0, 1], m.DiagnoseHang(0, passive=True))
@@ -163,7 +163,7 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     assert told.message.rank is None, "who isn't known of may be the one"
 
 
-def test_where_ranks_of_another_node_go_on_nothing_is_told() -> None:
+def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> None:
     machine = running()
     tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0), waits(2)), passive=True)))
     assert tell(machine, edge.Heard(1, m.Notes(0, (works(1, seconds=2.0),), passive=True))) == []
@@ -193,7 +193,7 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
 
 
 @pytest.mark.parametrize("message", [ASKS, m.DiagnoseHang(0, True), m.Notes(0, (), True), said([waits(0), works(1)])])
-def test_what_is_sent_is_what_arrives(message: m.FromMember | m.ToMember) -> None:
+def test_message_of_a_review_survives_the_wire(message: m.FromMember | m.ToMember) -> None:
     kinds = m.ToMember if isinstance(message, m.DiagnoseHang | Reviewed) else m.FromMember
     assert Vocabulary(kinds).parse(pack(message)) == message
 

@@ -23,7 +23,7 @@ def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address()
     assert alone.home == "b"
 
 
-def test_where_a_coordinator_broke_off_it_is_looked_for_once_more_because_it_is_replaced() -> None:
+def test_address_of_a_coordinator_that_broke_off_is_tried_once_more() -> None:
     search = Search(("a", "b", "c"), own="me")
     assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
     search.broke_off()
@@ -51,7 +51,7 @@ def test_an_address_that_is_silent_for_days_is_tried_every_8_seconds() -> None:
         assert search.next(knows_job=True, now_s=float(second)) == "b"
 
 
-def test_all_addresses_are_tried_where_all_are_silent() -> None:
+def test_addresses_are_all_tried_where_all_are_silent() -> None:
     search = Search(("a", "b", "c"), own="me")
     tried = []
     for _ in range(6):

@@ -46,14 +46,14 @@ def next_asked(machine: Member, from_s: float = 2.0) -> tuple[str, float]:
         ("third:1", m.Wait(1, 4, soon=False, gathers=True), 6.0, 9.5),
     ],
 )
-def test_at_the_first_that_answers_it_waits_long_if_the_others_have_been_there(
+def test_launcher_waits_longer_at_a_first_coordinator_the_others_have_visited(
     address: str, wait: m.Wait, least_s: float, most_s: float
 ) -> None:
     after_s = next_asked(waiting(address, wait))[1]
     assert least_s <= after_s <= most_s
 
 
-def test_at_a_later_one_it_waits_no_longer_though_the_others_have_been_there() -> None:
+def test_launcher_waits_no_longer_at_a_later_coordinator_the_others_visited() -> None:
     machine = waiting("third:1", m.Wait(1, 4, soon=False))
     now_s = 1.0 + next_asked(machine)[1]
     machine.failed(now_s)  # the lost coordinator's host again
@@ -63,7 +63,7 @@ def test_at_a_later_one_it_waits_no_longer_though_the_others_have_been_there() -
     assert next_asked(machine, now_s)[1] <= now_s - 1.0 + 1.0
 
 
-def test_it_goes_at_once_where_another_launcher_has_found_a_coordinator() -> None:
+def test_launcher_goes_at_once_where_another_one_has_found_a_coordinator() -> None:
     machine = waiting("third:1", m.Wait(1, 4, soon=False, elsewhere="fifth:1"))
     assert asked(machine.tick(2.0)) == ["fifth:1"]
 
@@ -93,7 +93,7 @@ def test_an_address_that_did_not_answer_is_tried_once_more_if_a_coordinator_is_s
     assert asked(machine.tick(1.7)) == ["first:1"]
 
 
-def test_nothing_is_tried_where_it_is() -> None:
+def test_launcher_stays_if_the_coordinator_is_said_to_be_where_it_waits() -> None:
     for address in ("third:1", ""):
         machine = waiting("third:1", m.Wait(1, 4, soon=False))
         machine.heard(m.Wait(1, 4, soon=False, elsewhere=address), 1.6)

@@ -22,7 +22,7 @@ def with_ranks(ranks: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("message", REPORTS, ids=lambda message: message["type"])
-def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
+def test_report_of_a_monitor_passes_the_check(message: dict[str, Any]) -> None:
     said = json.loads(json.dumps(pack(monitor.REPORTS.parse(message))))
     assert all(said[name] == value for name, value in message.items() if name != "note" and value is not None)
     assert monitor.REPORTS.parse(said) == monitor.REPORTS.parse(message)
@@ -45,7 +45,7 @@ def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
         ({"type": "nonsense"}, "unknown type 'nonsense'"),
     ],
 )
-def test_what_it_can_t_tell_is_refused(message: dict[str, Any], complaint: str) -> None:
+def test_malformed_report_of_a_monitor_is_refused(message: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         monitor.REPORTS.parse(message)
 
@@ -78,7 +78,7 @@ def test_a_hello_with_a_path_that_no_file_can_have_is_refused(state_path: object
         ({"type": "collect", "cycle": 2, "passive": True, "deadline_ns": 9}, monitor.Collect(2, 9, True)),
     ],
 )
-def test_orders(message: dict[str, Any], order: monitor.Order) -> None:
+def test_order_of_a_launcher_is_parsed(message: dict[str, Any], order: monitor.Order) -> None:
     assert monitor.ORDERS.parse(message) == order
 
 
@@ -98,7 +98,7 @@ def test_orders(message: dict[str, Any], order: monitor.Order) -> None:
         {"type": "x" * 100_000},
     ],
 )
-def test_what_is_no_order(message: dict[str, Any]) -> None:
+def test_malformed_order_of_a_launcher_is_refused_in_a_short_message(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError) as caught:
         monitor.ORDERS.parse(message)
     assert len(str(caught.value)) < 200

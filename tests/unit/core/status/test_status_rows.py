@@ -33,7 +33,7 @@ def test_the_most_advanced_of_all_open_sections_counts() -> None:
     assert (row.state, row.iteration, row.out_of_section_s) == (RankState.RUNNING, 12, None)
 
 
-def test_out_of_section() -> None:
+def test_row_out_of_section_shows_the_time_and_its_timeout() -> None:
     row = row_of(snapshot())
     assert (row.sections, row.out_of_section_s) == ((), 1.0)
     assert row.timeout == TimeoutUse("out_of_section", None, 1.0, 8.0)
@@ -51,7 +51,7 @@ def test_heartbeats_that_were_sent_count_beside_sections_and_awaited_ones_do_not
     assert row.heartbeat_s == 30.0
 
 
-def test_nothing_runs_without_timeouts_and_nothing_of_step_while_warming_up() -> None:
+def test_row_without_timeouts_or_in_the_warm_up_shows_no_timeout() -> None:
     none = {"own_out_of_section_timeout_ns": None, "own_initial_heartbeat_timeout_ns": None}
     assert row_of(snapshot(**none)).timeout is None
     warming = {"warmup_iterations": 20, "sections": (SectionView("step", 0, 0, 10 * S),)}
@@ -95,14 +95,16 @@ def test_pauses_count_for_nobody() -> None:
         (snapshot(), {"hung": True}, {"process_state": "T"}, RankState.HUNG),
     ],
 )
-def test_states(board: BoardSnapshot | None, rank: dict[str, Any], reading: dict[str, Any], state: RankState) -> None:
+def test_state_of_a_rank_follows_from_board_process_and_verdict(
+    board: BoardSnapshot | None, rank: dict[str, Any], reading: dict[str, Any], state: RankState
+) -> None:
     row = row_of(board, rank=rank_facts(**rank), **reading)
     assert row.state is state
     if state in (RankState.EXITED, RankState.CLOSING, RankState.DAMAGED, RankState.NOT_ATTACHED):
         assert (row.timeout, row.sections, row.out_of_section_s) == (None, (), None)
 
 
-def test_nothing_runs_against_a_rank_that_is_closing_whatever_else_is_said_of_it() -> None:
+def test_rank_that_is_closing_shows_no_timeout() -> None:
     sections = (SectionView("step", NOW - 9 * S, 3, 10 * S),)
     row = row_of(snapshot(closing=True, sections=sections), process_state="T")
     assert (row.state, row.timeout) == (RankState.STOPPED, None)

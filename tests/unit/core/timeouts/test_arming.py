@@ -51,7 +51,7 @@ def test_the_time_out_of_section_is_armed_under_its_name() -> None:
     assert with_armed(Arm(0, {}, {"out_of_section": 4.0}), calculated).out_of_section_timeout_ns == 12 * S
 
 
-def test_only_calculated_heartbeat_timeouts_are_raised() -> None:
+def test_heartbeat_timeouts_are_raised_only_if_they_were_calculated() -> None:
     arm = Arm(0, {}, {"heartbeat": 2.0, "initial_heartbeat": 4.0})
     own = BOARD._replace(own_heartbeat_timeout_ns=3 * S, own_initial_heartbeat_timeout_ns=5 * S)
     found = with_armed(arm, own._replace(heartbeat_flags=FLAG_ARE_LEARNED))

@@ -71,7 +71,7 @@ def end_of(length_s: float) -> float:
 # --- the estimate ---
 
 
-def test_nothing_is_learned_before_an_interval_has_ended() -> None:
+def test_rule_learns_nothing_before_an_interval_has_ended() -> None:
     seen = sketch(open_s=100.0)
     known = updated(Known(), seen)
     assert known == Known()

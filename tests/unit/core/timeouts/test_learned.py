@@ -95,7 +95,7 @@ def test_an_explicit_null_that_was_absent_before_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("now", [301.0, None])
-def test_out_of_section_follows_the_same_rule(now: float | None) -> None:
+def test_changed_timeout_out_of_section_wins_over_the_learned_one(now: float | None) -> None:
     choice = chosen(learned(), {**CONFIGURED, "rank_out_of_section_timeout": now})
     assert set(choice.timeouts) == KNOWN
     assert choice.superseded[0].name == "out_of_section"
@@ -108,7 +108,7 @@ def test_heartbeats_are_kept_as_a_pair() -> None:
     assert chosen(state, {"rank_heartbeat_timeout": 90.0}).heartbeats is None
 
 
-def test_without_a_memory_of_the_configuration_learned_wins() -> None:
+def test_learned_timeout_wins_if_no_configuration_is_remembered() -> None:
     assert set(chosen(learned(configured=None), with_step(1.0)).timeouts) == {*KNOWN, "out_of_section"}
 
 
@@ -120,14 +120,14 @@ def test_unknown_sections_are_left_out_and_named() -> None:
     assert choose(state, configured={}).timeouts.keys() == {"step", "gone", "out_of_section"}
 
 
-def test_nothing_is_loaded_below_the_floor() -> None:
+def test_loaded_timeout_below_the_floor_is_raised_to_it() -> None:
     choice = chosen(learned(sections={"step": from_timeout(0.1)}), CONFIGURED)
     assert choice.learned["step"] == LearnedTimeout(
         timeout_s=LEARNED_FLOOR_S, first_s=LEARNED_FLOOR_S, limit_s=LEARNED_FLOOR_S
     )
 
 
-def test_nothing_learned_is_empty() -> None:
+def test_choice_without_learned_timeouts_is_empty() -> None:
     assert chosen(LearnedState(), CONFIGURED).is_empty
     assert not chosen(LearnedState(heartbeats=(1.0, 1.0)), {}).is_empty
 
@@ -158,7 +158,7 @@ def test_timeouts_that_a_client_calculated_are_kept() -> None:
     assert (state.configured, state.world_size) == (CONFIGURED, 4)
 
 
-def test_only_the_configured_timeouts_are_remembered() -> None:
+def test_remembered_configuration_has_timeouts_only() -> None:
     assert kept(client_state(), configured={**CONFIGURED, "safety_factor": 2.0}).configured == CONFIGURED
 
 
@@ -351,7 +351,7 @@ def parsed(document: Any) -> LearnedState | None:
 
 
 @given(states, st.data())
-def test_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st.DataObject) -> None:
+def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st.DataObject) -> None:
     document: Any = json.loads(json.dumps(to_document(state)))
     place, key = document, data.draw(st.sampled_from(sorted(document)))
     while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
@@ -366,7 +366,7 @@ def test_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st
 
 
 @given(values)
-def test_any_document_is_read_or_refused(document: Any) -> None:
+def test_document_of_any_content_is_read_or_refused(document: Any) -> None:
     for candidate in (document, {"current_timeouts": document}, {"current_timeouts": {"section": document}}):
         parsed(candidate)
 
@@ -411,7 +411,7 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(document: Any, what: str) -> None:
+def test_broken_document_is_refused_with_a_reason(document: Any, what: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(document)
     assert what in str(error.value)

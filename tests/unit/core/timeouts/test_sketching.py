@@ -268,7 +268,7 @@ def test_sketches_of_a_random_rank_hold_all_its_intervals_however_often_it_is_lo
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_lost_events_no_interval_is_invented(seed: int) -> None:
+def test_sketch_after_lost_events_invents_no_interval(seed: int) -> None:
     """The ring was overrun between two looks, several times, with sections open across it."""
     rng = random.Random(seed)
     rank = Rank()
@@ -290,7 +290,7 @@ def test_after_lost_events_no_interval_is_invented(seed: int) -> None:
         assert (found[IDLE].open_s >= 0) == (not rank.opened)
 
 
-def test_after_lost_events_a_section_that_is_open_for_long_still_has_its_start() -> None:
+def test_long_open_section_keeps_its_start_across_lost_events() -> None:
     rank, watch = settled()
     rank.counts["setup"] = FIRST_INTERVALS
     rank.start("setup")
@@ -430,7 +430,7 @@ def test_iterations_count_as_steps_only_where_no_hooks_count_steps() -> None:
     assert Milestones().take(BOARD._replace(iterations_seen=40, learning_facts=layout.FACT_HOOKS)) == []
 
 
-def test_each_save_is_a_milestone_and_the_end_is_one_once() -> None:
+def test_milestones_are_each_save_and_the_end_once() -> None:
     milestones = Milestones()
     assert milestones.take(BOARD._replace(saves=2)) == [Milestone(0, Moment.SAVE, 2)]
     assert milestones.take(BOARD._replace(saves=2)) == []

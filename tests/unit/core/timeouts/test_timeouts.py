@@ -65,7 +65,7 @@ def test_the_maximum_over_ranks_counts_and_its_rank_is_known() -> None:
     assert {name: c.rank_of_max for name, c in how.items()} == {"a": 3, "b": 0, OUT_OF_SECTION: 3}
 
 
-def test_nothing_observed_on_any_rank_is_not_ready_and_changes_nothing() -> None:
+def test_calculation_without_an_observation_is_not_ready_and_changes_nothing() -> None:
     old = SectionTimeouts({"a": 1.0})
     result = calculate_sections({"a": NO_OBSERVATION}, old, RULE, alone)
     assert result == NotReady(["a"])
@@ -116,7 +116,7 @@ def test_the_mean_is_never_below_what_was_just_seen(factor: float) -> None:
     assert new.section["a"] == (1.0 + 0.5 * factor) / 2
 
 
-def test_no_calculated_timeout_is_enforced_below_the_floor() -> None:
+def test_calculated_timeout_below_the_floor_is_enforced_at_the_floor() -> None:
     mixed = SectionTimeouts({"a": 0.1, "b": 0.2, "c": None, "d": 9.0}, 0.3, {"a", "d"}, True)
     assert mixed.enforced(5.0) == SectionTimeouts({"a": 5.0, "b": 0.2, "c": None, "d": 9.0}, 5.0, {"a", "d"}, True)
     assert mixed.section["a"] == 0.1
@@ -138,7 +138,7 @@ def test_the_floor_is_the_least_value() -> None:
     assert new.section["a"] == 5.0
 
 
-def test_heartbeats() -> None:
+def test_heartbeat_timeouts_are_calculated_then_averaged() -> None:
     new, _ = calculate_heartbeats(  # type: ignore[misc]
         {"initial": 3.0, "subsequent": 1.0}, HeartbeatTimeouts(3600.0, 2700.0, False), RULE, alone
     )
@@ -182,7 +182,7 @@ def test_a_state_that_is_none_is_refused(state: object) -> None:
         state_from_dict(state)  # type: ignore[arg-type]
 
 
-def test_validity() -> None:
+def test_timeouts_are_valid_once_they_are_complete() -> None:
     assert not HeartbeatTimeouts().are_valid
     assert HeartbeatTimeouts(1, 2).are_valid
     assert not SectionTimeouts({"a": 1.0}).are_valid

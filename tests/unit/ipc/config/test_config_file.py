@@ -54,26 +54,26 @@ class TestFindingTheSection:
             "\ufefffault_tolerance: {safety_factor: 2}",
         ],
     )
-    def test_found(self, tmp_path: Path, text: str) -> None:
+    def test_section_is_found_wherever_it_stands(self, tmp_path: Path, text: str) -> None:
         cfg = FaultToleranceConfig.from_yaml_file(write(tmp_path, text))
         assert cfg.safety_factor == 2
         assert set(cfg.to_dict()) == {"safety_factor"}
 
     @pytest.mark.parametrize("text", ["", "# nothing\n", "a: 1", "- fault_tolerance", "fault_tolerance", "3"])
-    def test_not_there(self, tmp_path: Path, text: str) -> None:
+    def test_file_without_the_section_is_refused(self, tmp_path: Path, text: str) -> None:
         path = write(tmp_path, text)
         assert read_section(path) is None
         assert "there is no 'fault_tolerance' section" in complaint(path)
 
     @pytest.mark.parametrize("text", ["fault_tolerance:", "fault_tolerance: {}", "a: {fault_tolerance: ~}"])
-    def test_empty_is_there(self, tmp_path: Path, text: str) -> None:
+    def test_empty_section_is_a_section(self, tmp_path: Path, text: str) -> None:
         assert FaultToleranceConfig.from_yaml_file(write(tmp_path, text)).to_dict() == {}
 
-    def test_two_different_ones(self, tmp_path: Path) -> None:
+    def test_two_different_sections_in_a_file_are_refused(self, tmp_path: Path) -> None:
         text = "a:\n  fault_tolerance: {safety_factor: 2}\nb:\n  fault_tolerance: {safety_factor: 3}\n"
         assert "lines 2 and 4 have different" in complaint(write(tmp_path, text))
 
-    def test_lines(self, tmp_path: Path) -> None:
+    def test_line_of_each_key_is_known(self, tmp_path: Path) -> None:
         path = write(tmp_path, "x: 1\nfault_tolerance:\n\n  safety_factor: 2\n  log_level: INFO\n")
         section = read_section(path)
         assert section is not None
@@ -113,10 +113,12 @@ class TestComplaints:
             (b"fault_tolerance: \xff\xfe", "not a text file"),
         ],
     )
-    def test_one_line_with_place_and_reason(self, tmp_path: Path, text: str | bytes, words: str) -> None:
+    def test_mistake_in_the_file_is_one_line_with_place_and_reason(
+        self, tmp_path: Path, text: str | bytes, words: str
+    ) -> None:
         assert words in complaint(write(tmp_path, text))
 
-    def test_missing_and_unreadable(self, tmp_path: Path) -> None:
+    def test_missing_or_unreadable_file_is_one_line(self, tmp_path: Path) -> None:
         assert "No such file" in complaint(tmp_path / "nope.yaml")
         assert "directory" in complaint(tmp_path)
         assert "larger than" in complaint("/dev/zero")
@@ -124,7 +126,7 @@ class TestComplaints:
             FaultToleranceConfig.from_yaml_file("a\0b")
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-    def test_no_permission(self, tmp_path: Path) -> None:
+    def test_file_without_permission_is_one_line(self, tmp_path: Path) -> None:
         path = write(tmp_path, "fault_tolerance: {}")
         path.chmod(0)
         assert "Permission denied" in complaint(path)
@@ -141,7 +143,7 @@ class TestComplaints:
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {safety_factor: -2}"))
 
-    def test_what_only_the_reference_knows_is_warned_of_also_where_names_are_strict(self, tmp_path: Path) -> None:
+    def test_reference_option_is_warned_of_though_names_are_strict(self, tmp_path: Path) -> None:
         path = write(tmp_path, "fault_tolerance: {enable_nic_monitor: true, safety_factor: 2}")
         with pytest.warns(UserWarning, match="enable_nic_monitor"):
             cfg = FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=False)
@@ -158,14 +160,14 @@ class TestWriting:
         assert again == cfg
         assert again.to_dict() == cfg.to_dict()
 
-    def test_only_what_was_set_is_written(self, tmp_path: Path) -> None:
+    def test_file_holds_only_values_that_were_set(self, tmp_path: Path) -> None:
         path = tmp_path / "ft.yaml"
         FaultToleranceConfig(rank_heartbeat_timeout=None, rank_termination_signal=15).to_yaml_file(path)
         assert path.read_text() == (
             "fault_tolerance:\n  rank_heartbeat_timeout: null\n  rank_termination_signal: SIGTERM\n"
         )
 
-    def test_whole_or_not_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_write_leaves_the_old_file_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write(tmp_path, "old")
 
         def fail(*_args: object) -> None:
@@ -177,7 +179,7 @@ class TestWriting:
         assert path.read_text() == "old"
         assert [p.name for p in tmp_path.iterdir()] == ["ft.yaml"]
 
-    def test_what_must_survive_a_power_loss_is_synced_file_first(
+    def test_file_that_must_survive_a_power_loss_is_synced_before_its_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         synced: list[str] = []
@@ -207,7 +209,7 @@ class TestWriting:
 
 
 class TestFromArgs:
-    def test_command_line_over_file(self, tmp_path: Path) -> None:
+    def test_command_line_wins_over_the_file(self, tmp_path: Path) -> None:
         path = write(tmp_path, "fault_tolerance: {safety_factor: 2, rank_section_timeouts: {a: 1}, x: 1}")
         args = argparse.Namespace(
             ft_cfg_path=path,
@@ -224,18 +226,18 @@ class TestFromArgs:
             "safety_factor": 2.0,
         }
 
-    def test_a_file_without_the_section(self, tmp_path: Path) -> None:
+    def test_file_without_the_section_is_accepted_with_options_only(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a: 1")
         args = argparse.Namespace(ft_cfg_path=path, ft_safety_factor=3)
         assert FaultToleranceConfig.from_args(args).safety_factor == 3
         with pytest.raises(ConfigError, match="no fault tolerance configuration"):
             FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=path))
 
-    def test_nothing_at_all(self) -> None:
+    def test_arguments_without_any_configuration_are_refused(self) -> None:
         with pytest.raises(ValueError, match="no fault tolerance configuration"):
             FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=None))
 
-    def test_bad_values(self, tmp_path: Path) -> None:
+    def test_bad_value_on_the_command_line_names_its_option(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="command line: safety_factor"):
             FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=None, ft_safety_factor="x"))
         with pytest.raises(ConfigError, match="No such file"):

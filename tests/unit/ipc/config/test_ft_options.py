@@ -60,7 +60,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_nothing_given_is_fine() -> None:
+def test_options_without_arguments_are_all_defaults() -> None:
     options = read()
     assert options.config == FaultToleranceConfig()
     assert options.config.to_dict() == {}
@@ -74,7 +74,7 @@ def test_nothing_given_is_fine() -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_spelling_of_every_field(field: str) -> None:
+def test_field_can_be_set_in_every_spelling(field: str) -> None:
     text = TEXTS.get(field, "7")
     expected = FaultToleranceConfig.from_args(argparse.Namespace(**{f"ft_{field}": text}))
     prefixes = ("--ft-param-", "--ft-", "--ft_param_", "--ft_")
@@ -116,7 +116,7 @@ def test_learn_in_a_file_may_be_a_word_that_yaml_reads_as_a_boolean(word: str, s
     assert read(f"--fault-tol-cfg-path={path}").config.learn == stored
 
 
-def test_command_line_over_file_over_defaults(tmp_path: Path) -> None:
+def test_command_line_wins_over_file_and_file_over_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "train:\n  fault_tolerance:\n    safety_factor: 2\n    log_level: DEBUG\n")
     options = read(f"--fault-tol-cfg-path={path}", "--ft-param-safety_factor=3")
     assert options.config.to_dict() == {"safety_factor": 3.0, "log_level": "DEBUG"}
@@ -179,7 +179,7 @@ def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) 
         ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
     ],
 )
-def test_mistakes(option: str, words: str) -> None:
+def test_mistake_in_an_option_is_one_line(option: str, words: str) -> None:
     assert words in complaint(option)
 
 
@@ -187,12 +187,12 @@ def test_a_negative_number_as_a_word_of_its_own_gets_our_line_too() -> None:
     assert "rank_heartbeat_timeout = -5.0" in complaint("--ft-rank-heartbeat-timeout", "-5")
 
 
-def test_mistakes_in_the_file(tmp_path: Path) -> None:
+def test_mistake_in_the_file_names_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "fault_tolerance:\n  rank_hearbeat_timeout: 3\n")
     assert complaint("--ft-cfg-path", path).startswith(f"{path}:2: unknown key 'rank_hearbeat_timeout'")
 
 
-def test_a_file_without_the_section(tmp_path: Path) -> None:
+def test_file_without_the_section_needs_options_or_permission(tmp_path: Path) -> None:
     path = write(tmp_path, "a: 1")
     assert "there is no 'fault_tolerance' section" in complaint("--ft-cfg-path", path)
     assert "there is no 'fault_tolerance' section" in complaint("--ft-cfg-path", path, "--ft-log-dir=/tmp")
@@ -210,7 +210,7 @@ def test_ignoring_a_missing_file_ignores_nothing_else(tmp_path: Path) -> None:
     assert "not YAML" in complaint("--ft-cfg-path", broken, "--ft-ignore-missing-cfg")
 
 
-def test_what_is_ignored_gets_one_warning_for_each_loss(tmp_path: Path) -> None:
+def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
     path = write(tmp_path, "fault_tolerance:\n  enable_nic_monitor: true\n  safety_factor: 2\n")
     options = read(
         "--ft-cfg-path",
@@ -235,7 +235,7 @@ def test_a_safety_factor_below_one_gets_a_warning() -> None:
     assert read("--ft-safety-factor=1").warnings == []
 
 
-def test_policy_timeouts_and_log_dir() -> None:
+def test_policy_timeouts_and_log_dir_are_read() -> None:
     options = read(
         "--restart-policy=min-healthy", "--term-timeout=0", "--workers-stop-timeout=2.5", "--ft-log-dir=logs"
     )
@@ -249,7 +249,7 @@ def test_policy_timeouts_and_log_dir() -> None:
     assert read("--ft-restart-policy", "min-healthy").restart_policy == "min-healthy"
 
 
-def test_living_with_it() -> None:
+def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> None:
     options = read()
     assert (options.startup_timeout, options.exit_timeout) == (None, None)
     assert (options.max_no_progress_cycles, options.max_failed_starts) == (3, 2)
@@ -290,19 +290,19 @@ def test_living_with_it() -> None:
         ("--ft-max-no-progress-cycles=2.5", "0 to 999999"),
     ],
 )
-def test_whole_numbers_within_bounds(option: str, allowed: str) -> None:
+def test_number_out_of_its_bounds_is_refused_with_them(option: str, allowed: str) -> None:
     name, _, value = option.partition("=")
     with pytest.raises(ConfigError, match=f"^{name} '?{value}'?: must be a whole number from {allowed}$"):
         read(option)
 
 
-def test_help_names_all_of_it_in_its_group() -> None:
+def test_help_names_all_options_in_their_group() -> None:
     text = parser().format_help().partition("fault tolerance:")[2]
     for option in ("--ft-startup-timeout", "--ft-exit-timeout", "--ft-observe-only", "--ft-forward-signals"):
         assert option in text
 
 
-def test_environment_as_torchrun_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_read_from_pet_variables_as_torchrun_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_FT_CFG_PATH", write(tmp_path, "fault_tolerance: {safety_factor: 2}"))
     monkeypatch.setenv("PET_TERM_TIMEOUT", "12")
     monkeypatch.setenv("PET_WORKERS_STOP_TIMEOUT", "3")

@@ -68,7 +68,7 @@ def test_the_oldest_records_go_first(tmp_path: Path) -> None:
     assert json.loads(headers.pop())["ev"] == "log_opened"
 
 
-def test_no_bound(tmp_path: Path) -> None:
+def test_log_without_a_bound_keeps_all_records(tmp_path: Path) -> None:
     log = EventLog.open(str(tmp_path), role="launcher", run_id="x", max_bytes=0)
     for number in range(3000):
         log.write(tick(number, 100))
@@ -92,7 +92,7 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     assert not directory.exists()
 
 
-def test_what_is_done_with_files_before_the_end_has_its_record(tmp_path: Path) -> None:
+def test_record_written_by_a_pending_file_job_is_kept_at_the_end(tmp_path: Path) -> None:
     log, go = EventLog.open(str(tmp_path), role="launcher", run_id="x"), threading.Event()
     log.do(lambda: go.wait(30) and log.write(tick(1)))
     threading.Timer(0.1, go.set).start()
@@ -135,7 +135,7 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(
     assert 10 < len(ticks) == 101 - lost
 
 
-def test_the_end_waits_for_it_with_a_bound(
+def test_close_waits_for_the_directory_with_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = silent_directory(monkeypatch)

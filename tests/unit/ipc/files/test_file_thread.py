@@ -41,7 +41,7 @@ def test_a_call_returns_what_the_job_does_or_raises_what_it_raises() -> None:
     assert files.finish(SOON_S)
 
 
-def test_who_gave_up_once_waits_no_more_until_the_job_is_done(answers: threading.Event) -> None:
+def test_caller_that_gave_up_once_does_not_wait_until_the_job_is_done(answers: threading.Event) -> None:
     files = FileThread()
     assert files.call(lambda: answers.wait(60), False, bound_s=0.01) is False
     assert files.call(lambda: 7, 0, bound_s=10**6) == 0  # at once, else this test never ends
@@ -54,7 +54,7 @@ def test_who_gave_up_once_waits_no_more_until_the_job_is_done(answers: threading
     assert files.finish(SOON_S)
 
 
-def test_what_may_wait_has_a_bound(answers: threading.Event) -> None:
+def test_jobs_that_wait_are_bounded_in_bytes(answers: threading.Event) -> None:
     files, done = FileThread(most_bytes=100), list[int]()
     assert files.do(lambda: answers.wait(60))
     taken = [files.do(lambda number=number: done.append(number), 30) for number in range(10)]

@@ -40,7 +40,7 @@ def test_lines_are_written_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.split() == [str(number) for number in range(100)]
 
 
-def test_who_waits_for_the_stream_itself_is_not_held_up_by_a_line_that_is_not_read(
+def test_flush_of_the_stream_is_not_held_up_by_an_unread_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the exit Python flushes it, and `logging` does."""
@@ -65,7 +65,7 @@ def test_a_fork_writes_its_own_lines(capfd: pytest.CaptureFixture[str], monkeypa
     assert output._thread is not thread
 
 
-def test_who_does_not_read_is_not_waited_for_and_gets_the_lines_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reader_is_not_waited_for_and_gets_the_lines_later(monkeypatch: pytest.MonkeyPatch) -> None:
     output = StandardError()
     with unread(monkeypatch) as reader:
         for number in range(3):

@@ -25,19 +25,19 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "ft_state.json")
 
 
-def test_what_is_written_is_read(path: str) -> None:
+def test_state_is_read_as_it_was_written(path: str) -> None:
     document = {"a": 1.5, "b": None, "c": {"d": ["ü"]}}
     write_state(path, document)
     assert read_state(path) == document
     assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
 
 
-def test_no_file_is_no_document(path: str) -> None:
+def test_missing_state_file_is_no_document(path: str) -> None:
     assert read_state(path) is None
     assert read_state(os.path.join(path, "deeper")) is None
 
 
-def test_it_is_text_with_a_line_for_each_value(path: str) -> None:
+def test_state_file_is_text_with_a_line_for_each_value(path: str) -> None:
     write_state(path, {"a": 1, "b": 2})
     text = Path(path).read_text()
     assert text.count("\n") == 4
@@ -70,33 +70,33 @@ def test_the_umask_decides_who_may_read(path: str) -> None:
         (b"1" * 5000, "is not JSON"),
     ],
 )
-def test_broken_content(content: bytes, why: str, path: str) -> None:
+def test_broken_content_is_refused_with_a_reason(content: bytes, why: str, path: str) -> None:
     Path(path).write_bytes(content)
     with pytest.raises(BrokenStateFile, match=why) as error:
         read_state(path)
     assert "\n" not in str(error.value)
 
 
-def test_a_directory_in_its_place(path: str) -> None:
+def test_directory_in_place_of_the_state_file_is_an_error(path: str) -> None:
     os.mkdir(path)
     with pytest.raises(UnreadableStateFile, match="is a directory"):
         read_state(path)
 
 
-def test_a_fifo_in_its_place_doesnt_wait_for_a_writer(path: str) -> None:
+def test_fifo_in_place_of_the_state_file_does_not_wait_for_a_writer(path: str) -> None:
     os.mkfifo(path)
     with pytest.raises(UnreadableStateFile, match="is not a regular file"):
         read_state(path)
 
 
-def test_a_loop_of_links_in_its_place(path: str) -> None:
+def test_loop_of_links_in_place_of_the_state_file_is_an_error(path: str) -> None:
     os.symlink(path, path)
     with pytest.raises(UnreadableStateFile, match="can't be read"):
         read_state(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read(path: str) -> None:
+def test_state_file_without_permission_is_unreadable(path: str) -> None:
     write_state(path, {})
     os.chmod(path, 0)
     with pytest.raises(UnreadableStateFile, match="Permission denied"):

@@ -8,7 +8,7 @@ from megatron_ft.core.node_health import Port
 from megatron_ft.ipc.linux import node_facts
 
 
-def test_the_kernels_files_of_links(tmp_path: Path) -> None:
+def test_links_are_read_from_the_kernels_files(tmp_path: Path) -> None:
     for name, state in (("eth0", "up"), ("lo", "unknown"), ("eth1", "down"), ("tun0", "unknown")):
         (tmp_path / "class/net" / name).mkdir(parents=True)
         (tmp_path / "class/net" / name / "operstate").write_text(f"{state}\n")

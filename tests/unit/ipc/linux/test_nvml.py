@@ -67,7 +67,7 @@ def test_the_driver_is_asked_for_all_devices(kind: type[Library]) -> None:
     assert library.open == 0
 
 
-def test_a_list_that_is_longer_than_expected() -> None:
+def test_process_list_longer_than_expected_is_asked_for_again() -> None:
     library = New([(pid, 1) for pid in range(100)])
     found = nvml.holdings(library)
     assert found is not None
@@ -82,7 +82,7 @@ def test_a_driver_with_an_error_tells_nothing(broken: str) -> None:
     assert library.open == (1 if broken == "init" else 0)  # what didn't open isn't closed
 
 
-def test_layout_of_the_driver_s_records() -> None:
+def test_records_of_the_driver_have_the_layout_of_its_header() -> None:
     # nvmlProcessInfo_v1_t and nvmlProcessInfo_t of nvml.h
     assert ctypes.sizeof(nvml._OldProcess) == 16
     assert ctypes.sizeof(nvml._Process) == 24

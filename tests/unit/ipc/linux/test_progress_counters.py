@@ -19,7 +19,7 @@ def test_bytes_that_are_read_and_written_are_counted(tmp_path: Path) -> None:
     assert transferred_bytes(os.getpid())[os.getpid()] - written >= 1_000_000
 
 
-def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+def test_counters_of_a_process_that_is_gone_are_empty() -> None:
     nobody = 2**22 - 1
     assert transferred_bytes(nobody) == {}
     assert main_thread_ns(nobody) == (0, 0)

@@ -22,7 +22,7 @@ def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
     return asking.is_done and asked.is_done
 
 
-def test_both_ends_know_the_secret_or_neither_goes_on() -> None:
+def test_handshake_succeeds_only_with_the_same_secret_on_both_ends() -> None:
     assert shake_hands(b"s" * 16, b"s" * 16)
     assert shake_hands(None, None)
     for theirs in (b"t" * 16, None):

@@ -150,7 +150,7 @@ def test_a_partial_frame_takes_no_more_memory_than_the_largest_one() -> None:
     assert receives.buffered_bytes == 4 + SEAL_BYTES + MOST - 1
 
 
-def test_no_secret_and_no_key_is_shown() -> None:
+def test_secret_and_key_are_not_shown_by_repr() -> None:
     sends, _ = ends()
     for each in (session(), sends):
         assert SECRET.decode() not in repr(each)

@@ -8,12 +8,12 @@ from megatron_ft.launcher.early_command_line import parse_early
 ENVIRON = {"HOME": "/home/me", "FT_SECRET": "0123456789abcdef", "FT_SECRET_FILE": "/home/me/secret"}
 
 
-def test_no_rank_gets_the_secret_of_the_job() -> None:
+def test_environment_of_ranks_lacks_the_secret_of_the_job() -> None:
     environment = rank_environment(ENVIRON, reference_names=False)
     assert environment == {"HOME": "/home/me", "FT_SECRET_FILE": "/home/me/secret"}
 
 
-def test_nor_does_the_process_that_forks_them() -> None:
+def test_environment_of_the_fork_server_lacks_the_secret_of_the_job() -> None:
     ahead = parse_early(["train.py"], ENVIRON)
     assert ahead is not None
     assert "FT_SECRET" not in ahead.environment

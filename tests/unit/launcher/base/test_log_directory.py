@@ -43,7 +43,7 @@ def default_place() -> str:
 
 
 @pytest.mark.usefixtures("generous_umask")
-def test_nothing_that_is_made_can_be_written_by_others(tmp_path: Path, state: Path) -> None:
+def test_directories_and_files_we_make_cannot_be_written_by_others(tmp_path: Path, state: Path) -> None:
     asked = tmp_path / "a" / "b" / "c"
     assert log_directory.make_log_directory(ft_log_dir=str(asked), torch_log_dir=None, run_id="") == str(asked)
     assert (mode(asked), mode(asked.parent), mode(asked.parent.parent)) == (0o700, 0o755, 0o755)
@@ -73,7 +73,9 @@ def test_the_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_launchers_that_share_a_home_and_start_in_one_second(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_that_start_in_the_same_second_get_different_directories(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "strftime", lambda _format: "20250101-000000")
     made = [default_place()]
     assert os.path.basename(made[0]) == f"20250101-000000-a_b_c-{socket.gethostname()}-{os.getpid()}"
@@ -129,14 +131,14 @@ def test_the_name_in_the_state_directory_is_taken_by_another_user(state: Path, t
 
 
 @needs_root
-def test_whose_the_state_directory_is_may_have_made_the_one_in_it(state: Path) -> None:
+def test_owner_of_the_state_directory_may_have_made_ours_in_it(state: Path) -> None:
     (state / "megatron_ft").mkdir(parents=True)
     for path in (state, state / "megatron_ft"):  # root, with the environment of a user (sudo -E)
         os.chown(path, STRANGER, STRANGER)
     assert Path(default_place()).parent == state / "megatron_ft"
 
 
-def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_user_without_a_home_is_told_to_give_a_log_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "~")  # what expanduser makes of a user that isn't in the password file
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)

@@ -12,7 +12,7 @@ from megatron_ft.launcher.base.event_loop import Reactor
 
 
 @pytest.mark.parametrize("half", [socket.SHUT_WR, None])
-def test_what_is_still_read_or_was_never_to_be_is_no_reason(half: int | None) -> None:
+def test_output_that_is_read_or_has_no_reader_by_nature_is_no_reason_to_end(half: int | None) -> None:
     """Who has closed only its own writing end, as `ssh -n` does, reads on; a file has no reader."""
     near, far = socket.socketpair()
     if half is not None:
@@ -25,7 +25,7 @@ def test_what_is_still_read_or_was_never_to_be_is_no_reason(half: int | None) ->
         assert not orphan_watch.has_reader(file.fileno())  # and so isn't watched
 
 
-def test_another_parent_s_end_is_no_reason() -> None:
+def test_end_of_another_parent_than_the_step_daemon_is_no_reason_to_end() -> None:
     """Under nohup, a launcher is to outlive the shell that has started it."""
     reactor = Reactor()
     watched = orphan_watch.OrphanWatch(reactor)

@@ -93,7 +93,7 @@ def test_a_descriptor_with_room_is_served_only_while_room_is_wanted(reactor: Rea
         reactor.unwatch(near.fileno())
 
 
-def test_timers_in_order_and_cancelled(reactor: Reactor) -> None:
+def test_timers_are_served_in_order_unless_cancelled(reactor: Reactor) -> None:
     served: list[int] = []
     reactor.call_later(0.02, lambda: served.append(2))
     reactor.call_later(0.01, lambda: served.append(1))
@@ -163,7 +163,7 @@ def test_many_blocking_calls_leak_no_descriptors(reactor: Reactor) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_a_thread_returns_or_raises_is_had_from_the_loop(reactor: Reactor) -> None:
+def test_result_or_error_of_a_thread_reaches_the_loop(reactor: Reactor) -> None:
     before = len(os.listdir("/proc/self/fd"))
     go = threading.Event()
     results: list[Callable[[], object]] = []
@@ -181,7 +181,7 @@ def test_what_a_thread_returns_or_raises_is_had_from_the_loop(reactor: Reactor) 
 @pytest.mark.parametrize(
     ("owner", "name", "error"), [(Reactor, "watch", OSError), (threading.Thread, "start", RuntimeError)]
 )
-def test_what_cannot_be_started_in_a_thread_leaves_no_descriptor(
+def test_call_that_cannot_be_started_in_a_thread_leaves_no_descriptor(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: type[Exception]
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -31,7 +31,7 @@ class Socket:
         self.path.touch()
 
 
-def test_what_was_deleted_is_recreated_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_run_directory_is_recreated_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said: list[str] = []
     directory = RunDirectory(said.append)
@@ -82,7 +82,7 @@ def made(place: Path, name: str, *, mode: int = 0o700) -> Path:
     return path
 
 
-def test_what_a_killed_launcher_held_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_run_directory_of_a_killed_launcher_alone_is_removed(tmp_path: Path) -> None:
     held, left = made(tmp_path, "held"), made(tmp_path, "left")
     made(tmp_path, "unclaimed")  # of a launcher that has just begun, or without locks
     (tmp_path / "megatron_ft-file").touch()
@@ -104,7 +104,7 @@ def test_what_a_killed_launcher_held_is_removed_and_nothing_else(tmp_path: Path)
     os.close(claims[0] or -1)
 
 
-def test_a_host_that_was_started_again_and_a_container_of_this_one(tmp_path: Path) -> None:
+def test_run_directories_of_a_rebooted_host_or_a_container_are_removed(tmp_path: Path) -> None:
     host, boot = run_directory._here()
     for name, owner in (("rebooted", [host, "another-boot"]), ("container", ["another-host", boot])):
         (made(tmp_path, name) / "owner").write_text(json.dumps(owner))

@@ -101,7 +101,7 @@ def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret
         (SECRET, SECRET[::-1], "has another secret than this launcher"),
     ],
 )
-def test_who_does_not_share_the_secret_is_refused_in_one_line(
+def test_launcher_that_does_not_share_the_secret_is_refused_in_one_line(
     reactor: Reactor, theirs: bytes | None, ours: bytes | None, words: str
 ) -> None:
     with served(theirs) as service, sockets(reactor, ours) as (transport, ear):
@@ -146,7 +146,7 @@ def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_non
         {"type": "hello"},
     ],
 )
-def test_what_is_no_proof_is_denied_and_harms_nobody(reactor: Reactor, message: dict[str, Any]) -> None:
+def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor, message: dict[str, Any]) -> None:
     with served(SECRET) as service, sockets(reactor, SECRET) as (transport, ear):
         with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as other:
             other.sendall(wire.encode(message))
@@ -165,7 +165,7 @@ def test_what_is_no_proof_is_denied_and_harms_nobody(reactor: Reactor, message: 
         {"type": "lead", "term": [0, "c", 1]},
     ],
 )
-def test_who_shows_no_secret_is_no_coordinator(reactor: Reactor, message: dict[str, Any]) -> None:
+def test_peer_that_does_not_prove_the_secret_is_no_coordinator(reactor: Reactor, message: dict[str, Any]) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor, SECRET) as (transport, ear):
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
@@ -204,7 +204,7 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
         )
 
 
-def test_what_is_no_coordinator_breaks_the_connection(reactor: Reactor) -> None:
+def test_peer_of_another_protocol_breaks_the_connection(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])
@@ -230,7 +230,7 @@ def test_a_name_is_looked_up_again_after_there_was_no_free_descriptor_for_it(
         assert ear.problem.startswith("the host name cannot be resolved: ")
 
 
-def test_nobody_there_and_no_address_are_failures(reactor: Reactor) -> None:
+def test_address_that_refuses_or_cannot_be_resolved_is_a_failure(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         free = f"127.0.0.1:{listener.getsockname()[1]}"
     with sockets(reactor) as (transport, ear):
@@ -249,7 +249,7 @@ def test_nobody_there_and_no_address_are_failures(reactor: Reactor) -> None:
         assert set(ear.told) == {"failed"}
 
 
-def test_all_addresses_of_a_name_are_tried(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_a_name_are_all_tried(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     real, name = socket.getaddrinfo, threading.current_thread().name
     asked_in: list[str] = []
 
@@ -296,9 +296,7 @@ def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     return looked_up
 
 
-def test_after_an_address_that_was_silent_the_next_one_of_its_name_is_tried(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, "127.0.0.2", "127.0.0.1")
     with served() as service, sockets(reactor) as (transport, ear):
         port = int(service.address.rpartition(":")[2])
@@ -312,7 +310,7 @@ def test_after_an_address_that_was_silent_the_next_one_of_its_name_is_tried(
         assert ear.told == ["opened"]
 
 
-def test_where_a_coordinator_spoke_it_is_connected_again_without_a_look_up(
+def test_address_where_a_coordinator_spoke_is_used_again_without_a_look_up(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up = names(monkeypatch, "127.0.0.1")
@@ -332,7 +330,9 @@ def test_where_a_coordinator_spoke_it_is_connected_again_without_a_look_up(
         assert looked_up.count("some.host") == 2  # refused where it was: the name may have moved
 
 
-def test_where_this_launcher_was_refused_is_not_remembered(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_where_this_launcher_was_refused_is_looked_up_again(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked_up = names(monkeypatch, "127.0.0.1")
     with served() as service, sockets(reactor) as (transport, ear):
         address = f"some.host:{service.address.rpartition(':')[2]}"
@@ -424,7 +424,7 @@ def test_a_connection_given_up_is_not_heard_of_any_more(reactor: Reactor) -> Non
         assert ear.told == ["opened"]
 
 
-def test_more_than_the_socket_takes_is_sent_as_it_takes_it(reactor: Reactor) -> None:
+def test_message_larger_than_the_socket_takes_is_sent_piece_by_piece(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])
@@ -449,7 +449,7 @@ def test_more_than_the_socket_takes_is_sent_as_it_takes_it(reactor: Reactor) -> 
         until(reactor, lambda: ear.told == ["opened", "broken"])
 
 
-def test_what_is_unsent_has_a_moment_to_go_at_the_end(reactor: Reactor) -> None:
+def test_unsent_messages_have_a_bounded_time_to_go_at_the_end(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])

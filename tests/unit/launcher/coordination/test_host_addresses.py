@@ -17,7 +17,7 @@ def target(number: int) -> Target:
 A, B, C = map(target, (1, 2, 3))
 
 
-def test_what_is_remembered_is_used_once_and_not_for_ever() -> None:
+def test_remembered_addresses_are_used_once_and_expire() -> None:
     hosts = HostAddresses()
     assert hosts.take(NAME, 0.0) == []
     hosts.remember(NAME, [A, B], 1.0)
@@ -28,7 +28,7 @@ def test_what_is_remembered_is_used_once_and_not_for_ever() -> None:
     assert hosts.take(NAME, 64.0) == []
 
 
-def test_each_address_that_is_silent_gives_way_to_the_next() -> None:
+def test_silent_address_gives_way_to_the_next() -> None:
     hosts = HostAddresses()
     for silent, first in ((A, [B, C, A]), (B, [C, A, B]), (C, [A, B, C])):
         hosts.silent(NAME, silent)

@@ -64,7 +64,7 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--standalone", "--rdzv-backend=etcd-v2", "--rdzv-conf=store_type=file"], Kind.ALONE),
     ],
 )
-def test_kind(options: list[str], kind: Kind) -> None:
+def test_kind_of_rendezvous_follows_from_the_options(options: list[str], kind: Kind) -> None:
     found = place(*options)
     assert found.kind is kind
     assert bool(found.endpoints) is (kind is Kind.COORDINATED)
@@ -112,7 +112,7 @@ def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPat
         (["--rdzv-endpoint=a,node01", "--rdzv-conf=is_host=0"], ["a:29500", "node01:29500"], 1),
     ],
 )
-def test_endpoints(options: list[str], endpoints: list[str], here: int | None) -> None:
+def test_endpoints_follow_from_the_options(options: list[str], endpoints: list[str], here: int | None) -> None:
     found = place("--nnodes=2", *options)
     assert list(found.endpoints) == endpoints
     assert found.here == here
@@ -157,12 +157,14 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "4", "
         ([], {"JOB_COMPLETION_INDEX": ""}, (None, "")),
     ],
 )
-def test_rank(options: list[str], environ: dict[str, str], rank: tuple[int | None, str]) -> None:
+def test_node_rank_comes_from_option_or_environment(
+    options: list[str], environ: dict[str, str], rank: tuple[int | None, str]
+) -> None:
     found = place("--nnodes=4", "--rdzv-endpoint=a:1", *options, environ=environ)
     assert (found.rank, found.rank_source) == rank
 
 
-def test_rank_by_torchruns_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_rank_comes_from_the_variable_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "2")
     environ = {"PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "7"}
     found = place("--nnodes=4", environ=environ)
@@ -185,11 +187,11 @@ def test_rank_by_torchruns_own_variable(monkeypatch: pytest.MonkeyPatch) -> None
         ("a[00001-99999999999]", [f"a{number:05}" for number in range(1, 9)]),
     ],
 )
-def test_host_lists(text: str, names: list[str]) -> None:
+def test_host_lists_of_slurm_are_expanded(text: str, names: list[str]) -> None:
     assert list(expand_hosts(text, 8)) == names
 
 
-def test_rules() -> None:
+def test_rules_of_the_job_follow_from_the_options() -> None:
     found = place(
         *("--nnodes=2:5", "--max-restarts=7", "--restart-policy=min-healthy", "--ft-scale-up-at-once"),
         *("--ft-max-no-progress-cycles=9", "--rdzv-endpoint=a"),
@@ -217,7 +219,7 @@ def test_rules() -> None:
         assert (rules.min_nodes, rules.max_nodes) == (1, 1)
 
 
-def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_need_a_domain_and_whole_groups_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="FT_NVLINK_DOMAIN"):
         place("--nnodes=4", "--ft-segment=2", "--rdzv-endpoint=a")
@@ -267,7 +269,7 @@ def test_jobs_with_one_endpoint_are_told_apart() -> None:
         (["--nnodes=2", C10D, "--rdzv-conf=store_type=file"], ["--rdzv-conf", "store_type=file", "c10d", "endpoint"]),
     ],
 )
-def test_mistakes(options: list[str], words: list[str]) -> None:
+def test_mistake_in_the_rendezvous_options_names_option_and_value(options: list[str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         command_line(*options)
     for word in words:
@@ -275,7 +277,7 @@ def test_mistakes(options: list[str], words: list[str]) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_this_machine() -> None:
+def test_host_names_of_this_machine_are_recognised() -> None:
     for host in ("localhost", "127.0.0.1", "127.9.9.9", "::1", socket.gethostname()):
         assert is_this_machine(host), host
     for host in ("192.0.2.1", "nobody.invalid", "x" * 70, "a..b"):

@@ -73,7 +73,7 @@ def test_the_loop_is_served_while_a_name_server_is_silent(reactor: Reactor) -> N
     assert node.accepted() == [m.Accept((0, "c", 1), "host:1")]
 
 
-def test_it_is_opened_once_for_a_decision(reactor: Reactor) -> None:
+def test_store_is_opened_once_for_a_decision(reactor: Reactor) -> None:
     node = Node(reactor)
     node.proposed(cycle(1))
     node.proposed(cycle(1), (0, "c", 2))
@@ -92,7 +92,7 @@ def test_another_decision_has_another_store_and_the_one_before_is_not_accepted(r
     assert node.accepted() == [m.Accept((0, "c", 3), "host:2")]
 
 
-def test_one_that_can_not_be_opened_is_an_error_of_the_loop(reactor: Reactor) -> None:
+def test_store_that_cannot_be_opened_is_an_error_of_the_loop(reactor: Reactor) -> None:
     node = Node(reactor)
     node.error = RankStoreError("the port isn't free")
     node.proposed(cycle(1))
@@ -102,7 +102,7 @@ def test_one_that_can_not_be_opened_is_an_error_of_the_loop(reactor: Reactor) ->
     assert node.accepted() == []
 
 
-def test_that_error_does_not_matter_once_the_launcher_has_left(reactor: Reactor) -> None:
+def test_store_error_is_ignored_once_the_launcher_has_left(reactor: Reactor) -> None:
     node = Node(reactor)
     node.error = RankStoreError("the port isn't free")
     node.proposed(cycle(1))

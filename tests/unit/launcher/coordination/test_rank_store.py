@@ -60,7 +60,7 @@ def served() -> Iterator[RankStore]:
     store.close()
 
 
-def test_each_cycle_has_a_fresh_store(served: RankStore) -> None:
+def test_store_of_a_new_cycle_is_fresh_and_the_old_one_is_closed(served: RankStore) -> None:
     first = served.open()
     mine, other = served.connect(first), launchers().connect(first)
     other.set("who", "other")
@@ -161,7 +161,7 @@ def test_a_port_of_the_users_may_have_a_taken_neighbour() -> None:
         store.close()
 
 
-def test_all_addresses_are_served(served: RankStore) -> None:
+def test_store_is_served_on_all_local_addresses(served: RankStore) -> None:
     assert launchers().connect(f"127.0.0.2:{port_of(served.open())}").check(["key"]) is False
 
 
@@ -226,7 +226,7 @@ def test_closing_the_store_ends_a_wait_in_it(served: RankStore) -> None:
         (None, "node01:1", None, "fqdn"),
     ],
 )
-def test_own_host(
+def test_own_host_is_the_name_that_others_can_reach(
     local_addr: str | None, endpoint: str, towards: str | None, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
@@ -234,7 +234,7 @@ def test_own_host(
     assert own_host(local_addr, endpoint) == host
 
 
-def test_the_address_towards_an_endpoint() -> None:
+def test_address_towards_an_endpoint_is_local_or_unknown() -> None:
     assert rank_store._address_towards("127.0.0.5", 1) == HERE
     assert rank_store._address_towards("nobody.invalid", 1) is None
 

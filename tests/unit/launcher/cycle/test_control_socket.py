@@ -62,7 +62,7 @@ def test_a_description_is_one_plain_line_that_any_terminal_bears(served: Served)
 
 
 @pytest.mark.parametrize("rank", [True, -1, 10**400, "3", [3], None, 1.0])
-def test_what_is_no_rank_is_not_called_one(served: Served, rank: object) -> None:
+def test_request_with_an_invalid_rank_is_told_of_as_a_process(served: Served, rank: object) -> None:
     served.tell({**ASK, "rank": rank})
     (request,) = served.requests
     assert request.rank is None
@@ -78,7 +78,7 @@ def test_what_is_no_rank_is_not_called_one(served: Served, rank: object) -> None
         {"description": {"a": "\n"}},
     ],
 )
-def test_what_is_no_request_is_told_of_in_one_short_line(served: Served, change: dict[str, Any]) -> None:
+def test_malformed_request_is_reported_in_one_short_line(served: Served, change: dict[str, Any]) -> None:
     assert served.tell({**ASK, **change}) == b""
     (line,) = served.said
     assert line.isprintable()

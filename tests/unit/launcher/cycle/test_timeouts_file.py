@@ -39,7 +39,7 @@ def reactor() -> Iterator[Reactor]:
     reactor.close()
 
 
-def test_what_was_written_is_read_again(path: str) -> None:
+def test_timeouts_file_is_read_as_it_was_written(path: str) -> None:
     assert write(path, state(), {}, Moment.END) == edge.StateWritten(True, "", Moment.END)
     found = read(path, sets_aside=True)
     assert found.state is not None

@@ -18,7 +18,7 @@ from megatron_ft.launcher.monitors.monitors import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
 
 
-def test_what_passes_can_be_worked_with() -> None:
+def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
     rng = random.Random(int(os.environ.get("FT_TEST_SEED", "6")))
     hostile, passed = Hostile(rng, REPORTS), dict.fromkeys((message["type"] for message in REPORTS), 0)
     for _ in range(20_000):

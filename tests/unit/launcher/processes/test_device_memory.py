@@ -80,7 +80,7 @@ def test_a_driver_that_tells_nothing_is_not_waited_for(waiting: Make) -> None:
     assert one.said == []
 
 
-def test_without_a_driver_or_anything_ended_nothing_is_done(waiting: Make) -> None:
+def test_memory_is_not_asked_for_without_a_driver_or_ended_processes(waiting: Make) -> None:
     threads = threading.active_count()
     without = waiting(None)
     without.wait(7)
@@ -103,7 +103,7 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
-def test_what_was_seen_long_ago_is_looked_at_again(waiting: Make, is_freed: bool) -> None:
+def test_old_reading_of_held_memory_is_taken_again(waiting: Make, is_freed: bool) -> None:
     """The node stood by after it had given up waiting."""
     held = [HELD]
     one = waiting(lambda: held)
@@ -135,7 +135,7 @@ def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch:
     assert one.said == ["the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks"]
 
 
-def test_who_is_asked_to_stop_waits_no_longer(waiting: Make) -> None:
+def test_wait_for_memory_ends_when_the_launcher_is_asked_to_stop(waiting: Make) -> None:
     began_s = time.monotonic()
 
     def check() -> None:

@@ -23,7 +23,7 @@ class Later:
 @pytest.mark.parametrize(
     ("states", "is_replaced"), [((True, True), True), ((True, False), False), ((False, True), False)]
 )
-def test_only_one_that_stays_stopped_is_replaced(
+def test_helper_is_replaced_only_if_it_stays_stopped(
     states: tuple[bool, bool], is_replaced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later: Any = Later()
@@ -37,7 +37,7 @@ def test_only_one_that_stays_stopped_is_replaced(
     assert bool(replaced) == is_replaced
 
 
-def test_one_that_has_ended_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_that_has_ended_meanwhile_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     later: Any = Later()
     monkeypatch.setattr(process_tree, "is_stopped", lambda _pid: True)
     pids = [7, None]

@@ -58,11 +58,11 @@ def line_in(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: 
         ("", []),
     ],
 )
-def test_slurms_lists_of_hosts(listed: str, hosts: list[str]) -> None:
+def test_host_list_of_slurm_is_expanded(listed: str, hosts: list[str]) -> None:
     assert list(expand_hosts(listed, 100)) == hosts
 
 
-def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP)
     assert (line.min_nodes, line.max_nodes, line.run_id) == (3, 3, "4711.0.0")
     place = meeting_place(line, os.environ, is_local=lambda host: False)
@@ -87,7 +87,7 @@ def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPat
         (["--rdzv-id=mine"], f"node08:{PORT}", 3, "mine"),
     ],
 )
-def test_what_is_given_wins(
+def test_given_options_win_over_the_scheduler(
     options: list[str], endpoint: str, nodes: int, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = line_in(monkeypatch, STEP, *options)
@@ -96,7 +96,7 @@ def test_what_is_given_wins(
 
 
 @pytest.mark.parametrize("options", [["--scheduler=none"], ["--standalone"], ["--nnodes=1"]])
-def test_nothing_is_taken_for_a_job_of_one_node(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_of_one_node_takes_nothing_from_the_scheduler(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP, *options)
     assert (line.taken, line.max_nodes, meeting_place(line, os.environ).kind) == ("", 1, Kind.ALONE)
 
@@ -173,7 +173,7 @@ def test_launcher_that_another_program_started_is_not_told_of_srun(
     assert line.options.warnings == []
 
 
-def test_each_start_of_a_job_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_has_another_identity_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = set()
     for change in ({}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}):
         line = line_in(monkeypatch, {**STEP, **change})
@@ -191,7 +191,9 @@ def test_two_launchers_on_a_node_are_refused(options: list[str], monkeypatch: py
 
 
 @pytest.mark.parametrize("options", [["--nnodes=6"], ["--standalone"], ["--nnodes=1"], ["--scheduler=none"]])
-def test_unless_each_is_meant_as_a_node_or_a_job(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_launchers_on_a_node_are_accepted_as_nodes_or_jobs_of_their_own(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     line_in(monkeypatch, TWO_EACH, *options)
 
 
@@ -206,7 +208,7 @@ def test_settings_that_defeat_recovery_are_told(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("choice", ["slurm", "pbs"])
-def test_a_scheduler_that_is_not_there(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_that_is_not_there_is_refused(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="scheduler"):
         line_in(monkeypatch, {}, f"--scheduler={choice}")
 
@@ -217,13 +219,13 @@ def test_users_signals_are_for_ranks_that_want_them_and_else_a_request_to_stop(m
     assert line_in(monkeypatch, STEP, "--scheduler=none").save_signals == ()
 
 
-def test_all_nodes_and_lives_have_one_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_and_lives_of_a_job_share_a_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = {make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="x", job_name="slurm-7") for _ in range(2)}
     assert made == {str(tmp_path / "megatron_ft" / "slurm-7")}
 
 
-def test_an_indexed_job_behind_a_headless_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "_full_name", lambda: "llama-2.llama-net.default.svc.cluster.local")
     line = line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4")
     assert line.namespace.rdzv_endpoint == "llama-0.llama-net.default.svc.cluster.local:29500"
@@ -277,7 +279,7 @@ def test_kubernetes_is_told_why(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["termination-log"]
 
 
-def test_each_pod_says_what_concerns_the_job_because_its_output_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_says_all_lines_of_the_job_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not line_in(monkeypatch, {}, "--nnodes=2", C10D).says_all
     assert line_in(monkeypatch, {"MEGATRON_FT_SAYS_ALL": "1"}, "--nnodes=2", C10D).says_all
     assert line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--nnodes=2", C10D).says_all

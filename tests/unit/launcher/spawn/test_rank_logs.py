@@ -53,7 +53,7 @@ def test_files_that_cannot_be_made_cost_no_more_than_the_files(tmp_path: Path) -
     assert warning.startswith("warning: could not create the ranks' log files")
 
 
-def test_without_a_log_directory_errors_are_known_all_the_same(tmp_path: Path) -> None:
+def test_error_files_exist_without_a_log_directory(tmp_path: Path) -> None:
     said: list[str] = []
     files = reify(DefaultLogsSpecs(log_dir=os.devnull), tmp_path, cycle=2, restarts=0, said=said)
     assert list(files.error_files.values()) == [str(tmp_path / "run" / f"error-2-{each}.json") for each in range(2)]
@@ -65,7 +65,7 @@ def test_without_a_log_directory_errors_are_known_all_the_same(tmp_path: Path) -
     ("prefix", "path"),
     [("/logs/job.log", "/logs/job_cycle3.log"), ("/logs/a.b/job", "/logs/a.b/job_cycle3.log")],
 )
-def test_the_name_of_a_cycle_s_file(prefix: str, path: str) -> None:
+def test_log_of_a_cycle_has_its_number_before_the_suffix(prefix: str, path: str) -> None:
     assert cycle_file(prefix, 3) == path
 
 
@@ -82,7 +82,7 @@ def test_lines_of_several_ranks_are_whole(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_one_that_can_t_be_written_is_told_once(tmp_path: Path) -> None:
+def test_log_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = list[str]()
     stream = CopiedStream("", str(tmp_path / "file" / "out.log"), rank="0", say=said.append)
@@ -93,7 +93,7 @@ def test_one_that_can_t_be_written_is_told_once(tmp_path: Path) -> None:
     assert said[0].startswith(f"--ft-per-cycle-applog-prefix: {tmp_path}/file/out.log can't be written: ")
 
 
-def test_it_takes_what_would_go_to_the_launcher(tmp_path: Path) -> None:
+def test_cycle_log_takes_the_output_that_would_go_to_the_launcher(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL, tee=Std.ALL)
     files = specs.reify({rank: {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"} for rank in (0, 1)})
     envs = {

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing import PContext
 from megatron_ft.launcher.torch_compat.private_names import missing_essentials, tail_logs
 
 
-def test_this_torch_has_them_all() -> None:
+def test_installed_torch_has_all_private_names() -> None:
     assert missing_essentials() == []
 
 
@@ -26,7 +26,7 @@ def test_this_torch_has_them_all() -> None:
         ),
     ],
 )
-def test_one_that_is_not_there_is_named(
+def test_missing_private_name_of_torch_is_named(
     owner: type, name: str, missing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(owner, name)

@@ -18,7 +18,7 @@ from megatron_ft.rank.base.replacing import Replacements, _CallsFirst
 from megatron_ft.rank.run_ahead.standard_input import WatchedInput
 
 
-def test_what_the_script_puts_there_stays() -> None:
+def test_replacement_that_the_script_has_overwritten_stays() -> None:
     def original() -> str:
         return "original"
 
@@ -50,7 +50,7 @@ def test_methods_are_restored_and_inherited_ones_removed() -> None:
     assert "method" not in vars(Derived)
 
 
-def test_what_stands_in_can_be_copied_and_pickled() -> None:
+def test_stand_in_of_a_function_can_be_copied_and_pickled() -> None:
     owner = types.SimpleNamespace(sleep=time.sleep, uniform=random.Random(1).uniform)
     replacements = Replacements()
     for name in ("sleep", "uniform"):
@@ -75,7 +75,7 @@ def test_torch_jit_knows_what_stands_in(monkeypatch: pytest.MonkeyPatch) -> None
     assert [table[id(each)] for each in (rand, owner.rand, owner.late)] == ["aten::rand", "aten::rand", "aten::late"]
 
 
-def test_several_that_wait_for_a_module_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_that_wait_for_a_module_are_all_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that is run ahead is watched by one, and its collectives by another."""
     monkeypatch.delitem(sys.modules, "webbrowser", raising=False)
     told: list[str] = []

@@ -38,7 +38,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_ours_says_what_torchs_does(path: Path) -> None:
+def test_error_file_has_the_same_fields_as_that_of_torch(path: Path) -> None:
     error = ValueError("the batch\nis empty")
     written = []
     for write in (lambda: write_error_file(*raised(error)), lambda: ErrorHandler().record_exception(error)):
@@ -52,7 +52,7 @@ def test_ours_says_what_torchs_does(path: Path) -> None:
     assert written[0]["extraInfo"].keys() == written[1]["extraInfo"].keys()
 
 
-def test_it_is_read_again(path: Path) -> None:
+def test_error_file_is_read_as_it_was_written(path: Path) -> None:
     write_error_file(*raised(KeyError("lost")))
     words = words_of_error_file(path.read_text())
     assert words.error == "KeyError: 'lost'"
@@ -63,13 +63,13 @@ def test_it_is_read_again(path: Path) -> None:
     assert words.raised_at_s > 1_700_000_000
 
 
-def test_one_that_is_there_stays(path: Path) -> None:
+def test_existing_error_file_is_not_overwritten(path: Path) -> None:
     path.write_text("torch's")
     write_error_file(*raised(KeyError("later")))
     assert path.read_text() == "torch's"
 
 
-def test_what_has_no_words(path: Path) -> None:
+def test_exception_whose_text_cannot_be_read_is_named_by_type(path: Path) -> None:
     write_error_file(*raised(Mute()))
     assert words_of_error_file(path.read_text()).error == "Mute: (its text can't be read)"
 
@@ -79,7 +79,7 @@ def test_an_interrupt_is_no_exception_of_the_script(path: Path) -> None:
     assert not path.exists()
 
 
-def test_where_it_can_t_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_file_that_cannot_be_written_is_skipped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path / "not" / "there"))
     write_error_file(*raised(KeyError("x")))
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
@@ -94,11 +94,11 @@ def test_where_it_can_t_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) 
         *('{"message": 3}', '{"message": {"message": "x"}}', '{"message": {"message": 1, "extraInfo": []}}'),
     ],
 )
-def test_what_is_none_says_nothing(text: str) -> None:
+def test_malformed_error_file_has_no_words(text: str) -> None:
     assert words_of_error_file(text) == CrashOutput()
 
 
-def test_an_older_form(path: Path) -> None:
+def test_error_file_in_an_older_form_is_read(path: Path) -> None:
     path.write_text(json.dumps({"message": "SIGSEGV received"}))
     assert words_of_error_file(path.read_text()).error == "SIGSEGV received"
 

@@ -27,7 +27,7 @@ def names(answer: Collectives) -> list[str]:
     return [f"{each.backend}:{each.op} {each.seq}" for each in answer.in_flight]
 
 
-def test_what_is_under_way_and_how_far_each_group_is() -> None:
+def test_digest_lists_collectives_in_flight_and_counts_of_each_group() -> None:
     answer = digest(
         [
             entry("gloo:all_reduce", 1),
@@ -59,7 +59,7 @@ def test_the_parts_of_a_batch_are_over_with_what_follows_them() -> None:
     assert names(digest([send, entry("gloo:recv 0<-1", 1, p2p=True)])) == ["gloo:send 0->1 1"]
 
 
-def test_of_very_many_the_newest_are_told() -> None:
+def test_newest_collectives_are_told_where_there_are_many() -> None:
     answer = digest([entry("gloo:all_reduce", seq, done=False) for seq in range(1, 100)])
     assert names(answer)[-1] == "gloo:all_reduce 99"
     assert len(answer.in_flight) == 20

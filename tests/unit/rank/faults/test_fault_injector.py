@@ -30,7 +30,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return done
 
 
-def test_it_acts_at_its_moment_and_once(injected: list[tuple[str, int]]) -> None:
+def test_fault_is_injected_at_its_iteration_and_once(injected: list[tuple[str, int]]) -> None:
     injector = FaultInjector(FAULTS, rank=1, cycle=0)
     for iteration in range(25):
         injector.on_iteration(iteration)
@@ -50,7 +50,7 @@ def test_other_ranks_and_cycles_arent_hit(injected: list[tuple[str, int]]) -> No
     assert injected == []
 
 
-def test_what_is_pending(injected: list[tuple[str, int]]) -> None:
+def test_pending_faults_are_those_of_this_rank_still_to_come(injected: list[tuple[str, int]]) -> None:
     injector = FaultInjector(FAULTS, rank=1, cycle=0)
     assert injector.pending() == [FAULTS[0], FAULTS[2]]
     injector.on_iteration(25)
@@ -60,14 +60,16 @@ def test_what_is_pending(injected: list[tuple[str, int]]) -> None:
     assert FaultInjector(FAULTS, rank=0, cycle=2).pending() == []
 
 
-def test_disabled_does_nothing() -> None:
+def test_injector_without_faults_does_nothing() -> None:
     injector = FaultInjector.disabled()
     for iteration in range(3):
         injector.on_iteration(iteration)
     assert injector.pending() == []
 
 
-def test_a_plan_file(tmp_path: Path, injected: list[tuple[str, int]], capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_file_is_read_and_its_fault_injected_with_a_line(
+    tmp_path: Path, injected: list[tuple[str, int]], capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("faults:\n  - {rank: 1, iteration: 2, type: slow, seconds: 7}\n")
     injector = FaultInjector.from_plan_file(file, rank=1, world_size=2, cycle=0)
@@ -81,7 +83,7 @@ def test_a_plan_file(tmp_path: Path, injected: list[tuple[str, int]], capfd: pyt
         FaultInjector.from_plan_file(file, rank=0, world_size=1, cycle=0)
 
 
-def test_it_is_logged_before_it_happens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_is_logged_before_it_is_injected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     state = bench.start()
     at_the_time: list[list[dict[str, object]]] = []
     monkeypatch.setattr(injection, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected", 0)))
@@ -97,7 +99,7 @@ def test_it_is_logged_before_it_happens(bench: Bench, monkeypatch: pytest.Monkey
     state.rank_monitor_client.shutdown_workload_monitoring()
 
 
-def test_slow_is_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_fault_slows_all_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     fault = PlannedFault(cycle=0, rank=0, iteration=3, type="slow", seconds=0.5)

@@ -46,12 +46,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
 
 
 @pytest.mark.parametrize("config", [None, fault_config(simulate_fault=False)])
-def test_no_simulated_fault_unless_asked_for(config: Any, threads: MagicMock) -> None:
+def test_simulated_fault_is_not_set_up_unless_asked_for(config: Any, threads: MagicMock) -> None:
     ft.maybe_setup_simulated_fault(config)
     threads.assert_not_called()
 
 
-def test_only_the_chosen_rank_is_hit(threads: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_fault_is_set_up_on_the_chosen_rank_only(threads: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     for rank in range(4):
         monkeypatch.setenv("RANK", str(rank))
@@ -97,7 +97,7 @@ def test_an_open_choice_is_the_same_on_all_ranks_and_differs_between_runs() -> N
     assert max(plan.delay_s for plan in plans) - min(plan.delay_s for plan in plans) > 1.0
 
 
-def test_without_a_process_group_run_and_cycle_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_without_a_process_group_depends_on_run_and_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = set()
     for run, cycle in (("a", "0"), ("a", "1"), ("b", "0")):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
@@ -140,13 +140,13 @@ def wait_for_thread() -> None:
 
 
 @pytest.mark.parametrize("kind", FAULT_TYPES)
-def test_each_type_may_be_asked_for(kind: str, threads: MagicMock) -> None:
+def test_simulated_fault_of_any_type_can_be_asked_for(kind: str, threads: MagicMock) -> None:
     ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type=kind))
     threads.assert_called_once()
 
 
 @pytest.mark.parametrize("kind", IN_LOOP_TYPES)
-def test_what_only_the_training_thread_can_do_it_does_in_its_next_step(
+def test_fault_for_the_training_thread_is_injected_in_its_next_step(
     kind: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, threading.Thread, list[str]]] = []
@@ -177,7 +177,7 @@ def test_a_simulated_exception_is_raised_in_the_loop(bench: Bench, capfd: pytest
     ft.abort(state)
 
 
-def test_slow_is_from_then_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_simulated_fault_slows_all_later_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     state = bench.start()
     ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="slow", simulated_fault_base_delay=0.0))
     wait_for_thread()

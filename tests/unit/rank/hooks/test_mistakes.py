@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return requests
 
 
-def test_a_simulated_fault_that_cant_be(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_simulated_fault_shuts_the_job_down(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as error:
         ft.maybe_setup_simulated_fault(ft.FaultToleranceSettings(simulate_fault=True, simulated_fault_type="nonsense"))
     assert [(request.action, request.description) for request in told] == [
@@ -46,7 +46,7 @@ def test_a_simulated_fault_that_cant_be(told: list[Any], monkeypatch: pytest.Mon
     assert [request.description for request in told[1:]] == [str(error.value)]
 
 
-def test_a_plan_of_this_rank(
+def test_broken_plan_of_this_rank_ends_the_job_with_2(
     told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "FT_CYCLE": "1"}.items():
@@ -66,7 +66,7 @@ def test_a_plan_of_this_rank(
     assert capfd.readouterr().err == f"FT: ERROR: {request.description}\n"
 
 
-def test_without_a_launcher_it_is_said_all_the_same(
+def test_mistake_without_a_launcher_is_still_printed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FT_LAUNCHER_IPC_SOCKET", raising=False)

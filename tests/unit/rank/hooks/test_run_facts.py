@@ -74,7 +74,7 @@ def test_steps_count_and_are_enough_after_sixteen(bench: Bench) -> None:
     assert (word(bench, layout.W_STEPS), facts(bench)) == (16, USUAL | layout.FACT_ENOUGH_STEPS)
 
 
-def test_only_saves_that_are_no_async_finalisation_count(bench: Bench) -> None:
+def test_saves_are_counted_without_async_finalisations(bench: Bench) -> None:
     state = bench.start()
     save_checkpoint(state)
     save_checkpoint(state, is_async_finalization=True)

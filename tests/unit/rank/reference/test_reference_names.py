@@ -13,7 +13,7 @@ from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.reference.served import SERVED, version_shown, why_absent
 
 
-def test_the_environment_of_ranks() -> None:
+def test_environment_of_ranks_has_the_startup_directory_and_switch() -> None:
     env = rank_environment({"PYTHONPATH": "a", "X": "1"}, reference_names=True)
     assert env == {"PYTHONPATH": f"{STARTUP}:a", "X": "1", "MEGATRON_FT_REFERENCE_NAMES": "on"}
     assert rank_environment(env, reference_names=True) == env, "of a launcher that a rank has started"
@@ -33,7 +33,7 @@ def test_the_environment_of_ranks() -> None:
         ("0.6.0.dev3+abc", "0.6.0.dev3+abc.megatron.ft.1"),
     ],
 )
-def test_version(installed_version: str | None, shown: str) -> None:
+def test_version_shown_marks_our_client_behind_the_installed_version(installed_version: str | None, shown: str) -> None:
     assert version_shown(installed_version, "1") == shown
 
 
@@ -41,7 +41,7 @@ def test_errors_name_the_module() -> None:
     assert "'a.b'" in why_absent("a.b", is_installed=True)
 
 
-def test_rank_info_of_the_current_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_info_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
     found = RankInfo.get_for_current_rank()
@@ -51,7 +51,7 @@ def test_rank_info_of_the_current_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         RankInfo.get_for_current_rank()
 
 
-def test_what_is_served_under_two_names_is_one_object() -> None:
+def test_served_names_exist_in_their_home_modules() -> None:
     for names in SERVED.values():
         for name, home in names.items():
             if not home.startswith("nvidia"):

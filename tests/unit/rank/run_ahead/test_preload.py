@@ -24,12 +24,12 @@ from megatron_ft.launcher.spawn.fork_server import why_fresh
         ("a, b.c ,a", ("a", "b.c")),
     ],
 )
-def test_parse(text: str | None, names: tuple[str, ...] | None) -> None:
+def test_preload_option_is_parsed_into_module_names(text: str | None, names: tuple[str, ...] | None) -> None:
     assert parse_preload(text) == names
 
 
 @pytest.mark.parametrize("text", ["a,,b", "a b", "1x", "a.", "./train.py", "a;b"])
-def test_parse_refuses(text: str) -> None:
+def test_preload_option_with_a_bad_module_name_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--ft-preload: .* is no name of a module"):
         parse_preload(text)
 
@@ -48,11 +48,11 @@ def test_parse_refuses(text: str) -> None:
         ("SLURM_PROCID", False),
     ],
 )
-def test_variables_that_tell_ranks_apart(name: str, tells: bool) -> None:
+def test_variables_that_differ_between_ranks_are_known(name: str, tells: bool) -> None:
     assert tells_ranks_apart(name) is tells
 
 
-def test_what_ranks_have_in_common() -> None:
+def test_shared_environment_has_what_all_ranks_have_in_common() -> None:
     ranks = [{"HOME": "/a", "RANK": str(rank), "FT_CYCLE": "0", "FT_OF_A_USER": "1"} for rank in range(3)]
     assert shared_environment(ranks) == {"HOME": "/a", "FT_OF_A_USER": "1"}
     assert shared_environment([*ranks, {"HOME": "/b", "RANK": "3"}]) is None
@@ -77,7 +77,7 @@ def test_what_ranks_have_in_common() -> None:
         ([], None),
     ],
 )
-def test_a_glance_at_the_command_line(argv: list[str], command: list[str] | None) -> None:
+def test_early_parse_finds_the_command_of_the_script(argv: list[str], command: list[str] | None) -> None:
     seen = parse_early(argv, {})
     assert (None if seen is None else seen.command) == (None if command is None else [sys.executable, "-u", *command])
 
@@ -99,7 +99,7 @@ def test_a_glance_knows_the_environment_of_the_ranks() -> None:
     assert (seen.preload, seen.shares_output, seen.command[2:]) == (("a", "b"), False, ["-m", "train.py"])
 
 
-def test_what_only_a_fresh_interpreter_can_run() -> None:
+def test_command_that_is_no_plain_script_needs_a_fresh_interpreter() -> None:
     python = sys.executable
     assert why_fresh([python, "-u", "train.py", "--lr", "1"]) is None
     assert why_fresh([python, "-u", "-m", "pkg.train"]) is None
@@ -107,7 +107,7 @@ def test_what_only_a_fresh_interpreter_can_run() -> None:
         assert why_fresh(argv) is not None
 
 
-def test_the_line_that_says_where() -> None:
+def test_fork_line_says_where_and_why() -> None:
     assert lines.forked_at("train.py:57", "reads RANK", 5.61) == (
         "ranks are forked at train.py:57 (reads RANK), after 5.6 s of imports"
     )

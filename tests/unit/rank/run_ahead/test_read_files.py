@@ -26,7 +26,7 @@ def test_a_file_that_appears_changes_or_goes_is_told(place: str | None) -> None:
             assert looked.changed() == str(path)
 
 
-def test_what_the_kernel_makes_up_is_no_file() -> None:
+def test_kernel_files_and_devices_are_not_noted() -> None:
     looked = ReadFiles()
     for path in ("/proc/self/stat", "/sys/kernel", "/dev/null"):
         looked.note(path)
@@ -43,7 +43,7 @@ def test_a_link_to_nowhere_is_told_when_it_leads_elsewhere(tmp_path: Path) -> No
     assert looked.changed() == str(link)
 
 
-def test_what_is_open_or_mapped_at_the_point_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_open_or_mapped_at_the_fork_counts_as_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # what this process writes its output to may grow meanwhile
     monkeypatch.setattr(read_files, "is_own", lambda file: file.startswith(str(tmp_path)))
     for is_mapped, name in itertools.product((True, False), ("weights", os.fsdecode(b"not utf-8: \xe9"))):

@@ -30,7 +30,7 @@ def test_the_users_files_are_those_that_nobody_has_installed() -> None:
         assert is_own(file)
 
 
-def test_what_stands_in_is_no_caller() -> None:
+def test_stand_in_function_is_not_among_the_callers() -> None:
     """Where it is installed, in site-packages, it would pass for a library that acts for the user's module."""
     found: list[str] = []
     replacements = Replacements()
@@ -117,7 +117,7 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
     assert told == []
 
 
-def test_functions_are_what_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_functions_are_restored_after_the_run_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_r.py").write_text("def f(a):\n    return a + 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     calls: list[object] = []
