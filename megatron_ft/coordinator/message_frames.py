@@ -30,7 +30,7 @@ def frame(message: ToMember | Challenge | Welcome) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def _around_hex(message: Challenge | Welcome) -> tuple[bytes, bytes]:
-    """What stands before and after the digits: they are the same number in each message, and need no escape."""
+    """Text before and after the digits, which are the same number in each message, and need no escape."""
     digits = message.nonce if isinstance(message, Challenge) else message.mac
     before, _, after = encode(message).partition(digits.encode())
     return before, after

@@ -17,7 +17,7 @@ from megatron_ft.core.wording import when
 
 RANDOM = "random"
 RANDOM_TYPES = ("rank_killed", "rank_hung")
-"""What type ``random`` draws from."""
+"""Types from which ``random`` draws."""
 FAULT_TYPES: dict[str, str] = {
     "rank_killed": "is killed (SIGKILL)",
     "rank_hung": "is stopped (SIGSTOP)",

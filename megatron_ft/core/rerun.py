@@ -33,14 +33,14 @@ _LONGEST = 4096
 
 
 class Rerun(enum.Enum):
-    """What a rank's exit by the state machine means for the job; the values stand in messages."""
+    """Meaning of a rank's exit by the state machine for the job; the values appear in messages."""
 
     ELSEWHERE = "elsewhere"
     """The iteration is to be re-run from the checkpoint, by another GPU."""
     AGAIN = "again"
-    """The same, and the GPU that was to re-run it was taken for the same one: by host name and number of the device."""
+    """Another re-run is wanted, because Megatron took the new GPU for the same one: by host name and device number."""
     TRANSIENT = "transient"
-    """The same GPU gave another result when it re-ran the iteration."""
+    """A re-run on the same GPU gave another result."""
     CONCLUDED = "concluded"
     """Another GPU has re-run the iteration from the checkpoint."""
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import logging
 
 DEBUG, INFO, NOTICE, WARNING, ERROR = 10, 20, 25, 30, 40
-"""Those of ``logging``, and for a rank's information that goes to standard error."""
+"""Levels of ``logging``; NOTICE is for information of a rank that goes to standard error."""
 LEVEL_VARIABLE = "MEGATRON_FT_LOG_LEVEL"
 """Set by a launcher whose user has chosen a level, for the coordinator that it starts."""
 _PACKAGE = "megatron_ft"
 _MOST_CHARACTERS = 1000
-"""Of a debug message."""
+"""Longest debug message, in characters."""
 
 
 class Log:

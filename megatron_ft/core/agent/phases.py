@@ -9,7 +9,7 @@ from megatron_ft.core.agent.turn import AgentPhase
 
 
 class PhaseEvent(enum.Enum):
-    """What moves the agent from one phase to the next; the values stand in `docs/agent.md`."""
+    """Events that move the agent from one phase to the next; the values appear in `docs/agent.md`."""
 
     CHECK_DUE = "the health command is due"
     FIT = "the node is fit, or there is no health command"

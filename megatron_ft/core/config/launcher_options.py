@@ -216,7 +216,7 @@ class LauncherOptions:
 
     @property
     def collectives_timeout_s(self) -> float | None:
-        """None: half of the timeout of the ranks' process group."""
+        """Seconds; None stands for half of the timeout of the ranks' process group."""
         seconds = self.watch_collectives.partition(":")[2]
         return float(seconds) if seconds else None
 

@@ -11,7 +11,7 @@ class TorchrunOption:
 
     name: str
     here: str = ""
-    """What it means here, where that isn't what torchrun's own help says."""
+    """Meaning in ft_launcher, where it differs from torchrun's own help."""
     choices: tuple[str, ...] = ()
     """Values that are served here; empty: all."""
     is_flag: bool = False

@@ -21,9 +21,9 @@ from megatron_ft.core.times import earliest
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
 _CAUSE_S = 0.3
-"""How long to wait for the cause after a failure that is only a consequence."""
+"""Seconds to wait for the cause after a failure that is only a consequence."""
 RERUN_S = 3.0
-"""The same where ranks end by Megatron's rerun state machine: the one whose result was rejected ends by itself, too."""
+"""Seconds to wait for the report of the rank whose result Megatron's rerun state machine rejected."""
 _PASS_ON_S = 0.5
 """A message is passed on to the other nodes at most once in this time."""
 _GONE = (NodeState.LOST, NodeState.EXCLUDED)

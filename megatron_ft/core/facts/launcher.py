@@ -163,7 +163,7 @@ class RunEnded:
 
 
 class CauseKind(enum.Enum):
-    """What ended a cycle; the values stand in the event log."""
+    """Kind of cause that ended a cycle; the values appear in the event log."""
 
     HANG = "hang"
     CRASH = "crash"
@@ -337,7 +337,7 @@ class RankExited:
 
     @property
     def rerun(self) -> Rerun | None:
-        """What Megatron's rerun state machine ended it for; None if something else did."""
+        """Reason for which Megatron's rerun state machine ended the rank; None if something else did."""
         return rerun_meaning(self.exitcode, self.rerun_state)
 
 

@@ -109,7 +109,7 @@ class RankHung:
 
     @property
     def timed(self) -> str:
-        """What was overdue."""
+        """Kind of interval that was overdue."""
         return self.section or self.kind
 
 

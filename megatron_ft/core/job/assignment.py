@@ -29,5 +29,5 @@ class Assignment:
 
     @property
     def place(self) -> int | None:
-        """Of this node in the cycle that was taken."""
+        """Place of this node in the cycle that was taken."""
         return None if self.taken is None else self.taken.place

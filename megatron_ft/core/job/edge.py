@@ -120,7 +120,7 @@ class KillCoordinators:
     """
 
     address: str
-    """Where it votes: a coordinator there stays."""
+    """Address of the coordinator that this launcher votes at: one there stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -587,7 +587,7 @@ class Dismiss:
 
 
 Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Shutdown | Goodbye
-"""What a launcher says of its node and its ranks."""
+"""Messages of a launcher about its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised

@@ -57,9 +57,9 @@ class RestartDecision:
     reason: str
     """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
     no_progress: bool = False
-    """It gives up because another cycle would fail where the last ones did."""
+    """True if the job gives up because another cycle would fail where the last ones did."""
     change: str = ""
-    """What the next cycle does otherwise, for the launcher's line; empty if nothing."""
+    """Change in the next cycle, for the launcher's line; empty without one."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Rotation(enum.Enum):
-    """Who changes places in the next cycle; the values stand in messages."""
+    """Processes that change places in the next cycle; the values appear in messages."""
 
     NONE = "none"
     RANKS = "ranks"

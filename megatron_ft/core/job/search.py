@@ -36,8 +36,8 @@ class Search:
         self._silent: dict[str, tuple[float, int]] = {}
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._tried_s: dict[str, float] = {}
-        """What was known before is no reason to try each address again: when a coordinator there was last heard not to
-        lead, or, where none has answered, when the last try began."""
+        """Time before which news are no reason to try an address again: when a coordinator there was last heard not
+        to lead, or, where none has answered, when the last try began."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
         self._believed: set[str] = set()

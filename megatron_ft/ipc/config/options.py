@@ -185,7 +185,7 @@ class GivenFlag:
     dest: str
     word: str
     value: str | None
-    """None for a flag without a value."""
+    """Text of the value; None for a flag without one."""
     ignored: str = ""
     """Name of the ignored option of nvidia-resiliency-ext; "" for any other flag."""
 

@@ -75,7 +75,7 @@ class CommandLine:
 
 
 def rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
-    """What --rdzv-conf sets, by name. Quotes around all of it are those of a program that has started no shell."""
+    """Settings of --rdzv-conf by name. Quotes around all of it come from a program that started no shell."""
     text = str(namespace.rdzv_conf or "").strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]

@@ -21,8 +21,8 @@ from megatron_ft.ipc.wire import VersionError, encode
 _ANSWER_S = 15.0
 """A coordinator may just be starting, on a machine that has much to do; one whose job has ended stays for 5 s."""
 _CERTAIN_S = 5.0
-"""What refuses connections, or ends them, for so long isn't a coordinator that is just being replaced, or a process
-that is about to end."""
+"""Seconds of refused or ended connections after which neither a coordinator can just be being replaced, nor a process
+be about to end."""
 _PAUSE_S = 0.02
 _ALIVE_S = 1.0
 """Seconds that another host has to answer."""
@@ -31,7 +31,7 @@ _ELSEWHERE = "192.0.2.1"
 
 
 class _Kind(enum.Enum):
-    """What answers at a port."""
+    """Kind of process that answers at a port."""
 
     COORDINATOR = "a coordinator"
     OVER = "a coordinator whose job has ended"

@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet, and by which rules: from the command line and the environment. Pure, but for names
+"""Meeting place of the nodes of a job, and its rules: from the command line and the environment. Pure, but for names
 that are looked up in `is_this_machine`, and the driver that `nvlink_domain` asks.
 """
 
@@ -54,13 +54,13 @@ class MeetingPlace:
     job: str
     """Identifier of the job, not a secret."""
     rules: Rules
-    """Of the whole job."""
+    """Rules of the whole job."""
     names_life: bool = False
     """``job`` contains the scheduler's identifier of this life of the job."""
     is_named: bool = False
     """The user (``--rdzv-id``) or the scheduler has named the job."""
     arguments: Arguments = Arguments()  # noqa: RUF009 - frozen
-    """Of the script, of a job without a name."""
+    """Arguments of the script, which tell jobs without a name apart."""
     endpoints: tuple[str, ...] = ()
     """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
     here: int | None = None

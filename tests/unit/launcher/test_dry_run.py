@@ -41,7 +41,7 @@ def rows(text: str) -> dict[str, str]:
     }
 
 
-def test_each_flag_is_printed_with_what_differs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_each_flag_with_what_differs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = (
         "--ft-dry-run --nnodes 3:4 --nproc_per_node 2 --ft-safety-factor 3 --ft-enable-nic-monitor true --ft-learn on"
     )
@@ -64,7 +64,7 @@ def test_line_of_nemo_run_is_served(script: str, capsys: pytest.CaptureFixture[s
     assert "did you mean" not in capsys.readouterr().out
 
 
-def test_all_mistakes_are_printed_and_the_code_is_2(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_all_mistakes_and_exits_with_2(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--ft-dry-run", "--ft-learn=x", "--restart-policy=y", "--ft-nope", script]) == 2
     err = capsys.readouterr().err
     assert [line.split("error: ")[1].split()[0] for line in err.splitlines()] == [
@@ -91,7 +91,7 @@ def test_variable_asks_for_a_dry_run_too(
     assert "PET_FT_LEARN" in capsys.readouterr().out
 
 
-def test_nothing_is_started_opened_or_written(
+def test_dry_run_starts_opens_and_writes_nothing(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: object, **_options: object) -> None:

@@ -111,7 +111,9 @@ def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
         (Rerun.CONCLUDED, 3, Action.GIVE_UP, True),
     ],
 )
-def test_what_follows(rerun: Rerun, used: int, action: Action, no_progress: bool) -> None:
+def test_rerun_restarts_the_job_unless_it_is_concluded_or_no_restart_is_left(
+    rerun: Rerun, used: int, action: Action, no_progress: bool
+) -> None:
     decision = AnyFailed(3).decide(Outcome.FAILED, restarts_before=used, rerun=rerun)
     assert (decision.action, decision.no_progress) == (action, no_progress)
 
@@ -125,7 +127,9 @@ def test_what_follows(rerun: Rerun, used: int, action: Action, no_progress: bool
         (2, 1, Rotation.NODES, Rotation.NODES),
     ],
 )
-def test_who_changes_places(nodes: int, ranks: int, kind: Rotation, again: Rotation) -> None:
+def test_ranks_rotate_within_nodes_and_nodes_where_ranks_cannot(
+    nodes: int, ranks: int, kind: Rotation, again: Rotation
+) -> None:
     assert rotation_for(nodes=nodes, ranks=ranks, again=False) is kind
     assert rotation_for(nodes=nodes, ranks=ranks, again=True) is again
 

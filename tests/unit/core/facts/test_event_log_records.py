@@ -34,7 +34,7 @@ SAMPLES: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
-def test_what_is_written_is_what_is_read(record: Any) -> None:
+def test_record_written_is_the_record_read(record: Any) -> None:
     written = json.loads(json.dumps(pack(record, "ev", full=True)))
     assert written.keys() == {"ev", *(field.name for field in dataclasses.fields(record))}
     assert RECORDS.parse(written) == record
@@ -45,7 +45,7 @@ def test_what_is_written_is_what_is_read(record: Any) -> None:
     assert doubts == []
 
 
-def test_no_two_records_have_one_name() -> None:
+def test_names_of_records_differ() -> None:
     assert len(RECORDS.kinds) == len(typing.get_args(event_log_page.shared.Record)) + sum(
         len(typing.get_args(of.Record)) for _, of in event_log_page._PARTS[1:]
     )

@@ -77,7 +77,7 @@ def test_an_address_that_was_tried_is_tried_again_only_for_what_became_known_sin
     assert asked(machine.tick(2.3)) == ["third:1"]
 
 
-def test_what_became_known_while_a_coordinator_refused_to_lead_is_no_reason_to_go_back_to_it() -> None:
+def test_news_older_than_the_last_try_do_not_lead_back_to_a_coordinator_that_does_not_lead() -> None:
     machine = waiting("third:1", m.Wait(1, 4, soon=False))
     now_s = 1.0 + next_asked(machine)[1]
     machine.opened(now_s)

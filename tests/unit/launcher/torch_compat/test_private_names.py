@@ -56,7 +56,7 @@ def test_copies_of_output_are_found_in_the_oldest_torch_and_in_the_newest(
     assert tail_logs(context()) == expected  # type: ignore[call-arg]
 
 
-def test_no_name_is_missing_from_the_oldest_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_torch_lacks_no_name_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PContext, "__init__", _Torch26.__init__)
     assert missing_essentials() == []
 
