@@ -257,32 +257,8 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         now], too many sections, a name that isn't text.
     """
     words = _TABLE_FORMAT.unpack_from(raw)
-    if words[W_MAGIC] != MAGIC:
-        raise BoardDamagedError(f"magic word is {words[W_MAGIC]:#x}")
-    start = words[W_START]
-    if not 0 < start <= now_ns:
-        raise BoardDamagedError(f"start of monitoring is {start}")
-    for what, word in (
-        ("first iteration", W_FIRST_ITERATION_AT),
-        ("first step", W_FIRST_STEP_AT),
-        ("end of the warm-up", W_WARM_UP_OVER_AT),
-        ("last heartbeat", W_LAST_HEARTBEAT),
-        ("last transition", W_LAST_TRANSITION),
-        ("last look", W_LAST_LOOK),
-        ("last look at the collectives", W_COLLECTIVES_SEEN_AT),
-        ("last collective", W_COLLECTIVE_AT),
-    ):
-        _check_stamp(what, words[word], start, now_ns)
-    if words[W_CLOSING] not in (0, CLOSING):
-        raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
-    if words[W_LEARNING_FACTS] > _ALL_FACTS:
-        raise BoardDamagedError(f"facts for learning are {words[W_LEARNING_FACTS]:#x}")
-    for what, word in (("steps", W_STEPS), ("saves", W_SAVES), ("iterations back", W_ITERATIONS_BACK)):
-        if words[word] > MOST_COUNT:
-            raise BoardDamagedError(f"number of {what} is {words[word]}")
-    count = words[W_SECTION_COUNT]
-    if count > MAX_SECTIONS:
-        raise BoardDamagedError(f"section count is {count}")
+    _check_words(words, now_ns)
+    start, count = words[W_START], words[W_SECTION_COUNT]
     sections = tuple(_decode_section(raw, words, index, start, now_ns) for index in range(count))
     return BoardSnapshot(
         cycle=words[W_CYCLE],
@@ -324,6 +300,35 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
+
+
+def _check_words(words: tuple[int, ...], now_ns: int) -> None:
+    if words[W_MAGIC] != MAGIC:
+        raise BoardDamagedError(f"magic word is {words[W_MAGIC]:#x}")
+    start = words[W_START]
+    if not 0 < start <= now_ns:
+        raise BoardDamagedError(f"start of monitoring is {start}")
+    for what, word in (
+        ("first iteration", W_FIRST_ITERATION_AT),
+        ("first step", W_FIRST_STEP_AT),
+        ("end of the warm-up", W_WARM_UP_OVER_AT),
+        ("last heartbeat", W_LAST_HEARTBEAT),
+        ("last transition", W_LAST_TRANSITION),
+        ("last look", W_LAST_LOOK),
+        ("last look at the collectives", W_COLLECTIVES_SEEN_AT),
+        ("last collective", W_COLLECTIVE_AT),
+    ):
+        _check_stamp(what, words[word], start, now_ns)
+    if words[W_CLOSING] not in (0, CLOSING):
+        raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
+    if words[W_LEARNING_FACTS] > _ALL_FACTS:
+        raise BoardDamagedError(f"facts for learning are {words[W_LEARNING_FACTS]:#x}")
+    for what, word in (("steps", W_STEPS), ("saves", W_SAVES), ("iterations back", W_ITERATIONS_BACK)):
+        if words[word] > MOST_COUNT:
+            raise BoardDamagedError(f"number of {what} is {words[word]}")
+    count = words[W_SECTION_COUNT]
+    if count > MAX_SECTIONS:
+        raise BoardDamagedError(f"section count is {count}")
 
 
 def timeout_word(seconds: float | None) -> int:
