@@ -71,10 +71,19 @@ class Consensus:
             self.leads, self.proposal = False, None
             self._unsure.add(node)
         self._place(node)
+        self._spare_from_roll(node)
         if node.owns:
             self._owner = node
         self._unasked.append(node)
         self._untold.append(node)
+
+    def _spare_from_roll(self, node: Node) -> None:
+        """Give up an open `ROLL` after which a node that has just come had no place any more: it would be waited for."""
+        proposal = self.proposal
+        if proposal is None or not proposal.is_new or proposal.decision.kind is not Kind.ROLL:
+            return
+        if node.place is not None and node.held(proposal.decision) is None:
+            self.proposal = None
 
     def leaves(self, node: Node) -> None:
         """A launcher is known to vote never again: it has said so, or its process has ended.
