@@ -114,7 +114,8 @@ class Search:
             return False
         if not self._is_worth(address, now_s):
             del self._silent[address]  # another launcher has reached it since
-            self._queue = [self.address, *(each for each in self._queue if each != self.address)]  # back here, if in vain
+            others = [each for each in self._queue if each != self.address]
+            self._queue = [self.address, *others]  # back here, if in vain
         self._addresses = tuple(dict.fromkeys((*self._addresses, self.home, address)))
         self.home = address
         return True
