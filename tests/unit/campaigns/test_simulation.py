@@ -43,7 +43,9 @@ def test_all_properties_hold() -> None:
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
-@pytest.mark.parametrize("seed", [554, 1332, 2338, 2623, 5351, 6059, 20600, 21856, 36084, 119422, 9126493, 9158534, 9165613, 9212911])
+@pytest.mark.parametrize(
+    "seed", [554, 1332, 2338, 2623, 5351, 6059, 20600, 21856, 36084, 119422, 9126493, 9158534, 9165613, 9212911]
+)
 def test_a_seed_that_has_broken_one(seed: int) -> None:
     """What one node had heard of was decided; a vote given elsewhere was taken for lost; a member died meanwhile.
 
