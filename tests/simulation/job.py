@@ -15,7 +15,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
@@ -38,6 +38,8 @@ __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Ju
 FOR_GOOD_S = 1e9
 JOB = "the job"
 _TAKE_AGAIN_S = 0.5
+_ANSWER_S = EVIDENCE_S + 1.0
+"""A monitor that gets no answer for so long takes the rank for hung."""
 _SAME_ITERATION = 7
 """Where each cycle gets in a job that makes no progress."""
 
@@ -217,6 +219,8 @@ class Launcher(Process):
         self._error = ""
         self._is_hung = self._waits = False
         """Its rank hangs; its rank waits for one that does."""
+        self._asked = 0
+        """Number of the monitor's last question to the launcher; 1 more if that was answered."""
         self._rerun: RerunState | None = None
         self._toy: ToyRank | None = None
         """What its rank's monitor would know, if it learns."""
@@ -439,6 +443,7 @@ class Launcher(Process):
             case agent.OrderMonitor(_, ConfirmHang()) if self._runs():
                 self._confirmed()
             case agent.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits:
+                self._asked += 1
                 self._later_in_cycle(timeout_s / 2, self._suspects)
 
     def _report_intervals(self, survey: Survey) -> None:
@@ -581,10 +586,13 @@ class Launcher(Process):
     def _suspects(self) -> None:
         """Its monitor asks whether the rank hangs, or only waits."""
         if self.ranks is not None and (self._is_hung or self._waits):
+            asked, self._asked = self._asked + 1, self._asked + 1
+            self._later_in_cycle(_ANSWER_S, lambda: self._confirmed() if self._asked == asked else None)
             self.hear(suspected(0, self.ranks.cycle, self._hang()))
 
     def _confirmed(self) -> None:
-        """Its monitor was told that the rank hangs."""
+        """Its monitor was told that the rank hangs, or got no answer."""
+        self._asked += 1
         if self._waits:
             self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
         if self.ranks is not None and self._is_hung:

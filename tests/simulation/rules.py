@@ -156,6 +156,8 @@ def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             continue
         if now.stalled < was.stalled:
             yield f"cycle {after.decision.cycle} has forgotten {was.stalled - now.stalled} cycles without progress"
+        if now.last < 0 and _is_known_to_stall(job, before):
+            yield f"how far cycle {before.decision.cycle} got is forgotten"
         if was.last >= 0 and now.stalled == was.stalled and _is_known_to_stall(job, before):
             yield f"cycle {before.decision.cycle} made no progress, and isn't counted"
 

@@ -386,9 +386,9 @@ class JobCycle:
         self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, diagnosis.reached
         found, lost = diagnosis.cause(several=len(self.seats) > 1), None if self._judged is None else self._judged[1]
         if diagnosis.is_of_lost_peer:
-            if found is None and self._judged is not None:
+            if found is None:  # the report on the ranks that lost their peer is still on its way if nothing is judged
                 self.diagnosis, self._reached = None, None
-                self.outcome, self.decided_by = self._judged
+                self.outcome, self.decided_by = self._judged or (None, None)
             return
         if lost is not None and self.seats[lost].state is NodeState.LOST and (found is None or found.rank is None):
             self.decided_by, self.diagnosis = lost, None

@@ -40,8 +40,6 @@ class Search:
         to lead, or, where none has answered, when the last try began."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
-        self._believed: set[str] = set()
-        """Addresses that were tried again after they hadn't answered, because a coordinator was said to be there."""
         self._is_home_there = False
         """The host at ``home`` has ended the last connection itself."""
 
@@ -91,7 +89,6 @@ class Search:
     def found(self) -> None:
         """The coordinator is where it was looked for."""
         self.home, self._queue, self._is_home_there = self.address, [], False
-        self._believed.clear()
         self._silent.pop(self.address, None)
 
     def broke_off(self) -> None:
@@ -113,8 +110,12 @@ class Search:
         What is said may be older than when that address was last tried in vain.
         """
         is_old = address in self._tried_s and now_s - age_s <= self._tried_s[address]
-        if is_old or address in ("", self.address) or not self._is_believed(address, now_s):
+        if is_old or address in ("", self.address):
             return False
+        if not self._is_worth(address, now_s):
+            del self._silent[address]  # another launcher has reached it since
+            others = [each for each in self._queue if each != self.address]
+            self._queue = [self.address, *others]  # back here, if in vain
         self._addresses = tuple(dict.fromkeys((*self._addresses, self.home, address)))
         self.home = address
         return True
@@ -132,17 +133,6 @@ class Search:
 
     def _worth_trying(self, now_s: float) -> list[str]:
         return [each for each in self._queue if self._is_worth(each, now_s)]
-
-    def _is_believed(self, address: str, now_s: float) -> bool:
-        """Return True if that address is to be tried because of what was said: once more, even if it didn't answer."""
-        if self._is_worth(address, now_s):
-            return True
-        if address in self._believed:
-            return False
-        self._believed.add(address)
-        self._silent[address] = 0.0, self._silent[address][1]
-        self._queue = [self.address, *(each for each in self._queue if each != self.address)]  # back here, if in vain
-        return True
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s

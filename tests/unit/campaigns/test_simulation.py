@@ -44,7 +44,9 @@ def test_properties_hold_in_simulated_jobs() -> None:
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
-@pytest.mark.parametrize("seed", [554, 1332, 2338, 2623, 5351, 6059, 20600, 119422, 9126493, 9158534, 9165613, 9212911])
+@pytest.mark.parametrize(
+    "seed", [554, 1332, 2338, 2623, 5351, 6059, 20600, 21856, 36084, 119422, 9126493, 9158534, 9165613, 9212911]
+)
 def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
     """What one node had heard of was decided; a vote given elsewhere was taken for lost; a member died meanwhile.
 
@@ -607,7 +609,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 2200),
         (_goes_on_without_progress, "notices_no_progress", None, 24),
         (_ignores_its_owners_vote, "one_decision", None, 460),
-        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 90),
+        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 500),
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 560),
         (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),

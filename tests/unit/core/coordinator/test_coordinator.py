@@ -309,6 +309,47 @@ def test_a_node_that_connects_while_a_decision_is_made_without_it_keeps_its_plac
     assert (begun.held.place, begun.held.decision.kind) == (4, DecisionKind.ROLL)
 
 
+def _without_the_last() -> tuple[Coordinator, list[edge.CoordinatorEffect], m.Hello]:
+    """Four of five nodes are there, which are named in the cycle's decision, and a roll without the fifth is asked for.
+
+    The fifth had accepted nothing, and says hello only now.
+    """
+    named = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(4):
+        hello = hello_again(link)
+        machine.handle(edge.Heard(link, replace(hello, memory=Memory((0, "old"), Held(named, link, True)))), 0.0)
+    answers(machine, machine.settle(0.0))
+    proposed = machine.settle(0.3)
+    assert links(proposed, m.Propose) == [0, 1, 2, 3]
+    return machine, proposed, replace(hello_again(4), memory=Memory(), standing=m.Standing(m.NodePhase.READY))
+
+
+def test_a_roll_is_given_up_for_a_node_that_had_accepted_nothing_and_would_have_no_place_after_it() -> None:
+    machine, proposed, late = _without_the_last()
+    machine.handle(edge.Heard(4, late), 0.3)
+    assert [each for each in answers(machine, proposed) if isinstance(each, edge.Decided)] == []
+
+
+def test_a_node_that_had_accepted_nothing_starts_its_ranks_though_a_roll_was_decided_without_it() -> None:
+    machine, proposed, late = _without_the_last()
+    assert [each.held.decision.kind for each in answers(machine, proposed) if isinstance(each, edge.Decided)] == [
+        DecisionKind.ROLL
+    ]
+    machine.handle(edge.Heard(4, late), 0.4)
+    machine.settle(0.4)
+    told = machine.handle(edge.Heard(4, follow(late.memory)), 0.5)
+    commits = [each.message for each in told if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
+    assert [commit.decision.kind for commit in commits] == [DecisionKind.CYCLE, DecisionKind.ROLL]
+    launcher = member()
+    launcher.identity = replace(launcher.identity, instance="i4")
+    begun = [effect for commit in commits for effect in launcher.heard(commit, 0.5) if isinstance(effect, edge.Begin)]
+    assert [(effect.held.place, effect.held.decision.kind) for effect in begun] == [(4, DecisionKind.CYCLE)]
+    assert launcher.memory.number == 1
+    seconds = [second for second in range(1, 30) if is_judged(machine, float(second))]
+    assert min(seconds, default=99) > 4.0  # it has its place, and is lost only when it falls silent
+
+
 @pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 9.5), (0, 9.5)])
 def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost_at_once(
     told: int, lost_s: float

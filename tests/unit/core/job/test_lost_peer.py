@@ -215,3 +215,16 @@ def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
         machine.handle(edge.Heard(link, m.Notes(0, (failed(link),))), 0.1)
     judged = verdicts(machine, 0.1) + verdicts(machine, 0.5)
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
+
+
+def test_cycle_goes_on_until_the_report_comes_where_the_notes_on_a_lost_peer_came_first() -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(5):
+        answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine.handle(edge.Heard(1, m.Hang(0, FIRST)), 0.0)
+    for link in range(5):
+        machine.handle(edge.Heard(link, m.Notes(0, (failed(link),))), 0.1)
+    assert verdicts(machine, 0.1) == []
+    machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.2)
+    judged = [verdict for at_s in (0.2, 0.6) for verdict in verdicts(machine, at_s)]
+    assert [each.cause.text for each in judged] == ["rank 1 timed out"]
