@@ -334,8 +334,11 @@ def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_for_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = job_cycle.JobCycle.judge
     monkeypatch.setattr(job_cycle, "_CAUSE_S", 0.0)
-    monkeypatch.setattr(job_cycle.HangDiagnosis, "is_open", lambda *_: False)
+    monkeypatch.setattr(
+        job_cycle.JobCycle, "judge", lambda cycle, now_s, **more: judge(cycle, now_s, **{**more, "has_absent": False})
+    )
 
 
 def _calls_all_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,7 +584,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_names_another, "causes", "host_cut", 0),
         (_names_nobody, "causes", "rank_fails", 0),
         (_names_nobody, "causes", "host_off", 0),
-        (_waits_for_no_cause, "causes", None, 0),
+        (_waits_for_no_cause, "causes", None, 470),
         (_calls_all_lost, "causes", "rank_fails", 0),
         (_misses_silence_for_long, "in_time", "host_off", 0),
         (_waits_for_the_dead, "in_time", None, 0),
