@@ -17,7 +17,7 @@ from tests.support.launching import clean_environment
 SCRIPT = """
 import atexit, os, sys, threading, time
 from megatron_ft.launcher import main as launcher_main
-from megatron_ft.launcher.outcome import End
+from megatron_ft.launcher.outcome import LauncherEnd
 
 class Aborts:
     def __del__(self, abort=os.abort):  # as C++ does, when a thread comes back to a Python that has been taken down
@@ -29,7 +29,7 @@ def work():
 
 kept = Aborts()
 atexit.register(lambda: sys.stdout.write("exit function"))
-launcher_main._run = lambda argv, server: threading.Thread(target=work).start() or End(int(sys.argv.pop()))
+launcher_main._run = lambda argv, server: threading.Thread(target=work).start() or LauncherEnd(int(sys.argv.pop()))
 """
 
 
