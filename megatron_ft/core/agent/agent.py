@@ -120,12 +120,13 @@ class Agent:
             case Abandoned(text=text) if not self._leaving.abandoned:
                 self._leaving.abandon(text)
                 self._do(Say(lines.abandoned(text)), Write(event))
-            case NodeHealth():
-                is_fit = self._health.take_result(event, self._turn)
-                if not is_fit:
-                    self._move(PhaseEvent.UNFIT)
-                elif self.phase is AgentPhase.CHECKING:  # else this node leaves the job, and has said so
+            case NodeHealth() if self.phase is AgentPhase.CHECKING:
+                if self._health.take_result(event, self._turn):
                     self._get_ready()
+                else:
+                    self._move(PhaseEvent.UNFIT)
+            case NodeHealth():  # this node leaves the job, and has said so
+                self._do(Write(event))
             case WorkloadControl():
                 self._requested(event)
             case job.Begin() | job.StandBy() | End() | Verdict() | job.LeftOut() | job.Leave():

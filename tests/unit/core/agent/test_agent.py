@@ -153,6 +153,17 @@ def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
     assert driven.agent.phase is AgentPhase.LEAVING
 
 
+def test_health_result_after_the_end_of_the_job_is_logged_and_changes_nothing() -> None:
+    driven = Driven(checks_health=True)
+    driven.hear(edge.Tick(), job.Leave(0))
+    assert driven.agent.phase is AgentPhase.OVER
+    told = len(driven.all_of(job.Say))
+    driven.hear(NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1))
+    assert len(driven.all_of(job.Say)) == told
+    assert driven.agent.phase is AgentPhase.OVER
+    assert driven.told == []
+
+
 # -- ranks start ----------------------------------------------------------------------------------------------
 
 
