@@ -31,6 +31,7 @@ from megatron_ft.core.timeouts.exchange import Arm, Learned, Raised, Survey
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
+from tests.support.agents import HANG as SECTION_HANG
 from tests.support.agents import attached, found_hung, observed, suspected
 
 __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Judged", "Launcher", "Made", "Trained"]
@@ -47,18 +48,7 @@ LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
 BOARD = BoardSnapshot(
     **dict.fromkeys(set(BoardSnapshot._fields) - BoardSnapshot._field_defaults.keys(), 0)  # type: ignore[arg-type]
 )._replace(sections=(), closing=False)
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=3.0,
-    timeout_s=3.0,
-    iteration=1,
-    at_ns=0,
-)
+HANG = replace(SECTION_HANG, iteration=1, at_ns=0)
 
 
 @dataclass(frozen=True)

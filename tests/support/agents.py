@@ -29,6 +29,18 @@ from megatron_ft.core.pauses import Pauses
 
 T = TypeVar("T")
 START_NS = 1_000_000_000_000
+HANG = RankHung(
+    cycle=0,
+    since_ns=0,
+    rank=0,
+    local_rank=0,
+    kind="section",
+    section="step",
+    elapsed_s=3.0,
+    timeout_s=3.0,
+    iteration=7,
+    at_ns=10**12,
+)
 
 
 def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -> Held:

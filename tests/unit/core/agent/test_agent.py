@@ -13,7 +13,6 @@ from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
@@ -21,20 +20,8 @@ from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.timeouts.exchange import Raised
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
-from tests.support.agents import Driven, attached, found_hung, held, observed, signalled, verdict
+from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
 
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=3.0,
-    timeout_s=3.0,
-    iteration=7,
-    at_ns=10**12,
-)
 EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode, description="bad memory", rank=0, pid=100)
 SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload, description="enough", rank=0, pid=100)
 

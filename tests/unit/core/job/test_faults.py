@@ -9,25 +9,12 @@ import pytest
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
+from tests.support.agents import HANG
 from tests.support.machines import Job
-
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=3.0,
-    timeout_s=3.0,
-    iteration=7,
-    at_ns=10**12,
-)
 
 
 def a_fault(node: str, kind: FaultKind = FaultKind.LOST, cycle: int = 0, **more: bool) -> Fault:
