@@ -41,6 +41,10 @@ JOB = "the job"
 _TAKE_AGAIN_S = 0.5
 _ANSWER_S = EVIDENCE_S + 1.0
 """A monitor that gets no answer for so long takes the rank for hung."""
+_WAITS_S = 0.5
+"""A rank looks so often whether the one that it waits for is there again, or was ended."""
+_LATER_S = (5.0, 10.0)
+"""Seconds after which the last ranks exceed their timeouts, too, if one hangs."""
 _SAME_ITERATION = 7
 """Where each cycle gets in a job that makes no progress."""
 
@@ -207,8 +211,8 @@ class Launcher(Process):
         self._effects: Mailbox[edge.MemberEffect | agent.Effect | Told] = Mailbox(self._do, self.counts_effect)
         self._begun: Held | None = None
         self._error = ""
-        self._is_hung = self._waits = False
-        """Its rank hangs; its rank waits for one that does."""
+        self._is_hung = self._waits = self._is_found = False
+        """Its rank hangs; its rank waits for one that does; its monitor has found it hung, and will end it."""
         self._asked = 0
         """Number of the monitor's last question to the launcher; 1 more if that was answered."""
         self._rerun: RerunState | None = None
@@ -333,6 +337,7 @@ class Launcher(Process):
     def _send(self, effect: edge.MemberEffect) -> None:
         match effect:
             case edge.Connect(address):
+                self.world.tell(f"  {self.name} tries {address}")
                 self._connect(address)
             case edge.Disconnect():
                 self._disconnect()
@@ -409,7 +414,7 @@ class Launcher(Process):
             case agent.SignalRanks(_, number):
                 code = 0 if self.ends_well and not self._is_hung else -number
                 self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
-            case Release() if self._is_hung:
+            case Release() if self._is_found:
                 self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
             case agent.TerminateRanks():
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
@@ -432,7 +437,7 @@ class Launcher(Process):
                 self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
             case agent.OrderMonitor(_, ConfirmHang()) if self._runs():
                 self._confirmed()
-            case agent.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits:
+            case agent.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits or self._is_hung:
                 self._asked += 1
                 self._later_in_cycle(timeout_s / 2, self._suspects)
 
@@ -466,7 +471,8 @@ class Launcher(Process):
         held = self.member.memory.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
-        self._error, self._is_hung, self._waits, self._rerun, self._toy = "", False, False, None, None
+        self._error, self._rerun, self._toy = "", None, None
+        self._is_hung = self._waits = self._is_found = False
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
@@ -479,7 +485,14 @@ class Launcher(Process):
         left_s = max(0.5, self.job.work_s - self.job.done_s)
         if self.job.learns:
             self._reach_milestones(trained, left_s)
-        self._later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), lambda: self._exits(0))
+        self._later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), self._finishes)
+
+    def _finishes(self) -> None:
+        """Its work is done, unless it hangs, or as soon as it waits no more for a rank that hangs."""
+        if self._waits:
+            self._later_in_cycle(_WAITS_S, self._finishes)
+        elif not self._is_hung:
+            self._exits(0)
 
     def _later_in_cycle(self, delay_s: float, action: Callable[[], None]) -> None:
         """Unless the rank has ended by then."""
@@ -554,7 +567,7 @@ class Launcher(Process):
         """A monitor finds it hung."""
         if self.ranks is not None and self._runs() and not self.job.rules.min_healthy:
             self.hurt(fault, cycle=self.ranks.cycle)
-            self._is_hung = True
+            self._is_hung = self._is_found = True
             at_ns = round(self.clock() * 1e9)
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
             self.hear(found_hung(0, self.ranks.cycle, verdict))
@@ -569,9 +582,10 @@ class Launcher(Process):
         others = self._others_in(self.ranks)
         for other in others:
             other._waits = True
-        late = [each for each in (self, *others) if self.world.chance.random() < 0.5] or [self]
-        for each in late:
-            each._later_in_cycle(self.world.chance.uniform(0.0, 1.0), each._suspects)
+        first = [each for each in (self, *others) if self.world.chance.random() < 0.5] or [self]
+        for each in (self, *others):
+            within_s = (0.0, 1.0) if each in first else _LATER_S
+            each._later_in_cycle(self.world.chance.uniform(*within_s), each._suspects)
 
     def _suspects(self) -> None:
         """Its monitor asks whether the rank hangs, or only waits."""
@@ -585,7 +599,8 @@ class Launcher(Process):
         self._asked += 1
         if self._waits:
             self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
-        if self.ranks is not None and self._is_hung:
+        if self.ranks is not None and (self._is_hung or self._waits):
+            self._is_found = True
             self.hear(found_hung(0, self.ranks.cycle, self._hang()))
 
     def _hang(self) -> RankHung:

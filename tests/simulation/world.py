@@ -380,9 +380,10 @@ class Link:
             now.call(lambda: self._deliver(side, now, message))
 
     def _refused(self, side: int) -> None:
+        """The other host has no such connection any more, or no process that reads from it: it answers with a reset."""
         sender = self.ends[side]
         if sender is not None and not self.world.is_cut(*self._hosts):
-            self._break(sender)
+            self._break(sender, reset=True)
 
     def _break(self, process: Process, *, silent: bool = False, reset: bool = False) -> None:
         side = self.ends.index(process)

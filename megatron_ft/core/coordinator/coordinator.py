@@ -28,7 +28,7 @@ from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
 _SEARCH_S = 4.0
-"""Added to the time for which a new coordinator waits for nodes: some of them stay at one that doesn't lead."""
+"""Added to the time for which nodes in search are waited for: some of them stay at a coordinator that doesn't lead."""
 
 
 _SHOWN_NAME = 200
@@ -262,8 +262,7 @@ class Coordinator:
         cycle.restored(node.place, standing, self._clock.now_s)
         for name in standing.raised:
             self._raised(node, Raised(standing.cycle, name))
-        if node.link is not None and cycle.wants_notes_of(node.place):
-            self._out.append(Send([node.link], m.DiagnoseHang(cycle.decision.cycle)))
+        self._out += [Send([node.link], question) for question in cycle.questions_to(node.place) if node.link is not None]
 
     def _decided(self, proposal: Proposal | None) -> None:
         """There is a new last decision: by this coordinator's own proposal, or one that a launcher has reported."""
@@ -350,7 +349,7 @@ class Coordinator:
                 self._gone(node, silent=True)
 
     def _look_for_lost(self) -> None:
-        limit_s, missing_s = lost_s(len(self._nodes)), self._missing_s
+        limit_s, missing_s, search_s = lost_s(len(self._nodes)), self._missing_s, self._search_s
         if self._clock.now_s >= self._sweep_s:
             self._sweep_s = self._clock.now_s + beat_s(len(self._nodes))
             for link, node in list(self._links.items()):
@@ -358,7 +357,9 @@ class Coordinator:
                     self._out.append(Drop(link))
                     self._gone(node, silent=True)
         for node in list(self._absent.values()):
-            until_s = node.awaited_until_s(silence_s=missing_s, slept_s=self._clock.slept_s)
+            until_s = node.awaited_until_s(
+                limit_s=limit_s, missing_s=missing_s, search_s=search_s, slept_s=self._clock.slept_s
+            )
             if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
                 continue
@@ -384,6 +385,11 @@ class Coordinator:
         limit_s, paused_s = lost_s(len(self._nodes)), self._clock.now_s - self._clock.paused_s
         # a launcher that called while this process was paused got no answer, and tries this address again later
         return limit_s + (LONGEST_SKIP_S if paused_s < limit_s + LONGEST_SKIP_S else 0.0)
+
+    @property
+    def _search_s(self) -> float:
+        """How long nodes are waited for that may be at a coordinator which doesn't lead."""
+        return max(self._missing_s, lost_s(len(self._nodes)) + _SEARCH_S)
 
     def _took_over(self) -> None:
         """Lead from now on: a node that isn't connected is lost after the same time as a silent one."""
@@ -433,8 +439,7 @@ class Coordinator:
         cycle, rules = self._cycle, self._admission.rules
         if cycle is None or rules is None:
             return
-        missing_s = max(self._missing_s, lost_s(len(self._nodes)) + _SEARCH_S)
-        cycle.lose_missing(missing_s, self._clock.now_s, self._consensus.voters().values())
+        cycle.lose_missing(self._search_s, self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost

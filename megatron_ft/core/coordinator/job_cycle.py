@@ -14,7 +14,19 @@ from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
-from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
+from megatron_ft.core.job.messages import (
+    DiagnoseHang,
+    End,
+    Goodbye,
+    Hang,
+    Moving,
+    Notes,
+    Report,
+    Rules,
+    Standing,
+    Suspected,
+    Verdict,
+)
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
 from megatron_ft.core.times import earliest
 
@@ -170,7 +182,8 @@ class JobCycle:
         if is_refused or self.diagnosis is not None or self.outcome is not None:
             return []
         links, reached = self.links(nodes), None if hang.passive else hang.reached
-        asked = links.keys() | self._missing
+        # also of a launcher whose connection has just ended: its end may be what the others' ranks have felt
+        asked = links.keys() | {place for place in range(len(self.seats)) if place not in self.gone}
         is_whole = len(asked) == len(self.seats)
         diagnosis = HangDiagnosis(
             hang.verdict, reached, place, asked=asked, are_all=is_whole, decides=hang.decides, now_s=now_s
@@ -181,9 +194,14 @@ class JobCycle:
             self.diagnosis = diagnosis
         return [*links.values()]
 
-    def wants_notes_of(self, place: int) -> bool:
-        """Whether that node, which has just connected, is to collect evidence of a hang."""
-        return self.outcome is None and self.diagnosis is not None and self.diagnosis.awaits(place)
+    def questions_to(self, place: int) -> list[DiagnoseHang]:
+        """Requests for evidence of a hang to the node at that place, which has just connected."""
+        open_ones = ((self.diagnosis, False), (self.review, True)) if self.outcome is None else ()
+        return [
+            DiagnoseHang(self.decision.cycle, passive)
+            for diagnosis, passive in open_ones
+            if diagnosis is not None and diagnosis.awaits(place)
+        ]
 
     def noted(self, place: int, notes: Notes) -> None:
         """Take the evidence that the node at that place has collected."""

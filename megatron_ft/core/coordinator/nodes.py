@@ -113,13 +113,22 @@ class Node:
         self.place = None if held is None else held.place
         self.votes = held is not None and held.votes
 
-    def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
-        """When it counts as lost, if its connection has ended and it isn't back by then."""
+    def awaited_until_s(self, *, limit_s: float, missing_s: float, search_s: float, slept_s: float) -> float:
+        """When it counts as lost, if its connection has ended and it isn't back by then.
+
+        Args:
+            limit_s: seconds without a message after which a node is silent. A kernel may give a connection up before:
+                packets to the node were lost, while those from it came.
+            missing_s: seconds to wait for a launcher that comes back here at once.
+            search_s: seconds to wait for one that has given up waiting for an answer here, and looks elsewhere first.
+            slept_s: until when the coordinator itself didn't answer.
+        """
         if self.silent:
-            return self.gone_s
+            return max(self.gone_s, self.heard_s + limit_s)
         if self.has_exited(slept_s):
             return self.gone_s + GRACE_S
-        return max(self.gone_s, slept_s) + silence_s  # it couldn't follow here any sooner
+        is_in_search = self.may_return and not self.was_reset
+        return max(self.gone_s, slept_s) + (search_s if is_in_search else missing_s)  # it couldn't follow here any sooner
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.

@@ -154,11 +154,10 @@ def _cause(
         told = lines.joined(lines.leaves(place, seat.name, seat.report.cause.text) for place, seat in left)
         text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
-    good = sum(seat.state in GOOD for seat in seats)
+    good, place = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
     if rules.min_healthy and len(seats) > 1 and good < len(seats):
         text = lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_bad(seats, GOOD))
-        return Cause(kind=CauseKind.MEMBERSHIP, text=text), decided_by, True
-    place = first_failure(seats, decided_by)
+        return Cause(kind=CauseKind.MEMBERSHIP, text=text), place, True
     if place is None:
         return Cause(kind=CauseKind.MEMBERSHIP, text=lines.UNKNOWN_FAILURE), None, True
     return seats[place].report.cause, place, False
