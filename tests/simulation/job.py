@@ -213,6 +213,8 @@ class Launcher(Process):
         self._error = ""
         self._is_hung = self._waits = self._is_found = False
         """Its rank hangs; its rank waits for one that does; its monitor has found it hung, and will end it."""
+        self._stall: Fault | None = None
+        """Why its rank waits."""
         self._asked = 0
         """Number of the monitor's last question to the launcher; 1 more if that was answered."""
         self._rerun: RerunState | None = None
@@ -581,7 +583,7 @@ class Launcher(Process):
         self._is_hung = True
         others = self._others_in(self.ranks)
         for other in others:
-            other._waits = True
+            other._waits, other._stall = True, fault
         first = [each for each in (self, *others) if self.world.chance.random() < 0.5] or [self]
         for each in (self, *others):
             within_s = (0.0, 1.0) if each in first else _LATER_S
@@ -597,7 +599,8 @@ class Launcher(Process):
     def _confirmed(self) -> None:
         """Its monitor was told that the rank hangs, or got no answer."""
         self._asked += 1
-        if self._waits:
+        if self._waits and self._stall is not None and self.ranks is not None:
+            self.hurt(self._stall, cycle=self.ranks.cycle)
             self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
         if self.ranks is not None and (self._is_hung or self._waits):
             self._is_found = True

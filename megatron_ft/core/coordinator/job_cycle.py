@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, finished, first_failure, verdict_on
@@ -112,6 +112,9 @@ class JobCycle:
             return
         if report.state in _GONE:
             self.gone.add(place)
+        has_ended_it = self._judged == (Outcome.FAILED, place) and not seat.report.cause.follows
+        if report.state is NodeState.EXCLUDED and has_ended_it:
+            report = replace(seat.report, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
         if self.outcome is not None:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
             if report.state in _GONE and seat.state not in _GONE and not is_listed:

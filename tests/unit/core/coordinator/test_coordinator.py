@@ -106,6 +106,39 @@ def test_launcher_that_left_a_paused_coordinator_has_time_to_find_it_again() -> 
         assert (found and round(found, 1)) == (judged_s and pytest.approx(judged_s, abs=0.3))
 
 
+def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough() -> None:
+    """Packets to the node were lost, and its own came: it may be back at once."""
+    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3), "abc")
+    judged = []
+    for tenth in range(1, 160):
+        for link in range(3):
+            if link != 1 or tenth <= 90:
+                machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
+        if tenth == 100:
+            machine.handle(edge.Broken(1, silent=True), 10.0)
+        judged += [(tenth, each.verdict) for each in machine.settle(tenth / 10) if isinstance(each, edge.Judged)]
+    ((tenth, verdict),) = judged
+    assert (tenth, verdict.node, verdict.cause.text) == (145, 1, "no message from its launcher for 5.5 s")
+
+
+def test_launcher_that_gave_up_waiting_for_an_answer_is_awaited_as_long_as_one_that_never_came() -> None:
+    for says_hello, lost_s in ((False, 9.5), (True, 11.5)):  # 2 s later
+        machine = Coordinator("c", founds=False, now_s=0.0)
+        for link in range(4):
+            answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+        if says_hello:
+            machine.handle(edge.Heard(4, hello_again(4)), 0.0)
+            machine.settle(0.0)
+        judged_s = []
+        for tenth in range(1, 140):
+            if tenth == 20 and says_hello:
+                machine.handle(edge.Broken(4), 2.0)
+            for link in range(4):
+                machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
+            judged_s += [tenth / 10] if is_judged(machine, tenth / 10) else []
+        assert judged_s == [pytest.approx(lost_s, abs=0.15)]
+
+
 def test_a_coordinator_that_has_lost_its_job_to_another_sends_fresh_launchers_there() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     machine = begun(rules, "abc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -177,15 +178,18 @@ def reports(text: str, *, follows: bool) -> m.Report:
     return m.Report(0, NodeState.UNHEALTHY, Cause(text=text, kind=CauseKind.CRASH, rank=1, follows=follows))
 
 
-def failing() -> Coordinator:
-    """Its node 1 has lost a peer and asked for evidence."""
+def failing(*, dies: int | None = None) -> Coordinator:
+    """Its node 1 has lost a peer and asked for evidence, just after the launcher on another one died."""
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(5):
         answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
-    effects = machine.handle(edge.Heard(1, m.Hang(0, FIRST)), 0.0)
-    assert links(effects, m.DiagnoseHang) == [0, 1, 2, 3, 4]
-    machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.0)
-    assert verdicts(machine, 0.0) == []
+    at_s = 0.0 if dies is None else 1.0
+    if dies is not None:
+        machine.handle(edge.Broken(dies), at_s)
+    effects = machine.handle(edge.Heard(1, m.Hang(0, FIRST)), at_s)
+    assert links(effects, m.DiagnoseHang) == [link for link in range(5) if link != dies]
+    machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), at_s)
+    assert verdicts(machine, at_s) == []
     return machine
 
 
@@ -207,6 +211,22 @@ def test_failure_of_another_node_explains_lost_peers_at_once() -> None:
     machine.handle(edge.Heard(2, reports("rank 2 killed by SIGKILL", follows=False)), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.node, judged.cause.text) == (2, "rank 2 killed by SIGKILL")
+
+
+def test_node_whose_launcher_died_just_before_the_diagnosis_is_named_for_the_lost_peers() -> None:
+    machine = failing(dies=3)
+    for link in (0, 1, 2, 4):
+        exited = RankSnapshot(rank=link, gone=True, exitcode=0)
+        machine.handle(edge.Heard(link, m.Notes(0, (failed(1) if link == 1 else exited,))), 1.1)
+    assert verdicts(machine, 1.2) == []
+    (judged,) = verdicts(machine, 1.31)
+    assert (judged.node, judged.cause.text) == (3, "its launcher exited")
+
+
+def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:
+    machine = failing(dies=3)
+    effects = machine.handle(edge.Heard(7, replace(hello_again(3), session=3)), 1.1)
+    assert links(effects, m.DiagnoseHang) == [7]
 
 
 def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
