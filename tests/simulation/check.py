@@ -51,6 +51,7 @@ _SHOWS_AS = {
     "ranks_rerun": {CauseKind.REQUEST},
     "rerun_concluded": {CauseKind.CRASH},
     "rank_stalls": {CauseKind.HANG},
+    "rank_blocks": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
@@ -224,6 +225,8 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
     if LOST_A_PEER in verdict.cause.text:
         is_right = _may_be_named(launcher, cycle, judged, may, struck)
         return "" if is_right else f"and {launcher.name} is named, which followed"
+    if verdict.cause.kind is CauseKind.HANG and verdict.cause.rank is not None:  # told by another node, maybe
+        launcher = members(job, cycle)[verdict.cause.rank] or launcher
     if launcher not in may:
         return f"and {launcher.name} is named"
     return _does_not_fit(plan, cycle, judged, launcher, may)
@@ -318,7 +321,7 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
-_FAILURES = {"rank_fails", "rank_hangs", "rank_stalls"}
+_FAILURES = {"rank_fails", "rank_hangs", "rank_stalls", "rank_blocks"}
 _LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
 _FOR_A_WHILE = {
     "host_cut",

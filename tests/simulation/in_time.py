@@ -27,7 +27,7 @@ _HANG_S = 10.0
 """Evidence is collected for 2.3 s, and who hangs has 6 s to end."""
 _LAST_CALL_S = 1.0
 _MAY_BE_BACK_S = 70.0
-_NOTICED_AT_ONCE = {*RANK_FAULTS, "launcher_killed", "owner_killed", "dies_at_effect", "node_excluded", "newcomer"}
+_NOTICED_AT_ONCE = {*RANK_FAULTS, "launcher_killed", "owner_killed", "dies_at_effect", "dies_last", "node_excluded", "newcomer"}
 _HEALTH_RETRY_S = 60.0
 
 
@@ -116,7 +116,7 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + _MESSAGES * plan.latency_s + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
-    bound_s += _HANG_S if {"rank_hangs", "rank_stalls"} & set(struck) else 0.0
+    bound_s += _HANG_S if {"rank_hangs", "rank_stalls", "rank_blocks"} & set(struck) else 0.0
     # a rank that ends because another one's result was rejected is reported first, and that one is waited for
     bound_s += RERUN_S if {"ranks_rerun", "rerun_concluded"} & set(struck) else 0.0
     if {"clock_jumps", "coordinator_frozen", "host_frozen"} & set(struck):  # to the coordinator, it was paused

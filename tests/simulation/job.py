@@ -501,6 +501,14 @@ class Launcher(Process):
         trained = self.ranks
         self.later(delay_s, lambda: action() if self.ranks is trained and self._runs() else None)
 
+    @property
+    def is_last(self) -> bool:
+        """Its rank runs, and some other of the cycle has ended with 0."""
+        if self.ranks is None or not self._runs():
+            return False
+        same = [each for each in self.job.trained if each.cycle == self.ranks.cycle]
+        return any(each.to_s is not None for each in same)
+
     def _runs(self) -> bool:
         return self.ranks is not None and self.ranks.to_s is None
 
@@ -574,6 +582,17 @@ class Launcher(Process):
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
             self.hear(found_hung(0, self.ranks.cycle, verdict))
             self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
+
+    def rank_blocks(self, fault: Fault) -> None:
+        """It hangs, no monitor finds that, and the collectives of ranks that wait for it time out."""
+        if self.ranks is None or not self._runs() or self.job.rules.min_healthy:
+            return
+        if others := self._others_in(self.ranks):
+            self.hurt(fault, cycle=self.ranks.cycle)
+            self._is_hung = True
+            late = [each for each in others if self.world.chance.random() < 0.5] or others[:1]
+            for each in late:
+                each._later_in_cycle(self.world.chance.uniform(0.0, 0.5), each._loses_a_peer)
 
     def rank_stalls(self, fault: Fault) -> None:
         """A rank hangs in a job whose nodes go on without it: the ranks that wait for it exceed their timeouts, too."""

@@ -45,7 +45,7 @@ class Mutant:
     """One change: in ``file``, ``old`` becomes ``new``.
 
     ``unit``: the test that finds it, where no run can show it because the order of messages on one connection makes
-    the guard unnecessary.
+    the guard unnecessary, or where one run in many thousands does.
     """
 
     name: str
@@ -60,11 +60,14 @@ _CONSENSUS = "megatron_ft/core/coordinator/consensus.py"
 _JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
 _NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
 _NODES = "megatron_ft/core/coordinator/nodes.py"
+_VERDICT = "megatron_ft/core/coordinator/verdict.py"
 _MEMBER = "megatron_ft/core/job/member.py"
 _DECISIONS = "megatron_ft/core/job/decisions.py"
 _POLICY = "megatron_ft/core/job/restart_policy.py"
 _PATIENCE = "megatron_ft/core/job/patience.py"
 _HANG_REVIEW = "megatron_ft/core/agent/hang_review.py"
+_COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
+_ENDINGS = "tests/unit/core/job/test_job_endings.py"
 _MACHINES = "tests/unit/core/job/test_job_machines.py"
 
 MUTANTS = (
@@ -330,6 +333,52 @@ MUTANTS = (
         _MEMBER,
         "if end.cycle != self.standing.cycle:\n            return",
         "if False:\n            return",
+    ),
+    Mutant(
+        "a diagnosis asks no launcher that has just gone",
+        _JOB_CYCLE,
+        "asked = links.keys() | {place for place in range(len(self.seats)) if place not in self.gone}",
+        "asked = links.keys() | self._missing",
+    ),
+    Mutant(
+        "a failure explains no lost peer",
+        _JOB_CYCLE,
+        "elif self.diagnosis is not None and self.diagnosis.is_of_lost_peer and self._has_own_failure:",
+        "elif False:",
+    ),
+    Mutant(
+        "a diagnosis of a lost peer names no rank",
+        _JOB_CYCLE,
+        "if found is None:  # the report on",
+        "if True:  # the report on",
+    ),
+    Mutant(
+        "a node whose connection the kernel gave up is lost at once",
+        _NODES,
+        "return max(self.gone_s, self.heard_s + limit_s)",
+        "return self.gone_s",
+        unit=f"{_COORDINATOR_TESTS}::test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough",
+    ),
+    Mutant(
+        "a launcher in search is awaited as one that comes back at once",
+        _NODES,
+        "(search_s if is_in_search else missing_s)",
+        "missing_s",
+        unit=f"{_COORDINATOR_TESTS}::test_launcher_that_gave_up_waiting_for_an_answer_is_awaited_as_long_as_one_that_never_came",
+    ),
+    Mutant(
+        "a node that was only cut off is named where too few are healthy",
+        _VERDICT,
+        "return Cause(kind=CauseKind.MEMBERSHIP, text=text), place, True",
+        "return Cause(kind=CauseKind.MEMBERSHIP, text=text), decided_by, True",
+        unit=f"{_ENDINGS}::test_node_that_was_only_cut_off_is_not_named_where_too_few_are_healthy",
+    ),
+    Mutant(
+        "an exclusion hides the failure before it",
+        _JOB_CYCLE,
+        "if report.state is NodeState.EXCLUDED and has_ended_it:",
+        "if False:",
+        unit=f"{_ENDINGS}::test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cycle",
     ),
     Mutant("a verdict isn't remembered", _MEMBER, "self.standing = replace(self.standing, verdict=message)", "pass"),
     Mutant("a report isn't remembered", _MEMBER, "self.standing = replace(self.standing, report=message)", "pass"),

@@ -81,6 +81,7 @@ _LATENCIES_S = (0.02, 0.08, 0.15)
 _LOSSES = (0.01, 0.05, 0.3)
 _ONE_WAY = {"host_cut", "pair_cut"}
 _RARE = 0.25
+_LOST_PEERS = 0.1
 _DIRECTED = 0.4
 """Part of the plans whose faults are not independent of each other."""
 
@@ -95,6 +96,8 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
     if nodes is None and faults is None and chance.random() < _DIRECTED:
         rare = random.Random(seed ^ 0x726172D6)
         plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)
+        late = random.Random(seed ^ 0x70656572)
+        plan = _lost_peers(plan, late) if late.random() < _LOST_PEERS else plan
     drawn = [
         replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults
@@ -275,6 +278,19 @@ def _stalled_rank(plan: Plan, chance: random.Random) -> Plan:
         kind = chance.choice(("coordinator_killed", "launcher_killed", "connection_reset", "rank_fails", "host_off"))
         faults.append(_fault(chance, at_s + chance.uniform(-1.0, 4.0), kind, seconds=1.0))
     return replace(plan, rules=rules, work_s=60.0, learns=False, faults=tuple(faults))
+
+
+def _lost_peers(plan: Plan, chance: random.Random) -> Plan:
+    """Ranks fail because they have lost another one, or waited too long for it: which one, only the others show."""
+    plan = _few(plan, chance, (3, 4, 5, 6, 8), (1, 2, 3))
+    rules = replace(plan.rules, min_healthy=False)
+    kind = chance.choice(("dies_last", "dies_last", "rank_blocks"))
+    at_s = chance.uniform(1.0, 4.0) + (rules.last_call_s or 0.0)
+    faults = [_fault(chance, at_s, kind, seconds=1.0)]
+    if chance.random() < 0.2:
+        kind = chance.choice(("connection_reset", "coordinator_killed", "rank_fails", "host_cut"))
+        faults.append(_fault(chance, at_s + chance.uniform(-0.5, 3.0), kind, seconds=chance.choice((0.3, 8.0))))
+    return replace(plan, rules=rules, faults=tuple(faults))
 
 
 _SERIES = (

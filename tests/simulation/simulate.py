@@ -201,6 +201,21 @@ class _Trouble:
             if fault.comes_back and self.may_come_back(launcher.host):
                 self._again(launcher.host, fault, fault.seconds)
 
+    def _rank_blocks(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.call(lambda: launcher.rank_blocks(fault))
+
+    def _dies_last(self, fault: Fault) -> None:
+        """A launcher is killed whose rank still runs when others of the cycle have finished."""
+        last = [each for each in self.job.launchers if each.is_alive and each.is_last]
+        if last:
+            launcher = last[fault.which % len(last)]
+            launcher.hurt(fault, FOR_GOOD_S)
+            launcher.die()
+        elif not self.job.is_over():
+            self.world.after(_LOOKS_AGAIN_S, lambda: self._dies_last(fault))
+
     def _owner(self, fault: Fault) -> Launcher | None:
         """The launcher on that host, which may have started a coordinator there."""
         return next((each for each in self.job.launchers if each.is_alive and each.host is self._host(fault)), None)
