@@ -20,7 +20,13 @@ _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
 FOR_A_WHILE = {"host_cut", "split", "pair_cut", "one_way_cut", "packets_lost", *_FREEZES}
 _HARDLY = {"clock_jumps", "newcomer", "node_ill"}
 """What can't end a cycle, nor hide what has ended it."""
-_LATER = {"dies_at_effect", "dies_last", "coordinator_dies_at_effect", "coordinator_dies_deciding", "successor_off_deciding"}
+_LATER = {
+    "dies_at_effect",
+    "dies_last",
+    "coordinator_dies_at_effect",
+    "coordinator_dies_deciding",
+    "successor_off_deciding",
+}
 """What strikes some time after it was drawn."""
 _COST_A_RESTART = {
     *RANK_FAULTS,

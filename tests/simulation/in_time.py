@@ -27,7 +27,15 @@ _HANG_S = 10.0
 """Evidence is collected for 2.3 s, and who hangs has 6 s to end."""
 _LAST_CALL_S = 1.0
 _MAY_BE_BACK_S = 70.0
-_NOTICED_AT_ONCE = {*RANK_FAULTS, "launcher_killed", "owner_killed", "dies_at_effect", "dies_last", "node_excluded", "newcomer"}
+_NOTICED_AT_ONCE = {
+    *RANK_FAULTS,
+    "launcher_killed",
+    "owner_killed",
+    "dies_at_effect",
+    "dies_last",
+    "node_excluded",
+    "newcomer",
+}
 _HEALTH_RETRY_S = 60.0
 
 

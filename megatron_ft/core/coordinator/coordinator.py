@@ -262,7 +262,9 @@ class Coordinator:
         cycle.restored(node.place, standing, self._clock.now_s)
         for name in standing.raised:
             self._raised(node, Raised(standing.cycle, name))
-        self._out += [Send([node.link], question) for question in cycle.questions_to(node.place) if node.link is not None]
+        self._out += [
+            Send([node.link], question) for question in cycle.questions_to(node.place) if node.link is not None
+        ]
 
     def _decided(self, proposal: Proposal | None) -> None:
         """There is a new last decision: by this coordinator's own proposal, or one that a launcher has reported."""

@@ -128,7 +128,9 @@ class Node:
         if self.has_exited(slept_s):
             return self.gone_s + GRACE_S
         is_in_search = self.may_return and not self.was_reset
-        return max(self.gone_s, slept_s) + (search_s if is_in_search else missing_s)  # it couldn't follow here any sooner
+        return max(self.gone_s, slept_s) + (
+            search_s if is_in_search else missing_s
+        )  # it couldn't follow here any sooner
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.
