@@ -127,10 +127,8 @@ class Node:
             return max(self.gone_s, self.heard_s + limit_s)
         if self.has_exited(slept_s):
             return self.gone_s + GRACE_S
-        is_in_search = self.may_return and not self.was_reset
-        return max(self.gone_s, slept_s) + (
-            search_s if is_in_search else missing_s
-        )  # it couldn't follow here any sooner
+        is_in_search, from_s = self.may_return and not self.was_reset, max(self.gone_s, slept_s)
+        return from_s + (search_s if is_in_search else missing_s)  # it couldn't follow here any sooner
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.
