@@ -277,6 +277,9 @@ class Link:
         self.ends: list[Process | None] = [a, b]
         self._hosts = (a.host, b.host)
         self._free_s = [0.0, 0.0]
+        """When the last message from each side arrives."""
+        self._lost_s = [0.0, 0.0]
+        """The same of the last one of which a packet was lost."""
         self._held: list[deque[Any]] = [deque(), deque()]
         self._silent_s: float | None = None
         """Since when no packet has got through; None if they do."""
@@ -297,6 +300,7 @@ class Link:
             world.after(_USER_TIMEOUT_S, lambda: self._gives_up(side, sender))
         at_s = max(self._free_s[side], world.now_s + again_s + world.delay_s())
         self._free_s[side] = at_s
+        self._lost_s[side] = at_s if again_s else self._lost_s[side]
         world.at(at_s, lambda: self._arrive(side, message))  # not after a difference, whose rounding swaps messages
 
     def close(self, closer: Process, *, silently: bool = False) -> None:
@@ -365,7 +369,7 @@ class Link:
         if target is None:
             sender = self.ends[side]
             if sender is not None and message is not None:
-                self.world.after(self.world.delay_s(), lambda: self._refused(side))
+                self.world.at(self._reset_s(1 - side), lambda: self._refused(side))
             return
         if message is None:
             self._break(target)
@@ -378,6 +382,11 @@ class Link:
             target.received(self, message)
         elif now is not None:  # another process has taken the connection meanwhile
             now.call(lambda: self._deliver(side, now, message))
+
+    def _reset_s(self, side: int) -> float:
+        """Return when a reset that is sent from that side now arrives: after the end, unless a packet of that is lost."""
+        at_s = self.world.now_s + self.world.delay_s()
+        return at_s if self._lost_s[side] > self.world.now_s else max(at_s, self._free_s[side])
 
     def _refused(self, side: int) -> None:
         """The other host has no such connection any more, or no process that reads from it: it answers with a reset."""

@@ -156,6 +156,22 @@ def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> Non
         assert simulate(replace(plan, loss=0.3)).broken == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"), [("dies_last", "its launcher exited"), ("rank_blocks", "keeps the others waiting")]
+)
+def test_rank_that_others_have_lost_or_waited_for_is_named(kind: str, text: str) -> None:
+    causes = []
+    for seed in range(8):
+        plan = plain_plan_of(seed, nodes=5, faults=0)
+        rules = replace(plan.rules, min_healthy=False, max_restarts=3, last_call_s=0.5)
+        fault = Fault(at_s=5.0, kind=kind, which=seed, seconds=0.0)
+        run = simulate(replace(plan, rules=rules, work_s=8.0, faults=(fault,)))
+        assert run.broken == [], seed
+        causes += [each.verdict.cause.text for each in run.job.verdicts if each.verdict.outcome is Outcome.FAILED]
+    assert len(causes) == 8
+    assert all(text in each for each in causes)
+
+
 def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan:
     plan = plain_plan_of(seed, nodes=nodes, faults=0)
     given = {"min_nodes": nodes - 1, "min_healthy": False, "max_restarts": 5, "max_stalled": 0, "launchers": 0, **rules}
