@@ -235,6 +235,8 @@ class Launcher(Process):
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
         self.agent = Agent(_options(job.rules), Pauses())
+        self._agent_ns = self.agent.alarm_ns
+        """When the agent is to be told the time; only an event changes that."""
         listener = Listener(self, self.address)
         if self.address == job.endpoints[0]:
             listener.host_coordinator()
@@ -284,10 +286,11 @@ class Launcher(Process):
         """Tell the agent's machine."""
         if self.is_alive:
             effects = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
+            self._agent_ns = self.agent.alarm_ns
             self.do([Told(effect) if isinstance(effect, m.Said) else effect for effect in effects])
 
     def _due_s(self) -> float:
-        alarm_ns = self.agent.alarm_ns
+        alarm_ns = self._agent_ns
         return self.member.alarm_s if alarm_ns is None else min(self.member.alarm_s, alarm_ns / 1e9)
 
     def _alarm(self) -> None:
@@ -295,8 +298,7 @@ class Launcher(Process):
         if self.clock() >= self.member.alarm_s:
             is_early = False
             self.tick()
-        alarm_ns = self.agent.alarm_ns
-        if alarm_ns is not None and self.clock() * 1e9 >= alarm_ns:
+        if self._agent_ns is not None and self.clock() * 1e9 >= self._agent_ns:
             is_early = False
             self.hear(agent.Tick())
         if is_early and self.is_alive:
