@@ -90,7 +90,7 @@ def suspects(
     for launcher in members(job, cycle):
         if launcher is not None:
             hurts = cut_off(job, trouble, launcher, _since_s(cycle), until_s, by)
-            is_late = bool(hurts) or _stood_still(job, cycle, until_s, by)
+            is_late = bool(hurts)
             hurts += [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, by, is_late)]
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
@@ -110,19 +110,6 @@ def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: 
         if own in parted_from and (own in hosts or parted_from[own] & hosts)
     ]
     return [hurt for hurt in [*apart, *_frozen(job, hosts)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
-
-
-def _stood_still(job: Job, cycle: Made, until_s: float, by: Iterable[str]) -> bool:
-    """Return True if one of these coordinators stood still for so long that farewells went to another one."""
-    hosts = {process.host.number for process in job.coordinators if process.name in by}
-    here = [hurt for launcher in job.launchers if launcher.host.number in hosts for hurt in launcher.hurts]
-    return any(
-        hurt.fault.kind == "coordinator_frozen"
-        and hurt.fault.seconds >= _LEAST_S
-        and hurt.from_s <= until_s
-        and hurt.until_s >= _since_s(cycle)
-        for hurt in here
-    )
 
 
 def _frozen(job: Job, hosts: set[int]) -> list[Hurt]:

@@ -380,6 +380,13 @@ MUTANTS = (
         "if False:",
         unit=f"{_ENDINGS}::test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cycle",
     ),
+    Mutant(
+        "a farewell to another coordinator isn't believed",
+        _COORDINATOR,
+        "if (former := self._nodes.get(hello.former_instance)) is not None:",
+        "if (former := self._nodes.get(hello.former_instance)) is not None and False:",
+        unit=f"{_COORDINATOR_TESTS}::test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator",
+    ),
     Mutant("a verdict isn't remembered", _MEMBER, "self.standing = replace(self.standing, verdict=message)", "pass"),
     Mutant("a report isn't remembered", _MEMBER, "self.standing = replace(self.standing, report=message)", "pass"),
     Mutant(

@@ -384,7 +384,7 @@ class Link:
             now.call(lambda: self._deliver(side, now, message))
 
     def _reset_s(self, side: int) -> float:
-        """Return when a reset that is sent from that side now arrives: after the end, unless a packet of that is lost."""
+        """Return when a reset sent from that side now arrives: after its end, unless a packet of that is lost."""
         at_s = self.world.now_s + self.world.delay_s()
         return at_s if self._lost_s[side] > self.world.now_s else max(at_s, self._free_s[side])
 

@@ -144,6 +144,8 @@ class Coordinator:
         node.connected(link, hello, self._clock.now_s)
         self._consensus.arrived(node, self._nodes.values())
         self._seat(node)
+        if (former := self._nodes.get(hello.former_instance)) is not None:
+            self._left_elsewhere(former, hello.standing.report)
         if self._over_s is not None:
             self._out.append(Send([link], self._consensus.news()))
 
@@ -238,6 +240,19 @@ class Coordinator:
         self._out.append(Send([link], m.Stay() if left and not few else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
+        self._next_cycle.node_lost(self._clock.now_s)
+
+    def _left_elsewhere(self, node: Node, report: m.Report | None) -> None:
+        """Take a node for excluded whose goodbye went to another coordinator. What it voted there counts."""
+        cycle = self._cycle
+        if cycle is None or (place := cycle.place_of(node)) is None:
+            return
+        if node.link is not None:
+            self._out.append(Drop(node.link))
+            self._gone(node, silent=False)
+        text = "" if report is None else report.cause.text
+        cycle.farewell(place, m.Goodbye(text, excluded=True), self._clock.now_s)
+        del self._nodes[node.instance], self._absent[node.instance]
         self._next_cycle.node_lost(self._clock.now_s)
 
     def _gone(self, node: Node, *, silent: bool, reset: bool = False) -> None:

@@ -313,7 +313,8 @@ class JobCycle:
         elif self.diagnosis is not None:
             self._conclude_hang(self.diagnosis)
         elif self._judged is not None:
-            self.outcome, self.decided_by = self._judged
+            follows = self.seats[self._judged[1]].report.cause.follows and not (self._missing or self.rules.min_healthy)
+            self.outcome, self.decided_by = self._explained if follows and self._has_own_failure else self._judged
         elif joining:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:

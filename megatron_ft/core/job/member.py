@@ -225,8 +225,8 @@ class Member:
 
     def _stay(self) -> None:
         """This node is excluded. Its launcher connects again under another instance, which neither votes nor trains."""
-        self.identity = replace(self.identity, instance=f"{self.identity.instance}-excluded", rank=None)
-        self.memory, self.standing = Memory(), m.Standing(phase=m.NodePhase.EXCLUDED)
+        self.identity, self.memory = self.identity.excluded(), Memory()
+        self.standing = m.Standing(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
         self._leaving = self._leave_s = None
         self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
         self._out.append(edge.LeftOut())

@@ -35,6 +35,10 @@ _EXCLUDED_S = 30.0
 # -- what nodes report of a cycle, and of ranks that hang, or may; the verdict -----------------------------------
 
 
+_EXCLUDED = "-excluded"
+"""Ends the instance of a launcher whose node is excluded."""
+
+
 class NodePhase(enum.Enum):
     """Phase of a node."""
 
@@ -317,6 +321,11 @@ class Hello:
     arguments: Arguments = Arguments()
 
     @property
+    def former_instance(self) -> str:
+        """Instance of the launcher before its node was excluded; empty if it wasn't."""
+        return self.instance.removesuffix(_EXCLUDED) if self.standing.phase is NodePhase.EXCLUDED else ""
+
+    @property
     def definition(self) -> JobDefinition:
         """The job that a coordinator without one is for from now on."""
         return JobDefinition(self.job, self.rules, self.arguments)
@@ -343,6 +352,10 @@ class Identity:
     is_named: bool = True
     """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     names_life: bool = False
+
+    def excluded(self) -> Identity:
+        """Return the identity of this launcher once its node is excluded."""
+        return replace(self, instance=f"{self.instance}{_EXCLUDED}", rank=None)
 
     def hello(
         self,

@@ -8,12 +8,13 @@ import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, Beside, Decision, DecisionKind, Held, Memory
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from tests.support.job_machines import answers, begun, decision, led, links, member
 from tests.support.machines import Job
 
@@ -119,6 +120,29 @@ def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_sile
         judged += [(tenth, each.verdict) for each in machine.settle(tenth / 10) if isinstance(each, edge.Judged)]
     ((tenth, verdict),) = judged
     assert (tenth, verdict.node, verdict.cause.text) == (145, 1, "no message from its launcher for 5.5 s")
+
+
+def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
+    machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
+    leaver = m.Identity("job", rules, "b", "b", "b", ()).excluded()
+    machine.handle(edge.Broken(1, reset=True), 0.1)
+    machine.handle(edge.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
+    standing = m.Standing(m.NodePhase.EXCLUDED, report=excluded)
+    hello = leaver.hello(1, owns=False, memory=Memory(), standing=standing, found_silent=None, now_s=0.1)
+    machine.handle(edge.Heard(7, hello), 0.1)
+    (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, edge.Judged)]
+    assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
+    assert (verdict.outcome, verdict.decision.restarts_left) == (Outcome.MEMBERSHIP, 3)
+
+
+def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard_it() -> None:
+    machine = led(member(), (0, "c"))
+    report = m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
+    for message in (report, m.Goodbye("rank 1 asked for it", excluded=True)):
+        machine.tell(message, 0.0)
+    machine.heard(m.Stay(), 0.1)
+    assert (machine.identity.instance, machine.standing.report) == (member().identity.excluded().instance, report)
 
 
 def test_launcher_that_gave_up_waiting_for_an_answer_is_awaited_as_long_as_one_that_never_came() -> None:
