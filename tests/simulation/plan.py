@@ -81,6 +81,7 @@ _LATENCIES_S = (0.02, 0.08, 0.15)
 _LOSSES = (0.01, 0.05, 0.3)
 _ONE_WAY = {"host_cut", "pair_cut"}
 _RARE = 0.25
+_SOONER_S = 6.0
 _DIRECTED = 0.4
 """Part of the plans whose faults are not independent of each other."""
 
@@ -212,6 +213,9 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
         faults.append(
             _fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0)
         )
+        if plan.seed % 2:  # before anybody has told the first coordinator of the decision
+            faults[:2] = [replace(each, seconds=each.seconds - _SOONER_S) for each in faults[:2]]
+            faults[2:] = [replace(each, at_s=each.at_s - _SOONER_S) for each in faults[2:]]
     else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
         faults[0] = replace(faults[0], seconds=chance.uniform(7.0, 12.0))
         faults[1] = replace(faults[1], seconds=chance.uniform(7.0, 12.0))

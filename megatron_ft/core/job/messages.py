@@ -564,7 +564,7 @@ class Speak:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another job of this name trains, and is coordinated at ``address``: say there with ``Moved`` what this one is."""
+    """Another coordinator leads a job of this name at ``address``: say there with ``Moved`` what this one is."""
 
     address: str
 

@@ -57,6 +57,12 @@ def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
     assert simulate(replace(plan, rules=rules, reports_silence=False)).broken == []
 
 
+def test_coordinator_that_missed_two_decisions_sends_its_launchers_to_the_one_that_made_them() -> None:
+    run = simulate(plan_of(7369), tell=True)
+    assert run.broken == []
+    assert any("Rival(" in line for line in run.story)
+
+
 @pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
 def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
@@ -611,7 +617,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_cycles_without_progress, "notices_no_progress", None, 24),
         (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 2200),
         (_goes_on_without_progress, "notices_no_progress", None, 24),
-        (_ignores_its_owners_vote, "one_decision", None, 460),
+        (_ignores_its_owners_vote, "one_decision", None, 535),
         (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 500),
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 560),
