@@ -111,6 +111,7 @@ class Member:
     def opened(self, now_s: float) -> list[edge.MemberEffect]:
         self._clock.set(now_s)
         self._is_open = True
+        self._search.reached()
         self._heard_s = self._clock.now_s
         self._beat_s = self._clock.now_s + beat_s(self._nodes)
         self._until_s, self._is_answered = self._clock.now_s + self._connect_s, False
@@ -128,8 +129,10 @@ class Member:
             self._out.append(edge.Transmit(self._leaving))
         return self._take()
 
-    def failed(self, now_s: float, problem: str = "") -> list[edge.MemberEffect]:
+    def failed(self, now_s: float, problem: str = "", *, is_unowned: bool = True) -> list[edge.MemberEffect]:
         self._clock.set(now_s)
+        if not is_unowned:
+            self._search.reached()
         self._seek(problem=problem)
         return self._take()
 
@@ -137,6 +140,7 @@ class Member:
         """The connection has ended. ``silent``: no packet is answered any more from there."""
         self._clock.set(now_s)
         was_led, was_open, self._is_open = self.is_led, self._is_open, False
+        self._search.reached()
         if was_led:
             self._search.begin_again(is_home_there=not silent)
         if silent:
@@ -206,7 +210,13 @@ class Member:
             self._has_said_unreached = True
             self._out.append(edge.Say(patience.unreached(self.identity, self._search.problems)))
         if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
-            gives_up = patience.give_up(self.identity, self.memory, self.standing, self._search.problems)
+            gives_up = patience.give_up(
+                self.identity,
+                self.memory,
+                self.standing,
+                self._search.problems,
+                is_unowned=self._search.is_unowned,
+            )
             self._leave(gives_up.code, gives_up.text)
 
     @property
@@ -242,6 +252,7 @@ class Member:
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
+        self._search.reached()
         match message:
             case m.Lead(term, beside):
                 self._follow(term)

@@ -342,6 +342,8 @@ class Identity:
     arguments: Arguments = Arguments()
     is_named: bool = True
     """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
+    has_known_host: bool = True
+    """The first endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
     names_life: bool = False
 
     def hello(

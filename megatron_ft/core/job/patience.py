@@ -38,8 +38,14 @@ def unreached(identity: m.Identity, problems: str) -> str:
     return f"no coordinator reached ({problems}); trying for {_join_timeout(identity)}"
 
 
-def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems: str) -> edge.Leave:
-    """The time is over. ``problems``: why no coordinator was reached at which address."""
+def give_up(
+    identity: m.Identity, memory: Memory, standing: m.Standing, problems: str, *, is_unowned: bool
+) -> edge.Leave:
+    """Return the end of a launcher whose time is over.
+
+    ``problems``: why no coordinator was reached at which address. ``is_unowned``: no process was ever reached at the
+    first endpoint. With a host that no scheduler has named that is a mistake: it would be the same at another start.
+    """
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is DecisionKind.END:
         return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
@@ -50,6 +56,9 @@ def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems
         return edge.Leave(0, "no coordinator is reachable any more")
     text = "no coordinator reachable that can continue the job: start the job again"
     if is_new(memory, standing):
+        if is_unowned and not identity.has_known_host:
+            text = lines.nobody_owns(identity.endpoints[0], _join_timeout(identity), problems)
+            return edge.Leave(MISTAKE_CODE, text)
         text = f"no coordinator reached for {_join_timeout(identity)} ({problems})"
     return edge.Leave(identity.rules.try_again_code, text)
 

@@ -40,6 +40,8 @@ class Search:
         to lead, or, where none has answered, when the last try began."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
+        self.is_unowned = True
+        """No process was ever reached at the first endpoint, whose name is known."""
         self._is_home_there = False
         """The host at ``home`` has ended the last connection itself."""
 
@@ -69,6 +71,10 @@ class Search:
         if is_answered:
             self._tried_s[self.address] = now_s
         self._problems[self.address] = problem or ("the coordinator there does not lead" if is_answered else NO_ANSWER)
+
+    def reached(self) -> None:
+        """Note that a process is at the address that is being tried, or may come to be: its name isn't known yet."""
+        self.is_unowned = self.is_unowned and self.address != self._endpoints[0]
 
     @property
     def problems(self) -> str:

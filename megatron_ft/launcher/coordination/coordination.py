@@ -101,8 +101,8 @@ class Coordination:
     def opened(self) -> None:
         self._do(self.member.opened(time.monotonic()))
 
-    def failed(self, problem: str) -> None:
-        self._do(self.member.failed(time.monotonic(), problem))
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
+        self._do(self.member.failed(time.monotonic(), problem, is_unowned=is_unowned))
 
     def broken(self, *, silent: bool = False) -> None:
         self._do(self.member.broken(time.monotonic(), silent=silent))

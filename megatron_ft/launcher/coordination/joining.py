@@ -259,5 +259,6 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], pas
         started_s=time.monotonic() - age_s(os.getpid()),
         names_life=place.names_life,
         is_named=place.is_named,
+        has_known_host=place.has_known_host,
         arguments=place.arguments,
     )

@@ -43,6 +43,55 @@ def test_a_launcher_that_has_had_no_part_in_the_job_yet_waits_for_the_join_timeo
     assert left.code == RULES.try_again_code
 
 
+def _unowned(*, has_known_host: bool = False) -> Member:
+    machine = member()
+    machine.identity = replace(machine.identity, has_known_host=has_known_host)
+    return machine
+
+
+def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_join_timeout() -> None:
+    at_s, left = _given_up(_unowned(), 0.0)
+    assert RULES.join_timeout_s <= at_s < RULES.join_timeout_s + 1.0
+    assert left.code == 2
+    assert left.text.startswith(f"no process was reached at first:1 for {RULES.join_timeout_s:g} s (--rdzv-conf")
+    assert left.text.endswith("start a launcher there, or set --rdzv-conf is_host=1 on one node")
+
+
+def test_endpoint_on_a_host_of_the_job_is_no_mistake_where_no_process_was_reached() -> None:
+    assert _given_up(_unowned(has_known_host=True), 0.0)[1].code == RULES.try_again_code
+
+
+@pytest.mark.parametrize("how", ["closed", "waits", "unnamed"])
+def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) -> None:
+    machine = _unowned()
+    machine.tick(0.0)
+    if how == "closed":
+        machine.broken(0.1)
+    elif how == "unnamed":
+        machine.failed(0.1, "the host name cannot be resolved", is_unowned=False)
+    else:
+        machine.opened(0.1)
+        machine.broken(0.2)
+    assert _given_up(machine, 0.3)[1].code == RULES.try_again_code
+
+
+def test_process_at_another_address_does_not_own_the_endpoint() -> None:
+    machine, now_s = _unowned(), 0.0
+    while True:
+        effects = machine.tick(now_s)
+        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            if effect.address == "first:1":
+                effects += machine.failed(now_s, "Connection refused")
+            else:
+                machine.opened(now_s)
+                effects += machine.broken(now_s)
+        left = [effect for effect in effects if isinstance(effect, edge.Leave)]
+        if left:
+            break
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    assert left[0].code == 2
+
+
 def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_job_do() -> None:
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 1, True), 1.0)
