@@ -66,8 +66,8 @@ def rival_is_younger(address: str) -> str:
 
 def nobody_owns(endpoint: str, timeout: str, problems: str) -> str:
     return (
-        f"no process was reached at {endpoint} for {timeout} ({problems}), and this launcher is not on that host: start "
-        "a launcher there, or set --rdzv-conf is_host=1 on one node"
+        f"no process was reached at {endpoint} for {timeout} ({problems}), and this launcher is not its host: "
+        "start a launcher there, or set --rdzv-conf is_host=1 on one node"
     )
 
 
