@@ -72,6 +72,9 @@ class Plan:
     makes_progress: bool = True
     """Each cycle gets further than the one before; else each gets to the same iteration."""
 
+    shares_logs: bool = False
+    """The launchers share the log directory, and with it `coordinator.json`."""
+
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
         return replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
@@ -96,6 +99,7 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
     if nodes is None and faults is None and chance.random() < _DIRECTED:
         rare = random.Random(seed ^ 0x726172D6)
         plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)
+    plan = replace(plan, shares_logs=random.Random(seed ^ 0x66696C65).random() < 0.25)
     drawn = [
         replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults
