@@ -180,7 +180,12 @@ class _JobLife:
         coordination: Coordination | None = None
         try:
             with joining.joined(
-                joins_by, place, self._config, past=past, is_finished=self._has_finished
+                joins_by,
+                place,
+                self._config,
+                past=past,
+                is_finished=self._has_finished,
+                log_dir=self._log_dir,
             ) as coordination:
                 coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
                 coordination.on_left_out = result.left_out

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.launching import Launched, Launcher, launcher
-from tests.support.netns import Hosts, hosts
+from tests.support.netns import Hosts, four_hosts, hosts
 from tests.support.nodes import wait_for_all
 
-__all__ = ["hosts", "launcher"]
+__all__ = ["four_hosts", "hosts", "launcher"]
 
 # ranks that notice nothing by themselves, and ranks that lose a peer as those of a collective do
 SCRIPT = """
@@ -125,3 +128,49 @@ def test_host_that_vanishes_is_missed_even_if_no_rank_notices(launcher: Launcher
     for node in others:
         node.process.terminate()
     wait_for_all(others)
+
+
+@pytest.mark.parametrize("endpoint", ["node3:29500", "198.18.77.200:29500"])
+def test_endpoint_of_no_launcher_is_a_mistake_after_the_join_timeout(
+    launcher: Launcher, hosts: Hosts, endpoint: str
+) -> None:
+    """A host without a launcher, and an address that no host has."""
+    place = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-conf=join_timeout=6"]
+    ended = wait_for_all([launcher.start(SCRIPT, *place, host=hosts.inhabitant(number)) for number in (1, 2)])
+    assert [finished.code for finished in ended] == [2, 2]
+    for finished in ended:
+        (line,) = [line for line in finished.err.splitlines() if "no process was reached at" in line]
+        assert f"at {endpoint} for 6 s" in line
+        assert "set --rdzv-conf is_host=1 on one node" in line
+
+
+def test_endpoint_whose_launcher_starts_last_is_waited_for(launcher: Launcher, hosts: Hosts) -> None:
+    place = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node3:29500", "--rdzv-conf=join_timeout=60"]
+    early = launcher.start(SCRIPT, *place, script_args=[str(launcher.directory)], host=hosts.inhabitant(1))
+    early.wait_for("no coordinator reached")
+    late = launcher.start(SCRIPT, *place, script_args=[str(launcher.directory)], host=hosts.inhabitant(3))
+    for node in (early, late):
+        node.wait_for("^ready 0")
+    (launcher.directory / "finish").touch()
+    assert [finished.code for finished in wait_for_all([early, late])] == [0, 0]
+
+
+def test_newcomer_finds_the_job_by_the_shared_log_directory_when_the_endpoints_host_is_lost(
+    launcher: Launcher, four_hosts: Hosts
+) -> None:
+    logs = launcher.directory / "logs"
+    options = ("--nnodes=2:3", "--max-restarts=2", "--rdzv-conf=join_timeout=60", f"--ft-log-dir={logs}")
+    nodes = start_on_each(launcher, four_hosts, *options)
+    note = json.loads((logs / "coordinator.json").read_text())
+    assert (note["address"], note["decision"]) == ("node1:29500", 0)
+    four_hosts.cut(1)
+    kill_all_of(nodes[0])
+    for node in nodes[1:]:
+        node.wait_for("^ready 1")
+    place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
+    newcomer = launcher.start(
+        SCRIPT, *place, *options, script_args=[str(launcher.directory)], host=four_hosts.inhabitant(4)
+    )
+    newcomer.wait_for("on standby for the next restart")
+    (launcher.directory / "finish").touch()
+    assert [finished.code for finished in wait_for_all([*nodes[1:], newcomer])] == [0, 0, 0]

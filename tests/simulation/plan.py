@@ -72,6 +72,9 @@ class Plan:
     makes_progress: bool = True
     """Each cycle gets further than the one before; else each gets to the same iteration."""
 
+    shares_logs: bool = False
+    """The launchers share the log directory, and with it `coordinator.json`."""
+
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
         return replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
@@ -82,6 +85,7 @@ _LOSSES = (0.01, 0.05, 0.3)
 _ONE_WAY = {"host_cut", "pair_cut"}
 _RARE = 0.25
 _LOST_PEERS = 0.1
+_SOONER_S = 6.0
 _DIRECTED = 0.4
 """Part of the plans whose faults are not independent of each other."""
 
@@ -98,6 +102,7 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)
         late = random.Random(seed ^ 0x70656572)
         plan = _lost_peers(plan, late) if late.random() < _LOST_PEERS else plan
+    plan = replace(plan, shares_logs=random.Random(seed ^ 0x66696C65).random() < 0.25)
     drawn = [
         replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults
@@ -215,6 +220,9 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
         faults.append(
             _fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0)
         )
+        if plan.seed % 2:  # before anybody has told the first coordinator of the decision
+            faults[:2] = [replace(each, seconds=each.seconds - _SOONER_S) for each in faults[:2]]
+            faults[2:] = [replace(each, at_s=each.at_s - _SOONER_S) for each in faults[2:]]
     else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
         faults[0] = replace(faults[0], seconds=chance.uniform(7.0, 12.0))
         faults[1] = replace(faults[1], seconds=chance.uniform(7.0, 12.0))

@@ -45,7 +45,15 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     world.latency_s, world.loss = plan.latency_s, plan.loss
     hosts = world.hosts
     endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
-    job = Job(world, plan.rules, plan.work_s, endpoints, learns=plan.learns, makes_progress=plan.makes_progress)
+    job = Job(
+        world,
+        plan.rules,
+        plan.work_s,
+        endpoints,
+        learns=plan.learns,
+        makes_progress=plan.makes_progress,
+        shares_logs=plan.shares_logs,
+    )
     trouble = _Trouble(world, job, len(plan.faults))
     order = list(range(len(hosts)))
     world.chance.shuffle(order)

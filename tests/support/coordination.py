@@ -33,7 +33,7 @@ class Ear:
     def opened(self) -> None:
         self._note("opened")
 
-    def failed(self, problem: str) -> None:
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
         self.problem = problem
         self._note("failed")
 

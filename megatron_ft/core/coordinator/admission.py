@@ -7,6 +7,8 @@ without a word, and lets in another one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.member import MOVED_S
@@ -20,6 +22,19 @@ FORGETS_S = GIVE_UP_S + 30.0
 
 _LONGEST_NAME = 160
 """Characters of a job's name, with the arguments of its script, in a line for a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLead:
+    """Coordinator at another address that leads this job, known since ``since_s``. ``number``: of its last decision."""
+
+    address: str = ""
+    number: int = 0
+    since_s: float = 0.0
+    until_s: float = float("inf")
+
+
+NO_LEAD = OtherLead()
 
 
 class Admission:
@@ -37,8 +52,7 @@ class Admission:
             self._define(defined)
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
-        self._elsewhere = elsewhere
-        self._known_s, self._until_s = now_s, float("inf")
+        self._other_lead = OtherLead(elsewhere, since_s=now_s)
         self._needed_s = 0.0
         """When a launcher was last here that can go on with the job."""
 
@@ -50,13 +64,9 @@ class Admission:
         assert self.rules is not None
         return JobDefinition(self.job, self.rules, self._arguments)
 
-    def elsewhere(self, now_s: float) -> str:
-        """Return the address of the job's coordinator, as far as known here; empty if unknown."""
-        return self._elsewhere if now_s < self._until_s else ""
-
-    def age_s(self, now_s: float) -> float:
-        """Return for how many seconds ``elsewhere`` has been known; 0 if it isn't."""
-        return now_s - self._known_s if self.elsewhere(now_s) else 0.0
+    def other_lead(self, now_s: float) -> OtherLead:
+        """Return where the job is coordinated, as far as known here; without an address if unknown."""
+        return self._other_lead if now_s < self._other_lead.until_s else NO_LEAD
 
     def job_ended(self, now_s: float) -> None:
         self.ended_s = now_s
@@ -66,7 +76,7 @@ class Admission:
         if self.rules is None:
             self._define(hello.definition)
         if hello.owns:
-            self._elsewhere = ""  # it is led there no more
+            self._other_lead = NO_LEAD  # it is led there no more
         if hello.memory.decided is None and self._is_of_next(hello, now_s):
             return Wait(0, 0, soon=True)
         return refusal(hello, self._defined)
@@ -82,9 +92,9 @@ class Admission:
         return is_another(hello, self._defined) or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> None:
-        """Take note of where this job, which has no cycle here, is coordinated."""
+        """Take note of where this job is coordinated."""
         if self.job in ("", moved.job):
-            self._elsewhere, self._known_s, self._until_s = moved.address, now_s, now_s + 3 * MOVED_S
+            self._other_lead = OtherLead(moved.address, max(0, moved.number), now_s, now_s + 3 * MOVED_S)
 
     def forgets(self, now_s: float, *, is_needed: bool) -> bool:
         """Whether the job has had no launcher that can go on with it for ``FORGETS_S``; ask at least every few seconds.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from megatron_ft.core.coordinator.admission import OtherLead
 from megatron_ft.core.coordinator.nodes import Node, candidates, instances_of, names_of
 from megatron_ft.core.coordinator.votes import Proposal, Visitors
 from megatron_ft.core.job.decisions import (
@@ -179,13 +180,13 @@ class Consensus:
 
     # -- leading ----------------------------------------------------------------------------------------------
 
-    def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str, age_s: float) -> bool:
+    def advance(self, everybody: Iterable[Node], now_s: float, other: OtherLead) -> bool:
         """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken.
 
-        ``elsewhere``: where another coordinator leads, as far as has been known for ``age_s``; launchers that wait
-        here are told.
+        Launchers that wait here are told of the ``other`` coordinator. If that knows later decisions, this one doesn't
+        lead: its nodes would be lost there meanwhile.
         """
-        is_elsewhere = self.decision is None and bool(elsewhere)
+        is_elsewhere = bool(other.address) and other.number > (-1 if self.decision is None else self.decision.number)
         enough = self._suffices(self._here.keys(), self._owner is not None)
         if is_elsewhere or not enough or not self._may_begin(everybody):
             self.leads, self.proposal = False, None
@@ -193,7 +194,7 @@ class Consensus:
                 self._has_asked = False
                 self._follow_anew(everybody)
                 self._untold = list(self._unasked)
-            self._tell_waiting(everybody, now_s, elsewhere, age_s)
+            self._tell_waiting(everybody, now_s, other)
             return False
         if self.term is None or self._seen > self.term:
             self.leads, self.proposal = False, None
@@ -240,11 +241,11 @@ class Consensus:
         last = max(accepted, key=lambda each: each.ballot, default=None)
         return last is None or last.held.decision.is_made_by({node.instance for node in nodes if node.link is not None})
 
-    def _tell_waiting(self, everybody: Iterable[Node], now_s: float, elsewhere: str, age_s: float) -> None:
+    def _tell_waiting(self, everybody: Iterable[Node], now_s: float, other: OtherLead) -> None:
         self._visitors.are_here(self._here, now_s)
         before, self._told = (
             self._told,
-            (self._suffices(self._visitors.lately(now_s, self.left), owner=False), elsewhere),
+            (self._suffices(self._visitors.lately(now_s, self.left), owner=False), other.address),
         )
         if self._told != before and any(self._told):
             self._untold = list(everybody)
@@ -253,6 +254,7 @@ class Consensus:
         if links:
             here, size = len(self._here), 0 if self.decision is None else self.decision.size
             soon = (here > 1 and 4 * here >= size > 0) or (self.decision is None and self._founds)
+            age_s = now_s - other.since_s if other.address else 0.0
             self._emit(Send(links, Wait(here, size, soon, *self._told, age_s)))
 
     # -- proposing --------------------------------------------------------------------------------------------

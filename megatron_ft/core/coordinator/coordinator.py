@@ -78,7 +78,7 @@ class Coordinator:
         self._began_s = 0.0
         """When this coordinator learned of the job's first cycle."""
         self._rival: Ballot | None = None
-        """Another job of this name, by its first decision."""
+        """Job that another coordinator of this name leads, by its first decision."""
         self._rival_s = 0.0
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
@@ -151,15 +151,22 @@ class Coordinator:
 
     def _moved(self, link: int, moved: m.Moved) -> None:
         self._out.append(Drop(link))
-        if self._consensus.leads and self._consensus.decision is not None:
-            self._compare(moved, self._consensus.decision)
+        decision = self._consensus.decision
+        is_behind = decision is not None and moved.founding == decision.founding and moved.number > decision.number
+        if self._consensus.leads and decision is not None and not is_behind:
+            self._compare(moved, decision)
         else:
             self._admission.moved(moved, self._clock.now_s)
 
     def _compare(self, moved: m.Moved, decision: Decision) -> None:
-        """Another coordinator leads a job of this name. If it isn't the same one, the younger of the two ends."""
+        """Tell another coordinator that leads a job of this name about this one.
+
+        Of two jobs the younger ends. In the same job the coordinator that missed decisions gives up its lead.
+        """
         cycle, founding = self._cycle, moved.founding
-        if cycle is None or founding in (None, decision.founding) or moved.job != self._admission.job:
+        if cycle is None or founding is None or moved.job != self._admission.job:
+            return
+        if (founding, moved.number) == (decision.founding, decision.number):
             return
         speaker = next((node for _, node in sorted(self._consensus.voters().items()) if node.link is not None), None)
         if speaker is None or speaker.link is None:
@@ -168,7 +175,9 @@ class Coordinator:
         if not is_news and now_s < self._rival_s + MOVED_S:
             return
         self._rival, self._rival_s = founding, now_s
-        if (moved.number, moved.age_s) > (decision.number, now_s - self._began_s):
+        if founding == decision.founding:
+            pass
+        elif (moved.number, moved.age_s) > (decision.number, now_s - self._began_s):
             cycle.asked_to_end(None, lines.rival_is_older(moved.address, moved.number))
         elif is_news:
             self._out.append(Send([speaker.link], m.Tell(lines.rival_is_younger(moved.address))))
@@ -322,7 +331,7 @@ class Coordinator:
         self._clock.set(now_s)
         self._look_for_lost()
         now, admission = self._clock.now_s, self._admission
-        if self._consensus.advance(self._nodes.values(), now, admission.elsewhere(now), admission.age_s(now)):
+        if self._consensus.advance(self._nodes.values(), now, admission.other_lead(now)):
             self._took_over()
         if self._consensus.leads:
             patient = self._clock.now_s < (self._next_cycle.lost_s or -60.0) + lost_s(len(self._nodes))

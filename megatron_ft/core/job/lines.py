@@ -64,6 +64,13 @@ def rival_is_younger(address: str) -> str:
     return f"the same job is training at {address}, too, since the network was split: that part of it is told to end"
 
 
+def nobody_owns(endpoint: str, timeout: str, problems: str) -> str:
+    return (
+        f"no process was reached at {endpoint} for {timeout} ({problems}), and this launcher is not its host: "
+        "start a launcher there, or set --rdzv-conf is_host=1 on one node"
+    )
+
+
 def silent(seconds: float) -> str:
     return f"no message from its launcher for {seconds:.1f} s"
 

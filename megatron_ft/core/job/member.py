@@ -57,6 +57,8 @@ class Member:
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
         self._announce_s: float | None = None
+        self._read_s = patience.read_s(identity)
+        """Seconds without a coordinator after which to look whether another launcher has recorded one."""
         self._heard_s = self._beat_s = self._unled_s = self._joined_s = 0.0
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
@@ -111,6 +113,7 @@ class Member:
     def opened(self, now_s: float) -> list[edge.MemberEffect]:
         self._clock.set(now_s)
         self._is_open = True
+        self._search.reached()
         self._heard_s = self._clock.now_s
         self._beat_s = self._clock.now_s + beat_s(self._nodes)
         self._until_s, self._is_answered = self._clock.now_s + self._connect_s, False
@@ -128,8 +131,10 @@ class Member:
             self._out.append(edge.Transmit(self._leaving))
         return self._take()
 
-    def failed(self, now_s: float, problem: str = "") -> list[edge.MemberEffect]:
+    def failed(self, now_s: float, problem: str = "", *, is_unowned: bool = True) -> list[edge.MemberEffect]:
         self._clock.set(now_s)
+        if not is_unowned:
+            self._search.reached()
         self._seek(problem=problem)
         return self._take()
 
@@ -137,6 +142,7 @@ class Member:
         """The connection has ended. ``silent``: no packet is answered any more from there."""
         self._clock.set(now_s)
         was_led, was_open, self._is_open = self.is_led, self._is_open, False
+        self._search.reached()
         if was_led:
             self._search.begin_again(is_home_there=not silent)
         if silent:
@@ -144,6 +150,11 @@ class Member:
         elif was_open and not was_led:
             self._search.broke_off()
         self._seek(at_once=was_led, problem="" if silent else "the connection was closed there")
+        return self._take()
+
+    def named(self, address: str) -> list[edge.MemberEffect]:
+        """Another launcher has recorded that the job is coordinated there: it may be so."""
+        self._search.named(address)
         return self._take()
 
     def _note_silence(self, was_led: bool) -> None:
@@ -184,6 +195,10 @@ class Member:
         if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
             self._out.append(edge.Announce(first, self._moved()))
 
+    def _record(self) -> None:
+        if self.memory.decided is not None and self.led_at in self._owned:
+            self._out.append(edge.RecordCoordinator(self.led_at, self.memory.number))
+
     def _moved(self) -> m.Moved:
         decided = self.memory.decided
         founding, number = (None, -1) if decided is None else (decided.decision.founding, decided.decision.number)
@@ -205,8 +220,17 @@ class Member:
         if not self._has_said_unreached and unled_s >= patience.report_unreached_s(self.identity) and self._is_new:
             self._has_said_unreached = True
             self._out.append(edge.Say(patience.unreached(self.identity, self._search.problems)))
+        if unled_s >= self._read_s and self._is_new:
+            self._read_s = unled_s + patience.read_s(self.identity)
+            self._out.append(edge.ReadCoordinator())
         if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
-            gives_up = patience.give_up(self.identity, self.memory, self.standing, self._search.problems)
+            gives_up = patience.give_up(
+                self.identity,
+                self.memory,
+                self.standing,
+                self._search.problems,
+                is_unowned=self._search.is_unowned,
+            )
             self._leave(gives_up.code, gives_up.text)
 
     @property
@@ -242,6 +266,7 @@ class Member:
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
+        self._search.reached()
         match message:
             case m.Lead(term, beside):
                 self._follow(term)
@@ -308,6 +333,7 @@ class Member:
         if self._owned - {self._search.address}:
             self._out.append(edge.KillCoordinators(self._search.address))
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
+        self._record()
         self._announce()
 
     def _waits(self, wait: m.Wait) -> None:
@@ -350,6 +376,7 @@ class Member:
             self._joined_s = self._clock.now_s
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = self.memory.learn(held)
+        self._record()
         if decision.kind is DecisionKind.END:
             end = patience.at_end(self.identity, decision, self.standing)
             self._leave(end.code, end.text, is_of_all=end.is_of_all)

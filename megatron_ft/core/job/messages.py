@@ -351,6 +351,8 @@ class Identity:
     arguments: Arguments = Arguments()
     is_named: bool = True
     """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
+    has_known_host: bool = True
+    """The first endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
     names_life: bool = False
 
     def excluded(self) -> Identity:
@@ -577,7 +579,7 @@ class Speak:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another job of this name trains, and is coordinated at ``address``: say there with ``Moved`` what this one is."""
+    """Another coordinator leads a job of this name at ``address``: say there with ``Moved`` what this one is."""
 
     address: str
 

@@ -14,6 +14,10 @@ _REPORT_UNREACHED_S = (10.0, 60.0)
 """Seconds after which a launcher that no coordinator leads tells the user why: in a job of few nodes or on the first
 two, and on the others, which may be thousands with the same thing to tell."""
 _FEW_NODES = 16
+_READ_S = 3.0
+"""Seconds between two reads of what another launcher has recorded, in a job of few nodes."""
+_READS_PER_S = 100
+"""Reads of all launchers of a job together, at most: thousands may start before the endpoint's."""
 
 
 def is_new(memory: Memory, standing: m.Standing) -> bool:
@@ -33,13 +37,24 @@ def report_unreached_s(identity: m.Identity) -> float:
     return _REPORT_UNREACHED_S[not is_soon]
 
 
+def read_s(identity: m.Identity) -> float:
+    """Return the seconds without a coordinator between two reads of what another launcher has recorded."""
+    return max(_READ_S, identity.rules.max_nodes / _READS_PER_S)
+
+
 def unreached(identity: m.Identity, problems: str) -> str:
     """While one is looked for. ``problems``: why it wasn't reached at which address."""
     return f"no coordinator reached ({problems}); trying for {_join_timeout(identity)}"
 
 
-def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems: str) -> edge.Leave:
-    """The time is over. ``problems``: why no coordinator was reached at which address."""
+def give_up(
+    identity: m.Identity, memory: Memory, standing: m.Standing, problems: str, *, is_unowned: bool
+) -> edge.Leave:
+    """Return the end of a launcher whose time is over.
+
+    ``problems``: why no coordinator was reached at which address. ``is_unowned``: no process was ever reached at the
+    first endpoint. With a host that no scheduler has named that is a mistake: it would be the same at another start.
+    """
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is DecisionKind.END:
         return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
@@ -50,6 +65,9 @@ def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problems
         return edge.Leave(0, "no coordinator is reachable any more")
     text = "no coordinator reachable that can continue the job: start the job again"
     if is_new(memory, standing):
+        if is_unowned and not identity.has_known_host:
+            text = lines.nobody_owns(identity.endpoints[0], _join_timeout(identity), problems)
+            return edge.Leave(MISTAKE_CODE, text)
         text = f"no coordinator reached for {_join_timeout(identity)} ({problems})"
     return edge.Leave(identity.rules.try_again_code, text)
 

@@ -40,6 +40,10 @@ class Search:
         to lead, or, where none has answered, when the last try began."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
+        self._named = ""
+        """Address that another launcher has recorded; empty if none."""
+        self.is_unowned = True
+        """No process was ever reached at the first endpoint, whose name is known."""
         self._is_home_there = False
         """The host at ``home`` has ended the last connection itself."""
 
@@ -69,6 +73,10 @@ class Search:
         if is_answered:
             self._tried_s[self.address] = now_s
         self._problems[self.address] = problem or ("the coordinator there does not lead" if is_answered else NO_ANSWER)
+
+    def reached(self) -> None:
+        """Note that a process is at the address that is being tried, or may come to be: its name isn't known yet."""
+        self.is_unowned = self.is_unowned and self.address != self._endpoints[0]
 
     @property
     def problems(self) -> str:
@@ -120,6 +128,10 @@ class Search:
         self.home = address
         return True
 
+    def named(self, address: str) -> None:
+        """Try this address, too, after all others."""
+        self._named = address
+
     def candidates(self, addresses: Iterable[str], *, are_decided: bool = True) -> None:
         """These could coordinate, in this order; after them the endpoints, and those before if nothing is decided."""
         known = self._endpoints if are_decided else self._addresses
@@ -129,7 +141,8 @@ class Search:
         """All other addresses."""
         # the founder goes back to its own address if no coordinator is where it was sent
         founds = not knows_job and self._own == self._endpoints[0]
-        return [each for each in ((self._own,) if founds else self._addresses) if each != self.home]
+        known = (self._own,) if founds else self._addresses
+        return [each for each in dict.fromkeys((*known, self._named)) if each not in ("", self.home)]
 
     def _worth_trying(self, now_s: float) -> list[str]:
         return [each for each in self._queue if self._is_worth(each, now_s)]

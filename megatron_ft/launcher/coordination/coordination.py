@@ -19,6 +19,7 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import OfLearning, Reviewed
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
+from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
 OfCycle = (
@@ -32,6 +33,7 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
+        file: where launchers record the address of the job's coordinator, if any.
         kill_coordinators: kills the coordinators that this launcher has started, but for one at that address.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
@@ -45,6 +47,7 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
+        file: CoordinatorFile | None = None,
         kill_coordinators: Callable[[str], None] = lambda _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
@@ -64,6 +67,7 @@ class Coordination:
         """Any of these."""
         self._open_store = open_store
         self._announce = announce
+        self._file = file or CoordinatorFile(reactor, None, "")
         self._kill_coordinators = kill_coordinators
         self._reactor = reactor
         self._say = say
@@ -101,8 +105,8 @@ class Coordination:
     def opened(self) -> None:
         self._do(self.member.opened(time.monotonic()))
 
-    def failed(self, problem: str) -> None:
-        self._do(self.member.failed(time.monotonic(), problem))
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
+        self._do(self.member.failed(time.monotonic(), problem, is_unowned=is_unowned))
 
     def broken(self, *, silent: bool = False) -> None:
         self._do(self.member.broken(time.monotonic(), silent=silent))
@@ -137,6 +141,8 @@ class Coordination:
         match effect:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
+            case edge.RecordCoordinator() | edge.ReadCoordinator():
+                self._use_file(effect)
             case edge.OpenStore(held):
                 self._provide_store(held)
             case edge.Begin(held):
@@ -172,6 +178,12 @@ class Coordination:
                 self._announce(address, moved)
             case edge.KillCoordinators(address):
                 self._kill_coordinators(address)
+
+    def _use_file(self, effect: edge.RecordCoordinator | edge.ReadCoordinator) -> None:
+        if isinstance(effect, edge.RecordCoordinator):
+            self._file.write(effect.address, effect.decision)
+        else:
+            self._file.read(lambda address: self._do(self.member.named(address)))
 
     def _provide_store(self, held: Held) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""

@@ -23,6 +23,7 @@ from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import check_names_one_host, listen_anywhere, take_again, take_endpoint
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
@@ -73,11 +74,13 @@ def joined(
     *,
     past: Past,
     is_finished: Callable[[], bool] = lambda: False,
+    log_dir: str | None = None,
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
 
     ``past``: earlier lives of the job. ``is_finished``: whether this life has finished without
     this launcher; asked where the job would begin here, because then its coordinator may have come and gone.
+    ``log_dir``: launchers that share it find the coordinator by it, too.
 
     Raises:
         ConfigError: the secret or the endpoint can't be used.
@@ -88,7 +91,7 @@ def joined(
     store = RankStore(here, address=place.ranks_store)
     process = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished)
+        coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished, log_dir)
     else:
         coordination = _alone(launcher, place, store, past)
     rendezvous.register(config, assignment=coordination.assignment, store=store)
@@ -123,6 +126,7 @@ def _with_others(
     here: str,
     past: Past,
     is_finished: Callable[[], bool],
+    log_dir: str | None,
 ) -> tuple[Coordination, _OwnCoordinators, Announcer]:
     secret = read_secret(os.environ)
     listener, name, is_endpoint = launcher.stop.blocking(lambda: _socket(place, here))
@@ -161,6 +165,7 @@ def _with_others(
         transport=lambda listener: Sockets(launcher.reactor, secret, listener, say=launcher.say),
         open_store=store.open,
         announce=announcer.announce,
+        file=CoordinatorFile(launcher.reactor, log_dir, place.job),
         kill_coordinators=own.kill,
         reactor=launcher.reactor,
         say=launcher.say,
@@ -259,5 +264,6 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], pas
         started_s=time.monotonic() - age_s(os.getpid()),
         names_life=place.names_life,
         is_named=place.is_named,
+        has_known_host=place.has_known_host,
         arguments=place.arguments,
     )

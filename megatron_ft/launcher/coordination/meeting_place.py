@@ -67,6 +67,8 @@ class MeetingPlace:
     """Which of the endpoints is on this machine; None if none is. Of several launchers there, one gets the port."""
     is_host_given: bool = False
     """The user has said whether this is the first endpoint's host."""
+    has_known_host: bool = True
+    """The first endpoint is known to be on a host of the job."""
     rank: int | None = None
     """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
     rank_source: str = ""
@@ -137,6 +139,7 @@ def meeting_place(
         endpoints=tuple(endpoints),
         here=here,
         is_host_given=_is_host(line.rendezvous_settings) is not None,
+        has_known_host=here == 0 or len(endpoints) > 1 or bool(line.where.endpoint),
         rank=rank,
         rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",

@@ -66,6 +66,8 @@ class Sockets:
         """A coordinator has answered there, and hasn't refused this launcher."""
         self._problem = ""
         """Why the last one couldn't be connected to."""
+        self._is_resolved = False
+        """The host's name is known."""
         self._peer: tcp.Peer | None = None
         self._handshake: LauncherHandshake | None = None
         """Handshake of the connection; None until it is made."""
@@ -83,7 +85,7 @@ class Sockets:
             self._problem = str(error)
             self._say_soon(self._fail)
             return
-        self._problem = "the host name has no address"
+        self._problem, self._is_resolved = "the host name has no address", False
         try:
             self._targets = tcp.look_up(host, port, is_number=True)
         except OSError:
@@ -141,7 +143,7 @@ class Sockets:
 
     def _try_next(self) -> None:
         while self._targets:
-            self._target = self._targets.pop(0)
+            self._target, self._is_resolved = self._targets.pop(0), True
             try:
                 self._peer = tcp.begin(self._target, allowance=None if self._secret is None else HANDSHAKE_BYTES)
             except OSError as error:
@@ -169,7 +171,7 @@ class Sockets:
 
     def _fail(self) -> None:
         self.disconnect()
-        self._listener.failed(self._problem)
+        self._listener.failed(self._problem, is_unowned=self._is_resolved)
 
     def _say_soon(self, callback: Callable[[], None]) -> None:
         if self._soon is None:
@@ -278,7 +280,7 @@ class Sockets:
         if self._was_let_in and not is_proven:
             # any process can say that: it ends no launcher that has met a coordinator of its job
             self._say_seldom(f"the coordinator at {address} {text}; looking for another one")
-            self._listener.failed(text)
+            self._listener.failed(text, is_unowned=False)
         else:
             self._listener.refused(f"the coordinator at {address} {text}")
 
@@ -317,7 +319,7 @@ class Announcer:
         if self._moved is not None:
             self._sockets.transmit(self._moved)
 
-    def failed(self, problem: str) -> None:
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
         """No process listens there."""
 
     def broken(self, *, silent: bool = False) -> None:

@@ -19,8 +19,11 @@ class Listener(Protocol):
     def opened(self) -> None:
         """Connected, and the coordinator has proved the secret, if there is one."""
 
-    def failed(self, problem: str) -> None:
-        """The connection can't be made; ``problem``: why, in words."""
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
+        """The connection can't be made; ``problem``: why, in words.
+
+        ``is_unowned``: no process is there, as far as known; False also for a host whose name isn't known.
+        """
 
     def broken(self, *, silent: bool = False) -> None:
         """Disconnected. ``silent``: the other host answers no packet any more."""

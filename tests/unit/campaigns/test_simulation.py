@@ -57,6 +57,12 @@ def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
     assert simulate(replace(plan, rules=rules, reports_silence=False)).broken == []
 
 
+def test_coordinator_that_missed_two_decisions_sends_its_launchers_to_the_one_that_made_them() -> None:
+    run = simulate(plan_of(7369), tell=True)
+    assert run.broken == []
+    assert any("Rival(" in line for line in run.story)
+
+
 @pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
 def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
@@ -111,6 +117,26 @@ def test_newcomer_finds_the_job_at_the_endpoint_after_an_older_coordinator_there
     assert newcomer.started_s == 18.0
     followed = next(line for line in run.story if newcomer.name in line and "Follow(" in line)
     assert float(followed.split()[0]) < 22.0
+
+
+@pytest.mark.parametrize("shares_logs", [True, False])
+def test_newcomer_finds_the_job_by_the_shared_log_directory_after_the_endpoints_host_is_lost(shares_logs: bool) -> None:
+    plan = plain_plan_of(1, nodes=4, faults=0)
+    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=False, max_restarts=3, at_once=True, launchers=0)
+    faults = (
+        Fault(at_s=6.0, kind="host_off", which=0, seconds=0.0),
+        Fault(at_s=20.0, kind="newcomer", which=0, seconds=0.0),
+    )
+    plan = replace(plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults, shares_logs=shares_logs)
+    run = simulate(plan)
+    newcomer = run.job.launchers[-1]
+    assert newcomer.started_s == 20.0
+    trained = [each for each in run.job.trained if each.launcher is newcomer]
+    assert bool(trained) is shares_logs
+    assert newcomer.code == (0 if shares_logs else 94)
+    if shares_logs:
+        assert run.broken == []
+        assert trained[0].from_s < 30.0
 
 
 def test_the_younger_of_two_jobs_ends_once_a_split_has_healed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,7 +653,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_cycles_without_progress, "notices_no_progress", None, 24),
         (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 2200),
         (_goes_on_without_progress, "notices_no_progress", None, 24),
-        (_ignores_its_owners_vote, "one_decision", None, 460),
+        (_ignores_its_owners_vote, "one_decision", None, 535),
         (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 500),
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 560),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.coordinator.admission import Admission, differences, refusal
+from megatron_ft.core.coordinator.admission import NO_LEAD, Admission, OtherLead, differences, refusal
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
 from megatron_ft.core.job.decisions import Decision, DecisionKind, Held, Memory
@@ -97,20 +97,18 @@ def test_launchers_are_told_where_the_job_has_moved_for_some_seconds() -> None:
     admission = Admission("")
     admission.answer(hello(), now_s=1.0)
     admission.moved(Moved("another", "c:29500"), 1.0)
-    assert admission.elsewhere(1.0) == ""
-    admission.moved(Moved("job", "b:29500"), 1.0)
-    assert admission.elsewhere(2.0) == "b:29500"
-    assert admission.age_s(2.0) == 1.0
+    assert admission.other_lead(1.0) == NO_LEAD
+    admission.moved(Moved("job", "b:29500", number=3), 1.0)
+    assert admission.other_lead(2.0) == OtherLead("b:29500", 3, 1.0, 1.0 + 3 * MOVED_S)
     assert admission.answer(hello("another"), now_s=2.0) == refusal(hello("another"), JOB)
-    assert admission.elsewhere(1.0 + 3 * MOVED_S) == ""
+    assert admission.other_lead(1.0 + 3 * MOVED_S) == NO_LEAD
 
 
 def test_redirect_ends_when_the_coordinators_own_launcher_comes_back() -> None:
     admission = Admission("there:1")
-    assert admission.elsewhere(0.0) == "there:1"
-    assert admission.age_s(3.0) == 3.0
+    assert admission.other_lead(3.0) == OtherLead("there:1", since_s=0.0)
     assert admission.answer(dataclasses.replace(hello(), owns=True), now_s=1.0) is None
-    assert admission.elsewhere(2.0) == ""
+    assert admission.other_lead(2.0) == NO_LEAD
 
 
 def test_coordinator_without_a_cycle_begins_none_while_the_job_is_led_elsewhere() -> None:

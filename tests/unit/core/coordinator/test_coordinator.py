@@ -180,6 +180,29 @@ def test_a_coordinator_that_has_lost_its_job_to_another_sends_fresh_launchers_th
     assert machine.settle(4.0) == [edge.Send([10], m.Wait(0, 3, soon=False, elsewhere="there:1", age_s=1.0))]
 
 
+def test_leader_that_missed_decisions_gives_up_its_lead_and_names_the_other_coordinator() -> None:
+    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3), "abc")
+    decision = machine._consensus.decision
+    assert decision is not None
+    for number, leads in ((decision.number, True), (decision.number + 1, False)):
+        machine.handle(edge.Heard(7, m.Moved("job", "there:1", decision.founding, number)), 1.0)
+        effects = machine.settle(1.0)
+        assert machine.leads is leads
+        told = [each.message for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Wait)]
+        assert [wait.elsewhere for wait in told] == ([] if leads else ["there:1"])
+
+
+def test_leader_tells_a_coordinator_that_missed_decisions_where_it_is() -> None:
+    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3), "abc")
+    decision = machine._consensus.decision
+    assert decision is not None
+    told = machine.handle(edge.Heard(7, m.Moved("job", "there:1", decision.founding, decision.number - 1)), 1.0)
+    assert told == [edge.Drop(7), edge.Send([0], m.Rival("there:1"))]
+    again = machine.handle(edge.Heard(8, m.Moved("job", "there:1", decision.founding, decision.number - 1)), 1.5)
+    assert again == [edge.Drop(8)]
+    assert machine.leads
+
+
 def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, min_healthy=True)
     last = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 3, 3, 0)

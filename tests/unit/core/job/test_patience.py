@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,105 @@ def test_a_launcher_that_has_had_no_part_in_the_job_yet_waits_for_the_join_timeo
     at_s, left = _given_up(member(), 0.0)
     assert RULES.join_timeout_s <= at_s < RULES.join_timeout_s + 1.0
     assert left.code == RULES.try_again_code
+
+
+def _unowned(*, has_known_host: bool = False) -> Member:
+    machine = member()
+    machine.identity = replace(machine.identity, has_known_host=has_known_host)
+    return machine
+
+
+def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_join_timeout() -> None:
+    at_s, left = _given_up(_unowned(), 0.0)
+    assert RULES.join_timeout_s <= at_s < RULES.join_timeout_s + 1.0
+    assert left.code == 2
+    assert left.text.startswith(f"no process was reached at first:1 for {RULES.join_timeout_s:g} s (--rdzv-conf")
+    assert left.text.endswith("start a launcher there, or set --rdzv-conf is_host=1 on one node")
+
+
+def test_endpoint_on_a_host_of_the_job_is_no_mistake_where_no_process_was_reached() -> None:
+    assert _given_up(_unowned(has_known_host=True), 0.0)[1].code == RULES.try_again_code
+
+
+@pytest.mark.parametrize("how", ["closed", "waits", "unnamed"])
+def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) -> None:
+    machine = _unowned()
+    machine.tick(0.0)
+    if how == "closed":
+        machine.broken(0.1)
+    elif how == "unnamed":
+        machine.failed(0.1, "the host name cannot be resolved", is_unowned=False)
+    else:
+        machine.opened(0.1)
+        machine.broken(0.2)
+    assert _given_up(machine, 0.3)[1].code == RULES.try_again_code
+
+
+def test_process_at_another_address_does_not_own_the_endpoint() -> None:
+    machine, now_s = _unowned(), 0.0
+    while True:
+        effects = machine.tick(now_s)
+        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            if effect.address == "first:1":
+                effects += machine.failed(now_s, "Connection refused")
+            else:
+                machine.opened(now_s)
+                effects += machine.broken(now_s)
+        left = [effect for effect in effects if isinstance(effect, edge.Leave)]
+        if left:
+            break
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    assert left[0].code == 2
+
+
+@pytest.mark.parametrize(("nodes", "every_s"), [(2, 3.0), (1000, 10.0)])
+def test_launcher_in_vain_search_reads_what_is_recorded_now_and_then(nodes: int, every_s: float) -> None:
+    machine, read, now_s = member(), [], 0.0
+    machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=nodes))
+    machine = Member(machine.identity, now_s=0.0, chance=random.Random(1))
+    while now_s < 4.5 * every_s:
+        effects = machine.tick(now_s)
+        for _ in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            effects += machine.failed(now_s, "Connection refused")
+        read += [now_s for effect in effects if isinstance(effect, edge.ReadCoordinator)]
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    assert [round(at_s / every_s) for at_s in read] == [1, 2, 3, 4]
+
+
+def test_recorded_address_is_tried_after_all_others_and_forgotten_when_another_one_is_recorded() -> None:
+    machine, tried, now_s = member(), [], 0.0
+    machine.named("third:1")
+    while len(tried) < 12:
+        effects = machine.tick(now_s)
+        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+            tried.append(effect.address)
+            machine.failed(now_s, "Connection refused")
+        if len(tried) == 6:
+            machine.named("fourth:1")
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    assert tried[:4] == ["first:1", "second:1", "first:1", "third:1"]
+    assert "third:1" not in tried[8:]
+    assert "fourth:1" in tried[6:]
+
+
+def test_launcher_whose_coordinator_leads_a_job_records_each_decision() -> None:
+    machine = member()
+    machine.owns("first:1")
+    machine = led(machine)
+    effects = machine.heard(m.Commit(decision(), "store:1", ()), 1.0)
+    assert [effect for effect in effects if isinstance(effect, edge.RecordCoordinator)] == [
+        edge.RecordCoordinator("first:1", decision().number)
+    ]
+    machine.broken(2.0)
+    machine.tick(2.1)
+    machine.opened(2.1)
+    again = machine.heard(m.Lead((2, "d")), 2.1)  # another process at the same address
+    assert edge.RecordCoordinator("first:1", decision().number) in again
+
+
+def test_launcher_that_follows_a_coordinator_of_another_records_nothing() -> None:
+    effects = led(member()).heard(m.Commit(decision(), "store:1", ()), 1.0)
+    assert not [effect for effect in effects if isinstance(effect, edge.RecordCoordinator)]
 
 
 def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_job_do() -> None:

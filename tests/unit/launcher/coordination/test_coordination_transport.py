@@ -507,7 +507,7 @@ class Node:
     def opened(self) -> None:
         self.do(self.member.opened(time.monotonic()))
 
-    def failed(self, problem: str) -> None:
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
         self.do(self.member.failed(time.monotonic()))
 
     def broken(self, *, silent: bool = False) -> None:
