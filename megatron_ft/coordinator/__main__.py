@@ -100,7 +100,6 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         defined=options.job,
         now_s=time.monotonic(),
     )
-    service = Service(listener.dup(), machine, secret=secret, owner=owner)
     with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
 
         def let_go_of_output() -> None:
@@ -108,7 +107,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
             for fd in (1, 2):
                 os.dup2(nowhere.fileno(), fd)
 
-        service.on_orphaned, service.say = let_go_of_output, _say
+        service = Service(listener.dup(), machine, secret=secret, owner=owner, on_orphaned=let_go_of_output, say=_say)
         service.run()
     return service.forgets
 

@@ -25,7 +25,12 @@ _STOP_WAIT_S = 2.0
 
 
 class Monitors:
-    """All monitors of this node. ``on_event`` gets their reports on ranks."""
+    """All monitors of this node.
+
+    Args:
+        on_event: gets their reports on ranks.
+        on_check: called every second, before the monitors are checked.
+    """
 
     def __init__(
         self,
@@ -36,13 +41,16 @@ class Monitors:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
+        on_event: Callable[[edge.MonitorReport], None],
+        on_check: Callable[[], None],
     ) -> None:
-        self.on_event: Callable[[edge.MonitorReport], None] = lambda _event: None
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
         self._reactor = reactor
         self._log = log
         self._say = say
+        self._on_event = on_event
+        self._on_check = on_check
         self._slots = [
             MonitorSlot(
                 local_rank,
@@ -55,8 +63,6 @@ class Monitors:
             )
             for local_rank in range(count)
         ]
-        self.on_check: Callable[[], None] = lambda: None
-        """Called every second, before the monitors are checked."""
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def listen(self) -> None:
@@ -148,10 +154,10 @@ class Monitors:
     def _hear(self, local_rank: int, report: Report) -> None:
         event = event_of(local_rank, report)
         if event is not None:
-            self.on_event(event)
+            self._on_event(event)
 
     def _check_looks(self) -> None:
-        self.on_check()
+        self._on_check()
         for slot in self._slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
