@@ -23,6 +23,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankEx
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, Said
 from megatron_ft.core.mailbox import Inbox, Mailbox
+from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
@@ -239,6 +240,10 @@ class FaultTolerantAgent(TorchAgent):
                 self._over = effect
             case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks():
                 self._work = effect
+            case edge.OrderMonitor(local_rank, order):
+                self._monitors[local_rank].order(order)
+            case Release():
+                self._monitors.release(effect)
             case _ if isinstance(effect, Said):
                 self._coordination.tell(effect)
             case _:

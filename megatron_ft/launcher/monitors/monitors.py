@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.facts.shared import RankHung, Warning_
 from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
-from megatron_ft.core.messages.monitor import Release, Report, Suspect
+from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.files.event_log import EventLog
@@ -49,7 +47,6 @@ class Monitors:
         self._reactor = reactor
         self._log = log
         self._say = say
-        self._on_event = on_event
         self._on_check = on_check
         self._slots = [
             MonitorSlot(
@@ -59,7 +56,7 @@ class Monitors:
                 reactor=reactor,
                 log=log,
                 say=say,
-                on_message=self._hear,
+                on_event=on_event,
             )
             for local_rank in range(count)
         ]
@@ -151,25 +148,8 @@ class Monitors:
         for slot in self._slots:
             slot.end(deadline)
 
-    def _hear(self, local_rank: int, report: Report) -> None:
-        event = event_of(local_rank, report)
-        if event is not None:
-            self._on_event(event)
-
     def _check_looks(self) -> None:
         self._on_check()
         for slot in self._slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
-
-
-def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
-    """Return a monitor's report as an event of the launcher's machine; None if it isn't about a rank."""
-    match report:
-        case Warning_():
-            return None
-        case RankHung():
-            report = replace(report, local_rank=local_rank)
-        case Suspect(verdict):
-            report = Suspect(replace(verdict, local_rank=local_rank))
-    return edge.MonitorReport(local_rank, report)
