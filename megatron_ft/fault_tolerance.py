@@ -25,6 +25,7 @@ import os
 import sys
 from typing import Any
 
+from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.rank.base import agreement, say, user_code
@@ -64,7 +65,6 @@ __all__ = [
 _NUM_WARMUP_ITERS: int = 1
 _MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE: int = 16
 
-_SECTIONS = ("setup", "step", "checkpointing")
 _STATE_FILE = "ft_state.json"
 _END_OF_DATA = (StopIteration, StopAsyncIteration)
 _NOT_CONFIRMED = "it isn't confirmed that the learned timeouts of this run are written: the next run may not know them"
@@ -122,7 +122,7 @@ def setup(config: Any, global_state: Any) -> None:
             state_path=ft_state.ft_state_path,
             learns=bool(config.ft.calc_ft_timeouts),
             async_saves=bool(config.checkpoint.async_save),
-            sections=_SECTIONS,
+            sections=SECTIONS,
         )
         if ft_state.is_persistent_chkpt_loaded:  # loaded before this call
             run_facts.note_loaded(mine, is_persistent=True)
@@ -130,7 +130,7 @@ def setup(config: Any, global_state: Any) -> None:
     _remember_client(client)
     if mine is None:
         _load_state_if_exists(global_state)
-    client.start_section("setup")
+    client.start_section(SETUP)
     ft_state.is_setup_section_open = True
     if get_rank_safe() == 0:
         _make_directory(save)
@@ -147,7 +147,7 @@ def on_training_step_start(global_state: Any) -> None:
         tolerant.call(client.set_iteration, iteration)
     _close_setup(client, ft_state)
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
-        tolerant.start_section(client, "step")
+        tolerant.start_section(client, STEP)
     ft_state.curr_eval_iter_idx = 0  # the next evaluation has its own warm-up
     simulated.on_step()
 
@@ -159,7 +159,7 @@ def on_training_step_end(global_state: Any) -> None:
         return
     ft_state = global_state.fault_tolerance_state
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
-        tolerant.end_section(client, "step")
+        tolerant.end_section(client, STEP)
     ft_state.seen_tr_iters_cnt += 1
     if (mine := run_facts.ours(client)) is not None:
         run_facts.note_step(mine, enough=_least_steps_to_learn(global_state))
@@ -174,7 +174,7 @@ def on_eval_step_start(global_state: Any) -> None:
     ft_state = global_state.fault_tolerance_state
     _close_setup(client, ft_state)
     if ft_state.curr_eval_iter_idx >= _warmup_steps(global_state):
-        tolerant.start_section(client, "step")
+        tolerant.start_section(client, STEP)
 
 
 def on_eval_step_end(global_state: Any) -> None:
@@ -184,7 +184,7 @@ def on_eval_step_end(global_state: Any) -> None:
         return
     ft_state = global_state.fault_tolerance_state
     if ft_state.curr_eval_iter_idx >= _warmup_steps(global_state):
-        tolerant.end_section(client, "step")
+        tolerant.end_section(client, STEP)
     ft_state.curr_eval_iter_idx += 1
 
 
@@ -192,7 +192,7 @@ def on_checkpointing_start(global_state: Any) -> None:
     """Before each save and each finalisation of an asynchronous one: open "checkpointing"."""
     client = _active_client(global_state)
     if client is not None:
-        tolerant.start_section(client, "checkpointing")
+        tolerant.start_section(client, CHECKPOINTING)
 
 
 def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
@@ -206,7 +206,7 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None
     client = _active_client(global_state)
     if client is None:
         return
-    tolerant.end_section(client, "checkpointing")
+    tolerant.end_section(client, CHECKPOINTING)
     if not is_async_finalization:
         global_state.fault_tolerance_state.seen_checkpoints_cnt += 1
         if (mine := run_facts.ours(client)) is not None:
@@ -365,7 +365,7 @@ def _active_client(global_state: Any) -> Any:
 
 def _close_setup(client: Any, ft_state: Any) -> None:
     if ft_state.is_setup_section_open:
-        tolerant.end_section(client, "setup")
+        tolerant.end_section(client, SETUP)
         ft_state.is_setup_section_open = False
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.codec import unpack
+from megatron_ft.core.config.torchrun import DEFAULT_PORT
 from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
@@ -41,9 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options for a person, and hidden ones that only a launcher gives."""
     parser.add_argument(
         "--listen",
-        default=":29500",
+        default=f":{DEFAULT_PORT}",
         metavar="HOST:PORT",
-        help="where launchers connect: an address of this machine, or only :PORT for all of them (default: :29500)",
+        help="where launchers connect: an address of this machine, or only :PORT for all of them "
+        f"(default: :{DEFAULT_PORT})",
     )
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
@@ -100,7 +102,6 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
         defined=options.job,
         now_s=time.monotonic(),
     )
-    service = Service(listener.dup(), machine, secret=secret, owner=owner)
     with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
 
         def let_go_of_output() -> None:
@@ -108,7 +109,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
             for fd in (1, 2):
                 os.dup2(nowhere.fileno(), fd)
 
-        service.on_orphaned, service.say = let_go_of_output, _say
+        service = Service(listener.dup(), machine, secret=secret, owner=owner, on_orphaned=let_go_of_output, say=_say)
         service.run()
     return service.forgets
 
@@ -123,7 +124,7 @@ def _say(text: str) -> None:
 
 def _listener(address: str, fd: int | None) -> socket.socket:
     if fd is None:
-        return tcp.listen(*tcp.parse_address(address, default_port=29500))
+        return tcp.listen(*tcp.parse_address(address, default_port=DEFAULT_PORT))
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     return listener

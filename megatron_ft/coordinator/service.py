@@ -74,7 +74,13 @@ class _Link:
 
 
 class Service:
-    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends."""
+    """One coordinator on sockets. Counts what it sends.
+
+    Args:
+        owner: pidfd of the launcher that started it; None if none did.
+        on_orphaned: called when that launcher has ended.
+        say: gets a line for the person who runs this coordinator.
+    """
 
     def __init__(
         self,
@@ -83,12 +89,12 @@ class Service:
         *,
         secret: bytes | None,
         owner: int | None,
+        on_orphaned: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.bytes_sent = 0
-        self.on_orphaned: Callable[[], None] = lambda: None
-        """Called when the launcher that has started it has ended."""
-        self.say: Callable[[str], None] = lambda _text: None
-        """Gets a line for the person who runs this coordinator."""
+        self._on_orphaned = on_orphaned
+        self._say = say
         self._machine = machine
         self._secret = secret
         self._listener = listener
@@ -143,7 +149,7 @@ class Service:
                 is_orphaned = True
         if is_orphaned:  # after all that its launcher has said before it ended
             self._machine.orphaned()
-            self.on_orphaned()
+            self._on_orphaned()
         now_s = time.monotonic()
         if self._full_until_s is not None and now_s >= self._full_until_s:
             self._full_until_s = None
@@ -213,7 +219,7 @@ class Service:
         self._displaced += 1
         if now_s - self._displaced_said_s >= _STRANGERS_LINE_S:
             closed = counted(self._displaced, "connection")
-            self.say(f"closed {closed} that did not identify themselves, the last one from {source}: too many at once")
+            self._say(f"closed {closed} that did not identify themselves, the last one from {source}: too many at once")
             self._displaced, self._displaced_said_s = 0, now_s
 
     def _pause_accepting(self, error: OSError) -> None:
@@ -223,7 +229,7 @@ class Service:
         if not self._has_been_full:
             self._has_been_full = True
             text = f"no more launchers can be let in beside {len(self._links)} connections ({error.strerror})"
-            self.say(f"{text}: trying again every {_FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
+            self._say(f"{text}: trying again every {_FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
 
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
@@ -253,7 +259,7 @@ class Service:
             self._close_with(link, Denied())
         except FrameError as error:
             if line := self._limiter.admit(f"closed the connection from {link.address}: {error}", time.monotonic()):
-                self.say(line)
+                self._say(line)
             link.peer.give_up()
         except ProtocolError:
             link.peer.give_up()  # a port scanner: it sees the end of the connection

@@ -1,4 +1,4 @@
-"""Queue of a machine's effects: effects of an effect follow those already queued. Pure."""
+"""Ways of events and effects to those that handle them. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,28 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class Inbox(Generic[T]):
+    """Events for a handler that is made after their sources. Those before ``open`` and after ``close`` are dropped."""
+
+    def __init__(self) -> None:
+        self._on_event: Callable[[T], object] | None = None
+
+    def open(self, on_event: Callable[[T], object]) -> None:
+        self._on_event = on_event
+
+    def put(self, event: T) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def close(self) -> None:
+        self._on_event = None
+
+
 class Mailbox(Generic[T]):
-    """Calls ``handle`` with one item at a time, while ``is_open``; ``handle`` may post more."""
+    """Queue of a machine's effects: effects of an effect follow those already queued.
+
+    Calls ``handle`` with one item at a time, while ``is_open``; ``handle`` may post more.
+    """
 
     def __init__(self, handle: Callable[[T], object], is_open: Callable[[], bool] = lambda: True) -> None:
         self._handle = handle

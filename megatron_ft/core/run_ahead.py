@@ -26,6 +26,11 @@ _VARIABLES = frozenset(
 )
 
 
+def wants_watch(environ: Mapping[str, str]) -> bool:
+    """Return True if the launcher asks a rank with this environment to watch its collectives, and it isn't alone."""
+    return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
+
+
 class Ahead(NamedTuple):
     """Script to run ahead, with its environment."""
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError, show
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
@@ -21,7 +22,6 @@ from megatron_ft.rank.hooks import tolerant
 
 __all__ = ["FaultToleranceSectionsCallback", "Sections", "Wrappings"]
 
-SETUP, STEP, CHECKPOINTING = NAMES = ("setup", "step", "checkpointing")
 _NEVER = -1
 """Value of a batch number before the first event."""
 
@@ -104,13 +104,13 @@ class FaultToleranceSectionsCallback(FitCallback):
     def _check_config(self, client: RankMonitorClient) -> None:
         assert client.section_timeouts is not None
         configured = set(client.section_timeouts.section)
-        if configured != set(NAMES):
-            missing = f"; not configured: {', '.join(sorted(set(NAMES) - configured))}"
-            surplus = f"; unknown: {', '.join(sorted(configured - set(NAMES)))}"
+        if configured != set(SECTIONS):
+            missing = f"; not configured: {', '.join(sorted(set(SECTIONS) - configured))}"
+            surplus = f"; unknown: {', '.join(sorted(configured - set(SECTIONS)))}"
             self._refuse(
                 ConfigError(
-                    f"rank_section_timeouts must have the sections {', '.join(NAMES)} (null is infinite)"
-                    f"{missing if set(NAMES) - configured else ''}{surplus if configured - set(NAMES) else ''}"
+                    f"rank_section_timeouts must have the sections {', '.join(SECTIONS)} (null is infinite)"
+                    f"{missing if set(SECTIONS) - configured else ''}{surplus if configured - set(SECTIONS) else ''}"
                 )
             )
         self._info(f"monitoring begins with {client.section_timeouts}")

@@ -9,14 +9,13 @@ import logging
 import sys
 from typing import Any
 
+from megatron_ft.core.board.intervals import WARMUP_ITERATIONS
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts, state_from_dict
 from megatron_ft.rank.client import client
 from megatron_ft.rank.faults import simulated
 
 __all__ = ["RankMonitorClient"]
 
-_WARMUP_ITERATIONS = 5
-"""Default of the reference's configuration, used unless the script gives another number."""
 _MEGATRON_ARGUMENTS = "megatron.training.global_vars"
 _MEGATRON_LOOP = "megatron.training.training"
 
@@ -38,7 +37,7 @@ class RankMonitorClient(client.RankMonitorClient):
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor; without a number, the first 5 iterations are the warm-up."""
-        super().init_workload_monitoring(_WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
+        super().init_workload_monitoring(WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
         if simulated.is_described() and _is_unused("maybe_setup_simulated_fault"):
             simulated.maybe_start(simulated.take_description(), client=lambda: self)
 

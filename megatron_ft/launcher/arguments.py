@@ -15,7 +15,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import GivenFlag, add_ft_options, read_ft_options, record_flags, with_hint
 from megatron_ft.ipc.config.torchrun import (
@@ -222,10 +222,10 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], m
         namespace.rdzv_endpoint = "localhost:0"
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
-        namespace.master_port = 29500
+        namespace.master_port = DEFAULT_PORT
     if namespace.rdzv_backend == "c10d":
         if not namespace.rdzv_endpoint:
-            by_default = "localhost:0" if max_nodes == 1 else "localhost:29400"
+            by_default = "localhost:0" if max_nodes == 1 else f"localhost:{C10D_PORT}"
             master = f"{namespace.master_addr}:{namespace.master_port}"
             namespace.rdzv_endpoint = by_default if {"master_addr", "master_port"}.isdisjoint(given) else master
         namespace.node_rank = 0  # torch would warn that it is ignored, and it isn't: see CommandLine.node_rank

@@ -17,7 +17,9 @@ from megatron_ft.core.agent.conclusion import stopped
 from megatron_ft.core.agent.edge import Over
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.job.edge import Begin, LeftOut, StandBy
 from megatron_ft.core.job.faults import advice
+from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_setup
@@ -26,7 +28,7 @@ from megatron_ft.launcher import batch_script, outcome
 from megatron_ft.launcher.base import lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
-from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent, JobOverError, LauncherServices
 from megatron_ft.launcher.node import LauncherNode
@@ -184,11 +186,10 @@ class _JobLife:
                 place,
                 self._config,
                 past=past,
+                on_decision=self._decided,
                 is_finished=self._has_finished,
                 log_dir=self._log_dir,
             ) as coordination:
-                coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
-                coordination.on_left_out = result.left_out
                 self._train(coordination)
                 # before the coordinator ends: a launcher that comes too late finds either the coordinator or the result
                 end = self._end()
@@ -228,6 +229,16 @@ class _JobLife:
         with private_names.agent_made_by(agent):
             # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
             record(elastic_launch(self._config, entrypoint))(*arguments)
+
+    def _decided(self, decision: CoordinatorDecision) -> None:
+        match decision:
+            case Begin(held):
+                self._result.begun(held)
+            case Verdict():
+                self._result.concluded(decision)
+            case LeftOut() | StandBy():
+                self._result.left_out()
+        self._launcher.inbox.put(decision)
 
     def _ended(self, over: Over) -> None:
         self._over = over

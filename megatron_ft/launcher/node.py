@@ -6,7 +6,10 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 
+from megatron_ft.core.agent import edge
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.facts.launcher import Abandoned
+from megatron_ft.core.mailbox import Inbox
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.monitor_process import MonitorOptions
@@ -15,7 +18,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -66,7 +69,12 @@ class LauncherNode:
         self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
-        self._orphan_watch = OrphanWatch(self._reactor, inherited_streams(line.namespace, ranks))
+        self._inbox: Inbox[edge.Event | SignalsArrived] = Inbox()
+        self._orphan_watch = OrphanWatch(
+            self._reactor,
+            lambda text: self._inbox.put(Abandoned(text=text)),
+            inherited_streams(line.namespace, ranks),
+        )
         self._signals = SignalWatch(
             line.signals,
             forwarded=(*line.options.forward_signals, *line.save_signals),
@@ -77,19 +85,20 @@ class LauncherNode:
         self._stop = StopRequests(self._signals, self._reactor, log=log, say=self._say, timeout_s=line.term_timeout)
         self._run_dir = RunDirectory(self._say)
         self._forking = self._make_forking(server, announce)
-        self.monitors, self._control = self._make_sockets(ranks)
+        self.monitors = self._make_monitors(ranks)
+        status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        self._control = self._make_control(status)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
-        status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
-        self._control.on_question = status.facts
         self.joins_by = joining.Launcher(self._reactor, self._stop, self._children, self._say, says_all=line.says_all)
         self.for_agent = LauncherServices(
             line=line,
             reactor=self._reactor,
             signals=self._signals,
             stop=self._stop,
+            inbox=self._inbox,
             orphan_watch=self._orphan_watch,
             control=self._control,
             log=log,
@@ -121,10 +130,8 @@ class LauncherNode:
         self._children.add(forking.pids)
         return forking
 
-    def _make_sockets(self, ranks: int) -> tuple[Monitors, ControlSocket]:
-        """Create the sockets in the run directory: a monitor's for each rank, and the launcher's own."""
+    def _make_monitors(self, ranks: int) -> Monitors:
         options = self._line.options
-        control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self._say)
         monitors = Monitors(
             count=ranks,
             options=MonitorOptions(
@@ -138,13 +145,24 @@ class LauncherNode:
             reactor=self._reactor,
             log=self._log,
             say=self._say,
+            on_event=self._inbox.put,
+            on_check=self._each_second,
         )
-        control.on_order = monitors.pause_or_resume
-        monitors.on_check = self._each_second
         self._children.add(monitors.pids)
-        self._run_dir.add(control)
         self._run_dir.add(monitors)
-        return monitors, control
+        return monitors
+
+    def _make_control(self, status: JobStatus) -> ControlSocket:
+        control = ControlSocket(
+            os.path.join(self._run_dir.path, "launcher.sock"),
+            self._reactor,
+            say=self._say,
+            on_request=self._inbox.put,
+            on_order=self.monitors.pause_or_resume,
+            on_question=status.facts,
+        )
+        self._run_dir.add(control)
+        return control
 
     def _make_health_check(self) -> HealthCheck | None:
         options = self._line.options
@@ -220,7 +238,7 @@ class LauncherNode:
     def _woken(self) -> None:
         self._signals.drain()
         self._running.forward_signals()
-        self._signals.report()  # a forwarded one may have become a request to stop
+        self._inbox.put(self._signals.take_arrived())  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         if self._forking is not None:
             self._forking.check_states()

@@ -208,8 +208,13 @@ def _coordinator(fd: int, path: str) -> None:
     """As `python -m megatron_ft.coordinator`, and what it has sent is in a file."""
     prepare_process()
     machine = Coordinator("bench", founds=True, owned=False, now_s=time.monotonic())
-    service = Service(socket.socket(fileno=fd), machine, secret=read_secret(os.environ), owner=None)
-    service.say = lambda text: print(text, file=sys.stderr, flush=True)
+    service = Service(
+        socket.socket(fileno=fd),
+        machine,
+        secret=read_secret(os.environ),
+        owner=None,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
         while True:
             service.run_once()

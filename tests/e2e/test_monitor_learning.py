@@ -60,7 +60,7 @@ class Launcher:
             reactor=reactor,
             log=NullEventLog(),
             say=self.lines.append,
-            on_message=lambda _local_rank, report: self.reports.append(report),
+            on_event=lambda event: self.reports.append(event.report),
         )
         self.slot.listen()
         self.slot.start()

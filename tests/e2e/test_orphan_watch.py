@@ -17,8 +17,7 @@ from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 said = []
 reactor = Reactor()
-watched = OrphanWatch(reactor)
-watched.on_orphaned = said.append
+watched = OrphanWatch(reactor, said.append)
 with open(sys.argv[1], "w", buffering=1) as file:
     print("ready", file=file)
     while not said:

@@ -101,7 +101,7 @@ def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
     of_another_user(pid)
     said: list[str] = []
     end = Termination(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
-    worker = Worker(0, rank.pid, os.pidfd_open(rank.pid), lambda code: setattr(rank, "returncode", code))
+    worker = Worker(0, rank.pid, os.pidfd_open(rank.pid), print, lambda code: setattr(rank, "returncode", code))
     wait_until(worker.poll_end, 10)
     end.clear([worker], leftover_grace_s=0.1, ask=False)
     assert worker.reaped

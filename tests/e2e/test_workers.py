@@ -15,7 +15,7 @@ def test_a_process_that_leads_no_group_yet_is_signalled_itself() -> None:
     if pid == 0:
         time.sleep(60)
         os._exit(0)
-    worker = Worker(0, pid, os.pidfd_open(pid))
+    worker = Worker(0, pid, os.pidfd_open(pid), print)
     worker.signal(signal.SIGKILL, whole_group=True)
     deadline = time.monotonic() + 10
     while not worker.poll_end():

@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant(
         "the end isn't told to who comes later",
         _COORDINATOR,
-        "if self._over_s is not None:\n            self._out.append(Send([link]",
+        "if self._state.is_over:\n            self._out.append(Send([link]",
         "if False:\n            self._out.append(Send([link]",
     ),
     Mutant("missed decisions aren't sent", _COORDINATOR, "if node.memory.number < decision.number:", "if False:"),

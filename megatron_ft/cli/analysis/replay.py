@@ -15,14 +15,13 @@ import numpy as np
 from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, ended, judged
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
-from megatron_ft.core.board.intervals import FIRST_INTERVALS
+from megatron_ft.core.board.intervals import CHECKPOINTING, FIRST_INTERVALS, STEP
 from megatron_ft.core.timeouts.budget_rule import after_update, begin_cycle, learn
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded, merge
 from megatron_ft.core.timeouts.tail import bucket_of
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-SAVE = "checkpointing"
 _LEAST = 16
 """Least number of a rank's intervals before anything is learned from them."""
 
@@ -155,7 +154,7 @@ def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: Re
                 this = _judge(track, end_ns[part], took_s[part], limit, found)
                 worst = this if worst is None or (this is not None and this.took_s > worst.took_s) else worst
             seen = max(seen, end)
-        if (name != "step" or seen >= _LEAST) and is_new:
+        if (name != STEP or seen >= _LEAST) and is_new:
             rule.learn(took)
     if worst is not None:
         found.would_end.append(worst)
@@ -190,8 +189,8 @@ def _between_saves(timeline: Timeline, tracks: Sequence[Track]) -> Iterator[tupl
     """Yield the spans between moments at which timeouts are learned."""
     ends: Int64s = np.empty(0, dtype=np.int64)
     for track in sorted(tracks, key=lambda track: track.rank):
-        if track.spans is not None and SAVE in timeline.names:
-            ends, _ = ended(timeline, track, SAVE)
+        if track.spans is not None and CHECKPOINTING in timeline.names:
+            ends, _ = ended(timeline, track, CHECKPOINTING)
             break
     at = [-1, *sorted({int(end) for end in ends}), 1 << 62]
     yield from itertools.pairwise(at)

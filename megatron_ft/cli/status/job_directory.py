@@ -71,7 +71,7 @@ def _life(directory: str, run: RunLogs) -> Life | None:
 
 def lines(run_id: str, job: JobView) -> Iterator[str]:
     """Yield the job's state for a person."""
-    yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_where_it_is(job)}"
+    yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_progress(job)}"
     if job.waits_for:
         yield f"waiting for {job.waits_for}"
     if job.cause:
@@ -79,12 +79,12 @@ def lines(run_id: str, job: JobView) -> Iterator[str]:
     elif job.last_cycle is not None:
         yield f"cycle {job.last_cycle} ended: {job.last_cause}"
     yield ""
-    yield from _table(job.nodes)
+    yield from _node_table(job.nodes)
     yield ""
     yield f"newest record: {duration(job.age_s)} ago{_doubt(job)}"
 
 
-def _where_it_is(job: JobView) -> str:
+def _progress(job: JobView) -> str:
     if job.is_over:
         code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
         parts = [f"{'ended' if job.outcome is None else job.outcome.value}{code}"]
@@ -103,7 +103,7 @@ def _where_it_is(job: JobView) -> str:
     return ", ".join(parts)
 
 
-def _table(rows: Sequence[NodeRow]) -> list[str]:
+def _node_table(rows: Sequence[NodeRow]) -> list[str]:
     cells = [("node", "place", "state", "last record")]
     for row in rows:
         state = f"{row.state.value} ({row.detail})" if row.detail else row.state.value

@@ -66,7 +66,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     shown = most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
     parts: list[Text | Table] = [*head]
     if shown:
-        parts.append(_table(shown, width=width, ascii_only=ascii_only))
+        parts.append(_rank_table(shown, width=width, ascii_only=ascii_only))
     if len(shown) < len(facts.ranks):
         parts.append(_hidden(facts.ranks, shown))
     return Group(*parts)
@@ -93,7 +93,7 @@ def _head(facts: JobFacts, note: str | None) -> Iterator[Text]:
     yield Text.assemble(
         (f"job {plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
     )
-    yield Text(_where_it_is(facts, now_ns))
+    yield Text(_cycle_and_ranks(facts, now_ns))
     if facts.paused_since_ns is not None:
         since = duration((now_ns - facts.paused_since_ns) / 1e9)
         yield Text(f"paused for {since}: hang detection is off until `megatron-ft resume`", style="yellow")
@@ -106,7 +106,7 @@ def _head(facts: JobFacts, note: str | None) -> Iterator[Text]:
         yield Text(note, style="bold red")
 
 
-def _where_it_is(facts: JobFacts, now_ns: int) -> str:
+def _cycle_and_ranks(facts: JobFacts, now_ns: int) -> str:
     left = f"{facts.restarts_left} of {counted(facts.max_restarts, 'restart')} left"
     if facts.cycle is None:
         return f"no rank was started yet, {left}"
@@ -118,7 +118,7 @@ def _where_it_is(facts: JobFacts, now_ns: int) -> str:
     return f"cycle {facts.cycle} {phase}, {ranks}, {left}"
 
 
-def _table(rows: list[RankRow], *, width: int, ascii_only: bool) -> Table:
+def _rank_table(rows: list[RankRow], *, width: int, ascii_only: bool) -> Table:
     from rich import box
     from rich.table import Table
 

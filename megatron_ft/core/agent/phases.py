@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from megatron_ft.core import state_table
 from megatron_ft.core.agent.turn import AgentPhase
 
 
@@ -63,31 +64,4 @@ TRANSITIONS: Mapping[tuple[AgentPhase, PhaseEvent], AgentPhase] = {
     (_P.EXCLUDED, _E.GOODBYE): _P.LEAVING,
     (_P.EXCLUDED, _E.OVER): _P.OVER,
 }
-
-
-def check(transitions: Mapping[tuple[AgentPhase, PhaseEvent], AgentPhase]) -> None:
-    """Check that every phase can be reached from JOINING, that OVER is the only last one, and that no event is unused.
-
-    Raises:
-        ValueError: the table is wrong.
-    """
-    reached, news = {AgentPhase.JOINING}, {AgentPhase.JOINING}
-    while news:
-        news = {after for (before, _), after in transitions.items() if before in news} - reached
-        reached |= news
-    last = set(AgentPhase) - {before for before, _ in transitions}
-    if reached != set(AgentPhase) or last != {AgentPhase.OVER}:
-        raise ValueError(f"never reached: {set(AgentPhase) - reached}; last: {last}")
-    if unused := set(PhaseEvent) - {event for _, event in transitions}:
-        raise ValueError(f"events that move nothing: {unused}")
-
-
-def as_table() -> Iterable[str]:
-    """Return the lines of the table in `docs/agent.md`."""
-    yield "| phase | what happens | next |"
-    yield "|---|---|---|"
-    for (before, event), after in TRANSITIONS.items():
-        yield f"| {before.name} | {event.value} | {after.name} |"
-
-
-check(TRANSITIONS)
+state_table.check(TRANSITIONS, first=_P.JOINING, last=_P.OVER)

@@ -9,11 +9,12 @@ from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import SignalRanks, TerminateRanks, Way
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.escalation import GRACE_S
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Outcome
 
-_MONITOR_ENDS_S = 6.0
-"""Time for a monitor to end its rank: a signal at once, SIGKILL after a grace of 5 s."""
+_MONITOR_ENDS_S = GRACE_S + 1.0
+"""Time for a monitor to end its rank: a signal at once, SIGKILL after the grace."""
 
 
 class RankShutdown:

@@ -29,12 +29,12 @@ from megatron_ft.core.times import earliest
 
 FIRST_INTERVALS = 4
 """Number of first intervals of a section in a cycle: compilation, allocation, files that aren't cached."""
-SETUP = "setup"
-STEP = "step"
+SETUP, STEP, CHECKPOINTING = SECTIONS = ("setup", "step", "checkpointing")
+"""Names of the sections that train loops usually have."""
 WARMUP = "warmup"
 """Section that is never opened: if configured, its timeout is that of "step" in the warm-up's iterations."""
-_WARMUP_ITERATIONS = 5
-"""Default of the rank's number of warm-up iterations."""
+WARMUP_ITERATIONS = 5
+"""Default of the rank's number of warm-up iterations, also in nvidia-resiliency-ext."""
 
 
 class HangKind(enum.Enum):
@@ -182,7 +182,7 @@ def _step_bound(board: BoardSnapshot, bound: _Bound, slow: SectionView | None, *
     """Return the bound of a "step"; ``slow``: the section "warmup", if it is configured."""
     if warming_up:
         return _warm_up_bound(board, bound)
-    if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or _WARMUP_ITERATIONS):
+    if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or WARMUP_ITERATIONS):
         return _section_bound(slow)
     return bound
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.escalation import GRACE_S
 
 _LINKS = "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net'"
 _STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
@@ -91,7 +92,7 @@ SERVED: dict[str, str] = {
     "rank_out_of_section_timeout": "also before the first 'step', unless the script imports nvidia-resiliency-ext",
     "safety_factor": "the same formula with --ft-learn reference only",
     "workload_check_interval": "a hang is detected when its timeout expires, not at the next check",
-    "rank_termination_signal": "a rank still running 5 s later gets SIGKILL",
+    "rank_termination_signal": f"a rank still running {GRACE_S:g} s later gets SIGKILL",
     "log_level": "user lines are printed at INFO and below",
 }
 """Options of nvidia-resiliency-ext that work here: what differs, "" for nothing."""

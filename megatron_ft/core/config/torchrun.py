@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_PORT = 29500
+"""Port of the coordinator, and torchrun's ``--master-port``."""
+C10D_PORT = 29400
+"""The same with ``--rdzv-backend c10d``."""
+JOIN_TIMEOUT_S = 600.0
+"""Seconds for which a round waits for nodes that it needs."""
+
 
 @dataclass(frozen=True)
 class TorchrunOption:
@@ -47,15 +54,16 @@ TORCHRUN_OPTIONS = {
             "rdzv-endpoint",
             "HOST:PORT of the coordinator. More hosts, as in a:29500,b,c, are tried when "
             "the first doesn't answer. Default: --master-addr:--master-port. If neither is given: the scheduler's (see "
-            "--scheduler), else for one node any free port, for several localhost:29400 with --rdzv-backend c10d, "
-            "127.0.0.1:29500 without it.",
+            "--scheduler), else for one node any free port, for several "
+            f"localhost:{C10D_PORT} with --rdzv-backend c10d, 127.0.0.1:{DEFAULT_PORT} without it.",
         ),
         TorchrunOption("rdzv-id"),
         TorchrunOption(
             "rdzv-conf",
             "name=value,... The coordinator knows join_timeout (seconds for which a round waits for MIN nodes, "
-            "default 600; timeout is the same), last_call_timeout (seconds for which it then waits for more) and "
-            "is_host (whether the first endpoint is this machine). store_type=file is refused, others have no effect.",
+            f"default {JOIN_TIMEOUT_S:g}; timeout is the same), last_call_timeout (seconds for which it then waits for "
+            "more) and is_host (whether the first endpoint is this machine). store_type=file is refused, others have "
+            "no effect.",
         ),
         TorchrunOption(
             "standalone",
@@ -84,7 +92,7 @@ TORCHRUN_OPTIONS = {
         TorchrunOption("master-addr", "Host of the coordinator, if no --rdzv-endpoint is given. Default: 127.0.0.1."),
         TorchrunOption(
             "master-port",
-            "Its port. The ranks meet at another one (MASTER_PORT), new in each cycle. Default: 29500; see "
+            f"Its port. The ranks meet at another one (MASTER_PORT), new in each cycle. Default: {DEFAULT_PORT}; see "
             "--rdzv-endpoint.",
         ),
         TorchrunOption(

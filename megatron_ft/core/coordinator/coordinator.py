@@ -10,6 +10,7 @@ from __future__ import annotations
 from megatron_ft.core.coordinator.admission import Admission
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.job_cycle import JobCycle
+from megatron_ft.core.coordinator.job_phases import CoordinatorMove, JobState
 from megatron_ft.core.coordinator.learning import CycleLearning, SurveyLog
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
@@ -62,14 +63,16 @@ class Coordinator:
         self._arrivals = 0
         self._sweep_s = 0.0
         self._alarms: list[float] = []
+        self._state = JobState()
         self._cycle: JobCycle | None = None
         self._surveys = SurveyLog()
         self._learning = CycleLearning(-1, self._surveys)
         """The learning of ``_cycle``."""
-        self._next_cycle = NextCycle(self._consensus, self._nodes)
-        self._notices = Notices(self._nodes)
+        self._next_cycle = NextCycle(self._state, self._consensus, self._nodes)
+        self._notices = Notices(self._state, self._nodes)
         self._is_owned = owned
-        self._over_s: float | None = None
+        self._over_s = 0.0
+        """When this coordinator ends at the latest, once the job is over."""
         self._end: m.End | None = None
         """End of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._lingers = False
@@ -94,7 +97,7 @@ class Coordinator:
 
     @property
     def is_over(self) -> bool:
-        return self._over_s is not None
+        return self._state.is_over
 
     @property
     def job(self) -> str:
@@ -146,7 +149,7 @@ class Coordinator:
         self._seat(node)
         if (former := self._nodes.get(hello.former_instance)) is not None:
             self._left_elsewhere(former, hello.standing.report)
-        if self._over_s is not None:
+        if self._state.is_over:
             self._out.append(Send([link], self._consensus.news()))
 
     def _moved(self, link: int, moved: m.Moved) -> None:
@@ -298,6 +301,7 @@ class Coordinator:
         if self._cycle is None:
             self._began_s = self._clock.now_s
         if decision.kind is DecisionKind.END:
+            self._state.move(CoordinatorMove.END)
             self._admission.job_ended(self._clock.now_s)
             self._over_s = self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
@@ -306,7 +310,9 @@ class Coordinator:
         if cycle is not None and cycle.decision.cycle == decision.cycle and decision.kind is not DecisionKind.CYCLE:
             cycle.follow_decision(decision)
             return
-        cycle = self._cycle = JobCycle(rules, decision)
+        if decision.kind is not DecisionKind.END:
+            self._state.move(CoordinatorMove.CYCLE)
+        cycle = self._cycle = JobCycle(rules, decision, self._state)
         self._learning = CycleLearning(decision.cycle, self._surveys)
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
@@ -340,9 +346,9 @@ class Coordinator:
             self._conclude()
             self._propose_due()
             self._learn()
-        elif self._consensus.is_deserted and self._over_s is None:
+        elif self._consensus.is_deserted and not self._state.is_over:
             self._dismiss_standby()
-        self._alarms += [] if self._over_s is None else [self._over_s]
+        self._alarms += [self._over_s] if self._state.is_over else []
         here = self._links if self._consensus.decision is None else self._consensus.voters()
         forgets = self._admission.forgets(self._clock.now_s, is_needed=self._is_owned or bool(here))
         if forgets or self._is_needless():
@@ -350,7 +356,7 @@ class Coordinator:
         return self._take()
 
     def _is_needless(self) -> bool:
-        if self._over_s is not None:
+        if self._state.is_over:
             return self._clock.now_s >= self._over_s or not (self._links or self._lingers)
         is_alone = self._consensus.decision is None or not self._links
         return is_alone and (self._is_orphan or self._consensus.is_deserted)
@@ -495,7 +501,7 @@ class Coordinator:
             self._alarms += [] if self._learning.alarm_s is None else [self._learning.alarm_s]
 
     def _propose_due(self) -> None:
-        if self._admission.rules is None or self._over_s is not None:
+        if self._admission.rules is None or self._state.is_over:
             return
         rules, now_s, has_absent = self._admission.rules, self._clock.now_s, bool(self._absent)
         self._next_cycle.propose_due(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
@@ -47,6 +48,8 @@ class JobCycle:
 
     rules: Rules
     decision: Decision
+    state: JobState = field(default_factory=lambda: JobState(CoordinatorPhase.RUNNING))
+    """Phase of the job; RUNNING by the time the cycle is made."""
     seats: list[Seat] = field(init=False)
     outcome: Outcome | None = None
     verdict: Verdict | None = None
@@ -101,9 +104,11 @@ class JobCycle:
         if standing.report is not None:
             self.changed(place, standing.report)
         if standing.ended is not None and self.outcome is None:
-            self.outcome, self._ended_s, self._is_news = standing.ended, now_s, True
+            self.outcome, self._is_news = standing.ended, True
+            self._over(now_s)
         if self.verdict is None and standing.verdict is not None:
-            self.verdict, self._is_news = standing.verdict, True
+            self._is_news = True
+            self._take_verdict(standing.verdict)
 
     def changed(self, place: int, report: Report) -> None:
         """A node reports another state."""
@@ -223,6 +228,7 @@ class JobCycle:
     def asked_to_end(self, place: int | None, text: str) -> None:
         """A rank of that node has requested the end of the job, with these words; the first request counts."""
         self.shutdown = self.shutdown or (place, text)
+        self.state.move(CoordinatorMove.REQUEST)
 
     def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
         """The result of an observe-only hang diagnosis, for all nodes: once it is known, if no rank has moved since."""
@@ -319,8 +325,21 @@ class JobCycle:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
-        self._ended_s = self._ended_s if self.outcome is None else now_s
+        if self.outcome is not None:
+            self._over(now_s)
         return self.outcome is not None
+
+    def _over(self, now_s: float) -> None:
+        """Note that the outcome is known."""
+        self._ended_s = now_s
+        self.state.move(CoordinatorMove.ENDED)
+        if self.verdict is not None:  # a lost node may have told it before another one has told the outcome
+            self._take_verdict(self.verdict)
+
+    def _take_verdict(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        restarts = verdict.decision.action is Action.RESTART and self.shutdown is None
+        self.state.move(CoordinatorMove.RESTART if restarts else CoordinatorMove.NO_RESTART)
 
     def give_up_round(self, place: int | None, text: str) -> None:
         """A node has left after the cycle's end, and the others, which meet for the next one, are too few."""
@@ -353,8 +372,9 @@ class JobCycle:
             if not is_known and (self._missing or has_absent or now_s < self._ended_s + within_s):
                 self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause
-        self.verdict = self._judge(nodes_left)
-        return self.verdict
+        verdict = self._judge(nodes_left)
+        self._take_verdict(verdict)
+        return verdict
 
     @property
     def shutdown_text(self) -> str:

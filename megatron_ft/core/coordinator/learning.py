@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, WARMUP
 from megatron_ft.core.errors import near
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.timeouts import budget_rule
@@ -41,9 +42,8 @@ BETWEEN_S = 1.0
 """Least time from the end of a survey to the start of the next one, unless the run ends."""
 UNOPENED_STEPS = 10
 """After this many steps a section that no rank has opened is probably misspelt."""
-_OPENED_LATE = ("checkpointing", "warmup")
+_OPENED_LATE = (CHECKPOINTING, WARMUP)
 """A save may be an hour away, and "warmup" is never opened."""
-_USUAL = ("setup", "step", "checkpointing")
 _MOST_UNOPENED = 16
 _PLACE_THAT_KNOWS = 0
 _NO_HOOKS = (
@@ -254,7 +254,7 @@ def find_unopened(configured: Iterable[str], *, opened: Iterable[str]) -> dict[s
     """Return the sections that no rank has opened, each with the one that was probably meant, or ""."""
     known = {*opened}
     missing = sorted({*configured} - known - {*_OPENED_LATE, OUT_OF_SECTION})[:_MOST_UNOPENED]
-    return {name: near(name, sorted({*known, *_USUAL} - {name})) or "" for name in missing}
+    return {name: near(name, sorted({*known, *SECTIONS} - {name})) or "" for name in missing}
 
 
 def apply_rule(learned: Learned, sketches: Mapping[str, Sketch], facts: Facts, first: Intervals) -> Learned:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.job_cycle import JobCycle
+from megatron_ft.core.coordinator.job_phases import JobState
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, rotated_slots, usable
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import NodePhase, Rules
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
+from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
 from megatron_ft.core.times import earliest
 
@@ -84,7 +85,8 @@ class RoundCompletion:
 class NextCycle:
     """One coordinator's. ``nodes``: all launchers by instance. Times are seconds of the coordinator's clock."""
 
-    def __init__(self, consensus: Consensus, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, state: JobState, consensus: Consensus, nodes: Mapping[str, Node]) -> None:
+        self._state = state
         self.alarm_s: float | None = None
         """When to call ``propose_due`` again, at the latest."""
         self.lost_s: float | None = None
@@ -140,7 +142,7 @@ class NextCycle:
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
             self._arrivals = arrivals
             self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not NodePhase.EXCLUDED)
-        if self._consensus.proposal is None and (cycle is None or cycle.outcome is not None):
+        if self._consensus.proposal is None and not self._state.is_running:
             self._gather(rules, cycle, arrivals, now_s)
         if self._consensus.proposal is None and cycle is not None:
             self._shrink(cycle, has_absent, now_s)
@@ -149,10 +151,8 @@ class NextCycle:
         """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
         ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
         awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
-        if cycle is not None and (
-            cycle.shutdown or cycle.verdict is None or cycle.verdict.decision.action is not Action.RESTART
-        ):
-            if cycle.verdict is not None and not awaited:
+        if not self._state.gathers:
+            if cycle is not None and cycle.verdict is not None and not awaited:
                 ending = (cycle.verdict.code, cycle.verdict.cause_for(None).text)
                 self._end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
             return

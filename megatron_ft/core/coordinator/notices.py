@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.coordinator.job_cycle import JobCycle
+from megatron_ft.core.coordinator.job_phases import JobState
 from megatron_ft.core.coordinator.next_cycle import is_awaited, last_call_s
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import usable
@@ -24,7 +25,7 @@ from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.messages import NodePhase, Rules, Speak, Tell
-from megatron_ft.core.job.restart_policy import Action, NodeState
+from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.times import earliest
 
 FEW = 100
@@ -40,7 +41,8 @@ _SOON_S = 1.0
 class Notices:
     """One coordinator's. ``nodes``: all launchers by instance."""
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, state: JobState, nodes: Mapping[str, Node]) -> None:
+        self._state = state
         self.alarm_s: float | None = None
         """When to call ``tell`` at the latest."""
         self._nodes = nodes
@@ -68,7 +70,7 @@ class Notices:
         if proposal is not None and proposal.decision.kind is DecisionKind.END:
             return [*self._who_says_why(cycle)]
         told = [] if cycle is None else list(self._who_speaks(cycle))
-        if cycle is not None and cycle.outcome is None:
+        if cycle is not None and self._state.is_running:
             self._waits.clear()
             self._waits_s = 0.0
             return [
@@ -78,11 +80,7 @@ class Notices:
                 *self._standby(cycle, now_s),
             ]
         if cycle is not None:
-            if (
-                cycle.verdict is None
-                or cycle.shutdown is not None
-                or cycle.verdict.decision.action is not Action.RESTART
-            ):
+            if not self._state.gathers:
                 return told
             told += self._losses(rules, cycle)
         return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if proposal is None else ())]

@@ -16,6 +16,7 @@ from megatron_ft.core.rerun import Rerun
 _LONGEST_TEXT = 500
 _LONGEST_REASON = 100
 _REPEATS = 2
+"""Failures of one kind after which a node is bad."""
 
 
 class FaultKind(enum.Enum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
+from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause
@@ -230,7 +231,7 @@ class Rules:
     max_failed_starts: int = 0
     at_once: bool = False
     last_call_s: float | None = None
-    join_timeout_s: float = 600.0
+    join_timeout_s: float = JOIN_TIMEOUT_S
     no_progress_code: int = NO_PROGRESS_CODE
     try_again_code: int = TRY_AGAIN_CODE
     launchers: int = 0

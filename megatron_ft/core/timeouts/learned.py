@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from megatron_ft.core.board.intervals import CHECKPOINTING, SETUP, STEP
 from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S, LIMIT, after_kill, learn
 from megatron_ft.core.timeouts.exchange import Armed, Learned, LearnedTimeout
 from megatron_ft.core.timeouts.in_force import (
@@ -298,9 +299,9 @@ def choose_update(
     elif is_setup_open:
         reasons.append("the timeout of 'setup' isn't learned before its end")
     else:
-        sections.append("setup")
+        sections.append(SETUP)
     if has_seen_enough_steps:
-        sections.append("step")
+        sections.append(STEP)
     else:
         reasons.append("the timeout of 'step' isn't learned before more training iterations were seen")
     if not has_saved:
@@ -308,8 +309,8 @@ def choose_update(
     elif is_async_save:
         reasons.append("the timeout of 'checkpointing' isn't learned with asynchronous saves")
     else:
-        sections.append("checkpointing")
-    out_of_section = is_closing and has_saved and "setup" in sections and "step" in sections
+        sections.append(CHECKPOINTING)
+    out_of_section = is_closing and has_saved and SETUP in sections and STEP in sections
     if is_closing and not out_of_section:
         reasons.append("the out-of-section timeout isn't learned: that takes a load, enough iterations and a save")
     return Update(sections=tuple(sections), out_of_section=out_of_section, reasons=tuple(reasons))

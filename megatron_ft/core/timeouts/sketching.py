@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap, lost_between
-from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind, IntervalKey, is_blank
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP, HangKind, IntervalKey, is_blank
 from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, SECTION_SHIFT, BoardSnapshot
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
 from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded
@@ -28,7 +28,6 @@ from megatron_ft.core.timeouts.tail import bucket_of
 _OUT_OF_SECTION = HangKind.OUT_OF_SECTION.value
 _IDLE = -1
 """Index of the time out of section among those of sections."""
-_SETUP = "setup"
 _OTHER_KINDS = frozenset((layout.EVENT_HEARTBEAT, layout.EVENT_ITERATION))
 _FIRST_STEPS, _DOUBLED_FROM = 10, 32
 
@@ -266,7 +265,7 @@ def facts_of(board: BoardSnapshot) -> Facts:
         learns=bool(said & layout.FACT_LEARNS),
         has_hooks=bool(said & layout.FACT_HOOKS),
         loaded=bool(said & layout.FACT_LOADED),
-        setup_open=any(each.name == _SETUP and each.opened_at_ns for each in board.sections),
+        setup_open=any(each.name == SETUP and each.opened_at_ns for each in board.sections),
         enough_steps=bool(said & layout.FACT_ENOUGH_STEPS),
         saved=board.saves > 0,
         async_saves=bool(said & layout.FACT_ASYNC_SAVES),

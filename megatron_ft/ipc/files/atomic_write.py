@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool = False, mode: int = 0o666) -> None:
@@ -12,21 +13,44 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool 
     mode of the file (less the umask). Raises OSError, and then leaves no temporary file behind.
     """
     target = os.path.realpath(path)
-    folder = os.path.dirname(target)
-    temporary = os.path.join(folder, f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    replace(None, target, data.encode() if isinstance(data, str) else data, mode=mode, fsync=fsync)
+    if fsync:
+        _fsync_folder(os.path.dirname(target))
+
+
+def replace(
+    folder: int | None,
+    name: str,
+    data: bytes,
+    check: Callable[[int], None] = lambda _owner: None,
+    *,
+    mode: int,
+    fsync: bool,
+) -> None:
+    """Write a temporary file, then rename it to `name`: a name in the open `folder`, or a path if that is None.
+
+    `check` is called before each of the two steps with the owner of the temporary file, and raises if the file must not
+    be replaced.
+    """
+    temporary = os.path.join(os.path.dirname(name), temporary_name())
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            owner = os.fstat(descriptor).st_uid
+            check(owner)  # before writing, to spare a useless write
+            file.write(data)
             file.flush()
             if fsync:
-                os.fsync(file.fileno())
-        os.replace(temporary, target)
+                os.fsync(descriptor)
+        check(owner)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:  # whatever ended the write, an interrupt included, the temporary file is removed
-        os.unlink(temporary)
+        os.unlink(temporary, dir_fd=folder)
         raise
-    if fsync:
-        _fsync_folder(folder)
+
+
+def temporary_name() -> str:
+    return f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def _fsync_folder(folder: str) -> None:

@@ -16,7 +16,8 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable
+
+from megatron_ft.ipc.files.atomic_write import replace, temporary_name
 
 _READABLE_BYTES = 64 << 20
 
@@ -88,7 +89,8 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
     """
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _replace(folder, os.path.basename(path), data, _check_replaceable, mode=mode, fsync=fsync)
+        name = os.path.basename(path)
+        replace(folder, name, data, lambda own: _check_replaceable(folder, name, own), mode=mode, fsync=fsync)
         if fsync:
             os.fsync(folder)
     finally:
@@ -103,33 +105,7 @@ def replace_in_own_folder(folder: int, name: str, data: bytes) -> None:
     Raises:
         OSError: the file can't be written; no temporary file is left.
     """
-    _replace(folder, name, data, lambda _folder, _name, _own: None)
-
-
-def _replace(
-    folder: int,
-    name: str,
-    data: bytes,
-    check: Callable[[int, str, int], None],
-    *,
-    mode: int = 0o600,
-    fsync: bool = False,
-) -> None:
-    temporary = _temporary_name()
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
-    try:
-        with open(fd, "wb") as file:
-            own = os.fstat(fd).st_uid
-            check(folder, name, own)  # checked before writing, to spare a useless write
-            file.write(data)
-            file.flush()
-            if fsync:
-                os.fsync(fd)
-        check(folder, name, own)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:  # whatever ended the write, an interrupt included, the temporary file is removed
-        os.unlink(temporary, dir_fd=folder)
-        raise
+    replace(folder, name, data, mode=0o600, fsync=False)
 
 
 def open_own_folder(path: str) -> int:
@@ -172,7 +148,7 @@ def _check_replaceable(folder: int, name: str, own: int) -> None:
 
 def _own_uid(folder: str) -> int | None:
     """Return the owner of files that this process creates in a directory; None if it can't create any."""
-    path = os.path.join(folder, _temporary_name())
+    path = os.path.join(folder, temporary_name())
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -182,10 +158,6 @@ def _own_uid(folder: str) -> int | None:
     finally:
         os.close(fd)
         os.unlink(path)
-
-
-def _temporary_name() -> str:
-    return f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def _content(data: bytes) -> bytes:

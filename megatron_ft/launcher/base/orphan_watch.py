@@ -24,9 +24,11 @@ _STREAMS = {1: "standard output", 2: "standard error"}
 class OrphanWatch:
     """Watches both for one launcher. ``on_orphaned`` is called, once or several times, with what is missing."""
 
-    def __init__(self, reactor: Reactor, rank_streams: Collection[int] = (1, 2)) -> None:
+    def __init__(
+        self, reactor: Reactor, on_orphaned: Callable[[str], None], rank_streams: Collection[int] = (1, 2)
+    ) -> None:
         """``rank_streams``: descriptors of the launcher's output to which ranks write, 1 and 2 at most."""
-        self.on_orphaned: Callable[[str], None] = lambda _text: None
+        self._on_orphaned = on_orphaned
         self._reactor = reactor
         self._streams = {fd: name for fd, name in _STREAMS.items() if fd in rank_streams and has_reader(fd)}
         self._is_orphaned = False
@@ -37,10 +39,10 @@ class OrphanWatch:
     def check(self) -> None:
         """Check both: each second, and before an exit of a rank is handled."""
         if self._is_orphaned:
-            self.on_orphaned(f"{STEP_DAEMON}, an ancestor of this launcher, has exited")
+            self._on_orphaned(f"{STEP_DAEMON}, an ancestor of this launcher, has exited")
         for fd, name in self._streams.items():
             if not has_reader(fd):
-                self.on_orphaned(f"no process reads the {name} of this launcher any more")
+                self._on_orphaned(f"no process reads the {name} of this launcher any more")
                 return
 
     def close(self) -> None:

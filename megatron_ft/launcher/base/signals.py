@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
@@ -24,6 +25,14 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.event_loop import Reactor
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SignalsArrived:
+    """A wake-up by signals; ``SignalWatch.take_requests`` has the requests to stop."""
+
+    continued: bool
+    """True if this process, maybe with others, was stopped and continued since the last wake-up."""
 
 
 class SignalWatch:
@@ -52,8 +61,6 @@ class SignalWatch:
         self._stop_requests = SecondRequest()
         self._is_second = False
         self._was_continued = False
-        self.on_signals: Callable[[bool], None] = lambda _continued: None
-        """Called by ``report``; True if this process, maybe with others, was stopped and continued since."""
 
     def fileno(self) -> int:
         return self._read.fileno()
@@ -85,10 +92,10 @@ class SignalWatch:
             while self._read.recv(4096):
                 pass
 
-    def report(self) -> None:
-        """Call ``on_signals``, after each wake-up."""
+    def take_arrived(self) -> SignalsArrived:
+        """Return what a wake-up means."""
         continued, self._was_continued = self._was_continued, False
-        self.on_signals(continued)
+        return SignalsArrived(continued)
 
     def take_to_forward(self) -> list[signal.Signals]:
         """Return the signals to forward since the last call."""

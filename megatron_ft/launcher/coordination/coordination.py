@@ -1,7 +1,6 @@
 """Connection of this launcher to the coordinator: the member's machine with its clock, its connection, its effects.
 
-The agent's machine ``tell``s how the node stands, and ``on_decision`` has what was decided. Everything happens on the
-launcher's loop; nothing here waits.
+The agent's machine ``tell``s how the node stands. Everything happens on the launcher's loop; nothing here waits.
 """
 
 from __future__ import annotations
@@ -22,8 +21,19 @@ from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
-OfCycle = (
-    edge.Begin | edge.StandBy | m.End | m.Verdict | m.DiagnoseHang | m.Suspected | m.Moving | Reviewed | OfLearning
+CoordinatorDecision = (
+    edge.Begin
+    | edge.StandBy
+    | edge.LeftOut
+    | edge.Leave
+    | m.End
+    | m.Verdict
+    | m.DiagnoseHang
+    | m.Suspected
+    | m.Moving
+    | m.Speak
+    | Reviewed
+    | OfLearning
 )
 
 
@@ -37,6 +47,7 @@ class Coordination:
         kill_coordinators: kills the coordinators that this launcher has started, but for one at that address.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
+        on_decision: gets what the coordinator has decided for this node.
         says_all: lines that another launcher of the job prints are printed here, too.
     """
 
@@ -51,20 +62,14 @@ class Coordination:
         kill_coordinators: Callable[[str], None] = lambda _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
+        on_decision: Callable[[CoordinatorDecision], None],
         says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
         self.assignment = Assignment()
         self.left: edge.Leave | None = None
         """This launcher's job is over."""
-        self.on_begin: Callable[[Held], None] = lambda held: None
-        """A cycle begins in which this node has a place."""
-        self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
-        """Called with the verdict on a cycle that has ended."""
-        self.on_left_out: Callable[[], None] = lambda: None
-        """The job goes on without this node: it was excluded, or stands by."""
-        self.on_decision: Callable[[OfCycle | m.Speak | edge.LeftOut | edge.Leave], None] = lambda _decision: None
-        """Any of these."""
+        self._on_decision = on_decision
         self._open_store = open_store
         self._announce = announce
         self._file = file or CoordinatorFile(reactor, None, "")
@@ -145,15 +150,6 @@ class Coordination:
                 self._use_file(effect)
             case edge.OpenStore(held):
                 self._provide_store(held)
-            case edge.Begin(held):
-                self.on_begin(held)
-                self.on_decision(effect)
-            case m.Verdict():
-                self.on_verdict(effect)
-                self.on_decision(effect)
-            case edge.LeftOut() | edge.StandBy():
-                self.on_left_out()
-                self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)
             case m.Tell(text, is_copy):
@@ -162,7 +158,7 @@ class Coordination:
             case edge.Leave():
                 self._leave(effect)
             case _:
-                self.on_decision(effect)
+                self._on_decision(effect)
 
     def _send(
         self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.KillCoordinators
@@ -204,4 +200,4 @@ class Coordination:
     def _leave(self, leave: edge.Leave) -> None:
         if self.left is None:
             self.left = leave
-            self.on_decision(leave)
+            self._on_decision(leave)

@@ -22,7 +22,7 @@ from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
-from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import check_names_one_host, listen_anywhere, take_again, take_endpoint
@@ -73,14 +73,18 @@ def joined(
     config: LaunchConfig,
     *,
     past: Past,
+    on_decision: Callable[[CoordinatorDecision], None],
     is_finished: Callable[[], bool] = lambda: False,
     log_dir: str | None = None,
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
 
-    ``past``: earlier lives of the job. ``is_finished``: whether this life has finished without
-    this launcher; asked where the job would begin here, because then its coordinator may have come and gone.
-    ``log_dir``: launchers that share it find the coordinator by it, too.
+    Args:
+        past: earlier lives of the job.
+        on_decision: gets what the coordinator decides for this node.
+        is_finished: tells if this life has finished without this launcher; asked where the job would begin here,
+            because then its coordinator may have come and gone.
+        log_dir: launchers that share it find the coordinator by it, too.
 
     Raises:
         ConfigError: the secret or the endpoint can't be used.
@@ -91,9 +95,11 @@ def joined(
     store = RankStore(here, address=place.ranks_store)
     process = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished, log_dir)
+        coordination, process, announcer = _with_others(
+            launcher, place, store, here, past, on_decision, is_finished, log_dir
+        )
     else:
-        coordination = _alone(launcher, place, store, past)
+        coordination = _alone(launcher, place, store, past, on_decision)
     rendezvous.register(config, assignment=coordination.assignment, store=store)
     coordination.start()
     try:
@@ -107,13 +113,20 @@ def joined(
             process.close()
 
 
-def _alone(launcher: Launcher, place: MeetingPlace, store: RankStore, past: Past) -> Coordination:
+def _alone(
+    launcher: Launcher,
+    place: MeetingPlace,
+    store: RankStore,
+    past: Past,
+    on_decision: Callable[[CoordinatorDecision], None],
+) -> Coordination:
     coordination = Coordination(
         _identity(place, _HERE, (_HERE,), past),
         transport=lambda listener: InProcess(launcher.reactor, listener),
         open_store=store.open,
         reactor=launcher.reactor,
         say=launcher.say,
+        on_decision=on_decision,
     )
     coordination.member.owns(_HERE)
     return coordination
@@ -125,6 +138,7 @@ def _with_others(
     store: RankStore,
     here: str,
     past: Past,
+    on_decision: Callable[[CoordinatorDecision], None],
     is_finished: Callable[[], bool],
     log_dir: str | None,
 ) -> tuple[Coordination, _OwnCoordinators, Announcer]:
@@ -169,6 +183,7 @@ def _with_others(
         kill_coordinators=own.kill,
         reactor=launcher.reactor,
         say=launcher.say,
+        on_decision=on_decision,
         says_all=launcher.says_all,
     )
     own.start(coordination.member, at_once=is_founder)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Arguments, Rules
@@ -24,9 +25,6 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address
 from megatron_ft.launcher.scheduler import environment
 
-_PORT = 29500
-_C10D_PORT = 29400
-"""torch's own for ``--rdzv-backend c10d``."""
 _MOST_CANDIDATES = 8
 _MOST_WORDS, _LONGEST_WORD = 200, 200
 """Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
@@ -158,7 +156,7 @@ def _endpoints(line: CommandLine) -> list[tuple[str, int]]:
     option, text = "--rdzv-endpoint", namespace.rdzv_endpoint
     if not text:
         option, text = "--master-addr, --master-port", f"{namespace.master_addr}:{namespace.master_port}"
-    default_port = _C10D_PORT if namespace.rdzv_backend == "c10d" else _PORT
+    default_port = C10D_PORT if namespace.rdzv_backend == "c10d" else DEFAULT_PORT
     found: list[tuple[str, int]] = []
     for word in text.split(","):
         if not word.strip():

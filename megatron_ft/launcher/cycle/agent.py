@@ -19,10 +19,11 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.facts.launcher import Abandoned, Cause, CauseKind, NodeHealth, RankExited, RankStarted
+from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, Said
-from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.core.mailbox import Inbox, Mailbox
+from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
@@ -31,7 +32,7 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
-from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -61,6 +62,7 @@ class LauncherServices:
     reactor: Reactor
     signals: SignalWatch
     stop: StopRequests
+    inbox: Inbox[edge.Event | SignalsArrived]
     orphan_watch: OrphanWatch
     control: ControlSocket
     log: EventLog
@@ -103,12 +105,8 @@ class FaultTolerantAgent(TorchAgent):
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
-        monitors.on_event = self._hear
-        launcher.control.on_request = self._hear
-        launcher.signals.on_signals = self._signalled
-        launcher.orphan_watch.on_orphaned = lambda text: self._hear(Abandoned(text=text))
-        launcher.status.agent = self._machine
-        coordination.on_decision = self._hear
+        launcher.status.follow(self._machine)
+        launcher.inbox.open(self._receive)
         if coordination.left is not None:
             self._hear(coordination.left)
 
@@ -127,7 +125,7 @@ class FaultTolerantAgent(TorchAgent):
                     self._serve()
         except BaseException as error:
             # whatever it is: tell the other nodes at once, and why
-            self._coordination.on_decision = lambda _decision: None
+            self._launcher.inbox.close()
             if self._coordination.left is None:
                 goodbye = Goodbye(f"its launcher failed: {lines.in_one_line(error)}", failed=True)
                 self._coordination.tell(goodbye)
@@ -161,6 +159,12 @@ class FaultTolerantAgent(TorchAgent):
         raise JobOverError
 
     # -- events -------------------------------------------------------------------------------------------
+
+    def _receive(self, event: edge.Event | SignalsArrived) -> None:
+        if isinstance(event, SignalsArrived):
+            self._signalled(event.continued)
+        else:
+            self._hear(event)
 
     def _hear(self, event: edge.Event) -> None:
         """Tell the machine, and do what can be done at once."""
@@ -236,6 +240,10 @@ class FaultTolerantAgent(TorchAgent):
                 self._over = effect
             case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks():
                 self._work = effect
+            case edge.OrderMonitor(local_rank, order):
+                self._monitors[local_rank].order(order)
+            case Release():
+                self._monitors.release(effect)
             case _ if isinstance(effect, Said):
                 self._coordination.tell(effect)
             case _:

@@ -33,16 +33,28 @@ _MAX_DESCRIPTION = 500
 
 
 class ControlSocket:
-    """Serves requests. A request that a rank sent just before it died is read, too: it stays in the socket."""
+    """Serves requests. A request that a rank sent just before it died is read, too: it stays in the socket.
 
-    def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
+    Args:
+        on_request: gets the requests of ranks.
+        on_order: handles ``megatron-ft pause`` and ``resume``, given the sender's PID; True if it has an effect.
+        on_question: answers ``megatron-ft status``.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        reactor: Reactor,
+        *,
+        say: Callable[[str], None],
+        on_request: Callable[[WorkloadControl], None],
+        on_order: Callable[[PauseDetection | ResumeDetection, int], bool],
+        on_question: Callable[[], JobFacts],
+    ) -> None:
         self.path = path
-        self.on_request: Callable[[WorkloadControl], None] = lambda _request: None
-        self.on_order: Callable[[PauseDetection | ResumeDetection, int], bool] = lambda _order, _pid: False
-        """Handler of ``megatron-ft pause`` and ``resume``, called with the sender's PID; returns True if it has an
-        effect."""
-        self.on_question: Callable[[], JobFacts] | None = None
-        """Handler of `megatron-ft status`."""
+        self._on_request = on_request
+        self._on_order = on_order
+        self._on_question = on_question
         self._reactor = reactor
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
@@ -119,8 +131,7 @@ class ControlSocket:
             answers = [self._take(REQUESTS.parse(item.message), pid) for item in received]
             for answer in answers:
                 if answer is None:  # a question changes nothing, and is answered in order
-                    assert self.on_question is not None
-                    answer = self.on_question()
+                    answer = self._on_question()
                 # a client that has disconnected counts as answered; one that doesn't read blocks nothing
                 channel.send(answer, timeout_s=0.0)
         except ChannelClosedError:
@@ -136,13 +147,13 @@ class ControlSocket:
         if isinstance(asked, Status):
             return None
         if isinstance(asked, PauseDetection | ResumeDetection):
-            return Ok(changed=self.on_order(asked, pid))
+            return Ok(changed=self._on_order(asked, pid))
         # control sequences for a terminal, and characters that no file can hold, are replaced
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
         request = replace(asked, description=" ".join(words)[:_MAX_DESCRIPTION], pid=pid)
         # "Continue" only leaves a record in the log, and repetitions are logged at a limited rate
         if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
-            self.on_request(request)
+            self._on_request(request)
         return Accepted()
 
     def _drop(self, fd: int) -> None:

@@ -21,12 +21,15 @@ class JobStatus:
     """Answers status requests; all facts are collected on request."""
 
     def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
-        self.agent: Agent | None = None
-        """The reported agent; None before there is one."""
+        self._agent: Agent | None = None
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors
         self._started_ns = time.monotonic_ns()
+
+    def follow(self, agent: Agent) -> None:
+        """Report this agent from now on."""
+        self._agent = agent
 
     def last_iteration(self) -> int | None:
         """Return the furthest iteration that a rank of this node has reported in the last cycle."""
@@ -39,11 +42,11 @@ class JobStatus:
     @property
     def _record(self) -> CycleRecord | None:
         """Record of the last cycle whose ranks were started."""
-        return None if self.agent is None or self.agent.started is None else self.agent.started.record
+        return None if self._agent is None or self._agent.started is None else self._agent.started.record
 
     def facts(self) -> JobFacts:
         """Return the answer to a status request."""
-        agent, record, paused = self.agent, self._record, self._monitors.paused
+        agent, record, paused = self._agent, self._record, self._monitors.paused
         met = None if agent is None or agent.started is None else agent.started.met
         max_restarts = self._line.namespace.max_restarts
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]

@@ -14,7 +14,6 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.facts.launcher import Cause, RankExited
-from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
@@ -138,10 +137,6 @@ class NodeRanks:
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
-            case edge.OrderMonitor(local_rank, order):
-                self._monitors[local_rank].order(order)
-            case Release():
-                self._monitors.release(effect)
             case edge.TellStateWritten(value):
                 for local_rank in self._workers:
                     self._monitors[local_rank].state_written(value)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.facts.shared import RankHung, Warning_
 from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
-from megatron_ft.core.messages.monitor import Release, Report, Suspect
+from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.files.event_log import EventLog
@@ -25,7 +23,12 @@ _STOP_WAIT_S = 2.0
 
 
 class Monitors:
-    """All monitors of this node. ``on_event`` gets their reports on ranks."""
+    """All monitors of this node.
+
+    Args:
+        on_event: gets their reports on ranks.
+        on_check: called every second, before the monitors are checked.
+    """
 
     def __init__(
         self,
@@ -36,13 +39,15 @@ class Monitors:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
+        on_event: Callable[[edge.MonitorReport], None],
+        on_check: Callable[[], None],
     ) -> None:
-        self.on_event: Callable[[edge.MonitorReport], None] = lambda _event: None
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
         self._reactor = reactor
         self._log = log
         self._say = say
+        self._on_check = on_check
         self._slots = [
             MonitorSlot(
                 local_rank,
@@ -51,12 +56,10 @@ class Monitors:
                 reactor=reactor,
                 log=log,
                 say=say,
-                on_message=self._hear,
+                on_event=on_event,
             )
             for local_rank in range(count)
         ]
-        self.on_check: Callable[[], None] = lambda: None
-        """Called every second, before the monitors are checked."""
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def listen(self) -> None:
@@ -145,25 +148,8 @@ class Monitors:
         for slot in self._slots:
             slot.end(deadline)
 
-    def _hear(self, local_rank: int, report: Report) -> None:
-        event = event_of(local_rank, report)
-        if event is not None:
-            self.on_event(event)
-
     def _check_looks(self) -> None:
-        self.on_check()
+        self._on_check()
         for slot in self._slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
-
-
-def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
-    """Return a monitor's report as an event of the launcher's machine; None if it isn't about a rank."""
-    match report:
-        case Warning_():
-            return None
-        case RankHung():
-            report = replace(report, local_rank=local_rank)
-        case Suspect(verdict):
-            report = Suspect(replace(verdict, local_rank=local_rank))
-    return edge.MonitorReport(local_rank, report)

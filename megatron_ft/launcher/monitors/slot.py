@@ -10,14 +10,26 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
+from megatron_ft.core.agent import edge
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import MonitorReplaced
 from megatron_ft.core.facts.monitor import Attached
-from megatron_ft.core.facts.shared import Warning_
-from megatron_ft.core.messages.monitor import REPORTS, GuardGroup, Order, Pause, RankOrder, Report, Resume, Stop
+from megatron_ft.core.facts.shared import RankHung, Warning_
+from megatron_ft.core.messages.monitor import (
+    REPORTS,
+    GuardGroup,
+    Order,
+    Pause,
+    RankOrder,
+    Report,
+    Resume,
+    Stop,
+    Suspect,
+)
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.core.timeouts.exchange import Arm
 from megatron_ft.ipc import monitor_process
@@ -52,7 +64,7 @@ class MonitorSlot:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
-        on_message: Callable[[int, Report], None],
+        on_event: Callable[[edge.MonitorReport], None],
     ) -> None:
         self.local_rank = local_rank
         self.socket_path = socket_path
@@ -60,7 +72,7 @@ class MonitorSlot:
         self._reactor = reactor
         self._log = log
         self._say = say
-        self._on_message = on_message
+        self._on_event = on_event
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
@@ -329,7 +341,9 @@ class MonitorSlot:
             close_fds(fds)
         if isinstance(report, Warning_):
             self._say(report.text)
-        self._on_message(self.local_rank, report)
+        event = event_of(self.local_rank, report)
+        if event is not None:
+            self._on_event(event)
 
     def _attach(self, report: Attached, fds: tuple[int, ...]) -> None:
         if len(fds) != _ATTACHED_FDS:
@@ -360,3 +374,15 @@ class MonitorSlot:
     def _name(self) -> str:
         rank = self._rank()
         return f"local rank {self.local_rank}" if rank is None else f"rank {rank}"
+
+
+def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
+    """Return a monitor's report as an event of the launcher's machine; None if it isn't about a rank."""
+    match report:
+        case Warning_():
+            return None
+        case RankHung():
+            report = replace(report, local_rank=local_rank)
+        case Suspect(verdict):
+            report = Suspect(replace(verdict, local_rank=local_rank))
+    return edge.MonitorReport(local_rank, report)

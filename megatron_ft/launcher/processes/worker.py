@@ -28,9 +28,9 @@ class Worker:
     local_rank: int
     pid: int
     pidfd: int
-    on_reaped: Callable[[int], None] = lambda _code: None
-    on_exit: Callable[[Worker], None] = lambda _worker: None
+    on_exit: Callable[[Worker], None]
     """Called once, when the end is seen."""
+    on_reaped: Callable[[int], None] = lambda _code: None
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     exitcode: int | None = None
     """Exit code as in ``subprocess``; None while it lives."""
@@ -91,8 +91,13 @@ class RankSpec:
 class Spawner(Protocol):
     """A way to create ranks, each a child of the launcher and leader of its own session."""
 
-    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
-        """Start ranks; ``on_spawned`` is called with each one immediately.
+    def spawn(
+        self,
+        specs: Sequence[RankSpec],
+        on_spawned: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+    ) -> None:
+        """Start ranks; ``on_spawned`` is called with each one immediately, ``on_exit`` when its end is seen.
 
         Raises:
             OSError: a rank can't be started; those before it were.
@@ -106,12 +111,23 @@ class FreshInterpreterSpawner:
     def __init__(self) -> None:
         self._setpriv = find_setpriv()
 
-    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
+    def spawn(
+        self,
+        specs: Sequence[RankSpec],
+        on_spawned: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+    ) -> None:
         with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
             for spec in specs:
-                on_spawned(self._spawn(spec, variables, inherited))
+                on_spawned(self._spawn(spec, variables, inherited, on_exit))
 
-    def _spawn(self, spec: RankSpec, variables: Mapping[str, str], inherited: Sequence[int]) -> Worker:
+    def _spawn(
+        self,
+        spec: RankSpec,
+        variables: Mapping[str, str],
+        inherited: Sequence[int],
+        on_exit: Callable[[Worker], None],
+    ) -> Worker:
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
             err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
@@ -128,7 +144,7 @@ class FreshInterpreterSpawner:
         def on_reaped(code: int) -> None:
             process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
 
-        return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
+        return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_exit, on_reaped)
 
 
 def find_setpriv() -> list[str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.config.torchrun import DEFAULT_PORT
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
 
@@ -18,7 +19,6 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """First number of Slurm's own steps (the batch script, an interactive shell)."""
 _OTHER_STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 """Variables of programs that start one launcher on each node, as srun does."""
-_KUBERNETES_PORT = 29500
 
 
 class Scheduler(enum.Enum):
@@ -147,7 +147,7 @@ def _kubernetes(environ: Mapping[str, str], full_name: str) -> SchedulerEnvironm
         job=f"pod {index} of {pod[1]}",
         life=pod[1],
         run_id=pod[1],
-        endpoint=f"{pod[1]}-0.{domain}:{_KUBERNETES_PORT}" if domain else "",
+        endpoint=f"{pod[1]}-0.{domain}:{DEFAULT_PORT}" if domain else "",
     )
 
 

@@ -32,6 +32,7 @@ from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import with_startup
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
 
 _ANSWER_S = 3.0
@@ -56,8 +57,7 @@ class ServerProcess:
         """
         self.ahead = ahead
         self.started_s = time.monotonic()
-        self.on_channel_closed: Callable[[], None] = lambda: None
-        """Called when the connection was closed: the number of its descriptor may soon be reused."""
+        self._reactor: Reactor | None = None
         self.is_ready = False
         self.is_gone = False
         self.unfit: str | None = None
@@ -102,6 +102,12 @@ class ServerProcess:
                 pass_fds=[fd],
                 start_new_session=True,
             )
+
+    def watch(self, reactor: Reactor, *, on_message: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """Have these called by the event loop until ``end``."""
+        self._reactor = reactor
+        reactor.watch(self.channel_fd, on_message)
+        reactor.watch(self.pidfd, on_end, Priority.DEATH)
 
     def read(self) -> list[FromServer]:
         """Return new messages: its script waits, or can't be forked; a module to preload was left out."""
@@ -161,6 +167,10 @@ class ServerProcess:
         aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
         """
         assert not self.is_gone
+        if self._reactor is not None:
+            self._reactor.unwatch(self.pidfd)
+            if self.channel.fileno() >= 0:
+                self._reactor.unwatch(self.channel_fd)
         self.kill()
         wait_gone(self.pidfd, _LONGEST_END_S)
         process_tree.end_strays(self.pid, FORK_SERVER_NAME, known_children)
@@ -217,8 +227,8 @@ class ServerProcess:
             raise
 
     def _lose(self) -> None:
-        if self.channel.fileno() < 0:
-            self.on_channel_closed()
+        if self.channel.fileno() < 0 and self._reactor is not None:
+            self._reactor.unwatch(self.channel_fd)  # the number of the descriptor may soon be reused
         self.kill()
 
 

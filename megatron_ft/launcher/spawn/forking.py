@@ -14,7 +14,7 @@ from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environme
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
@@ -71,14 +71,19 @@ class ForkingSpawner:
         """Set if a cycle may follow the one whose ranks are spawned next; otherwise no server is needed then."""
         self._expects_restart = expected
 
-    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
+    def spawn(
+        self,
+        specs: Sequence[RankSpec],
+        on_spawned: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+    ) -> None:
         try:
-            is_done = self._fork(specs, on_spawned)
+            is_done = self._fork(specs, on_spawned, on_exit)
         except ServerError as error:
             self.log.write(ForkFailed(pids=tuple(sorted(self.pids())), reason=str(error)))
             is_done = False
         if not is_done:
-            self.fresh.spawn(specs, on_spawned)
+            self.fresh.spawn(specs, on_spawned, on_exit)
         if not self._expects_restart:
             self.close()
 
@@ -148,9 +153,7 @@ class ForkingSpawner:
 
     def _watch(self, server: ServerProcess) -> None:
         self.log.write(ForkServer(state="started", pid=server.pid))
-        server.on_channel_closed = lambda: self.reactor.unwatch(server.channel_fd)
-        self.reactor.watch(server.channel_fd, lambda: self._take(server))
-        self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
+        server.watch(self.reactor, on_message=lambda: self._take(server), on_end=lambda: self._ended(server))
         left_s = server.started_s + FORK_POINT_S - time.monotonic()
         self.reactor.call_later(max(0.0, left_s), lambda: self._kill_if_late(server))
 
@@ -191,9 +194,6 @@ class ForkingSpawner:
     def _let_go(self, server: ServerProcess) -> int:
         """End the server, if it hasn't ended. Return its exit code."""
         self.server = None
-        self.reactor.unwatch(server.pidfd)
-        if server.channel.fileno() >= 0:
-            self.reactor.unwatch(server.channel_fd)
         code = server.end(self.known_children)
         self.log.write(ForkServer(state="ended", pid=server.pid, exit_code=code, reason=server.unfit))
         return code
@@ -210,7 +210,12 @@ class ForkingSpawner:
 
     # -- ranks --------------------------------------------------------------------------------------------
 
-    def _fork(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> bool:
+    def _fork(
+        self,
+        specs: Sequence[RankSpec],
+        on_spawned: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+    ) -> bool:
         """Fork the ranks. Return False without a server.
 
         Raises:
@@ -228,7 +233,7 @@ class ForkingSpawner:
                 env = {name: value for name, value in spec.env.items() if is_set_for_ranks(name)}
                 requests.append((env, [go_read, _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)]))
             for spec, pid in zip(specs, server.fork_ranks(requests), strict=True):
-                on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid)))
+                on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid), on_exit))
             os.write(go_write, b"g" * len(specs))
         return True
 

@@ -74,7 +74,7 @@ class WorkerContext(PContext):
     def _start(self) -> None:
         assert not self.workers, "a group of ranks starts once"
         assert isinstance(self.entrypoint, str), "functions are started by torch itself"
-        self._spawner.spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned)
+        self._spawner.spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned, self._ended)
 
     def _spec(self, local_rank: int) -> RankSpec:
         assert isinstance(self.entrypoint, str)
@@ -103,7 +103,6 @@ class WorkerContext(PContext):
         return list(wrap(tuple(argv), gpu_index=local_rank, numa_options=self._numa_options))
 
     def _spawned(self, worker: Worker) -> None:
-        worker.on_exit = self._ended
         self.workers[worker.local_rank] = worker
         self._on_start(worker)
         self._reactor.watch(worker.pidfd, worker.poll_end, Priority.DEATH)

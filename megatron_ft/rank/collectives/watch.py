@@ -18,12 +18,12 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.diagnosis.stacks import user_frame
 from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.run_ahead import wants_watch
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import MONITOR_SOCKET, MonitorWelcome, say_hello
-from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts, group_timeout_ns
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 
@@ -83,7 +83,7 @@ def _is_of_all_ranks() -> bool:
 
     A program that a rank starts may make a group of its own.
     """
-    if not (arrival.is_wanted(os.environ) and MONITOR_SOCKET in os.environ and agreement.has_process_group()):
+    if not (wants_watch(os.environ) and MONITOR_SOCKET in os.environ and agreement.has_process_group()):
         return False
     launched = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
     return (str(agreement.world_size()), str(agreement.rank())) == launched

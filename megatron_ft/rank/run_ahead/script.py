@@ -37,12 +37,12 @@ from megatron_ft.core.messages.fork_server import (
     Spawn,
     Unfit,
 )
-from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
+from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, wants_watch
 from megatron_ft.ipc.linux.process_setup import die_with_parent, set_name
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
 from megatron_ft.rank.base.user_code import note_user_code
-from megatron_ft.rank.collectives import arrival
+from megatron_ft.rank.collectives import init_hook
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 from megatron_ft.rank.run_ahead.acting import place
 from megatron_ft.rank.run_ahead.forking import collapse_memory, fork_orphans
@@ -172,8 +172,8 @@ class RunAhead:
         set_name(name)
         for variable, value in variables.items():
             _environ[variable] = value
-        if not arrival.is_wanted(_environ):
-            arrival.end()
+        if not wants_watch(_environ):
+            init_hook.end()
         take_over(script_fds, self._given, self._captured, fds[1:])
         self._watch.randomness.freshen()
         process: Any = sys.modules.get("multiprocessing.process")

@@ -55,9 +55,9 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
     listener = Full(fileno=tcp.listen("127.0.0.1", 0).detach())
     listener.setblocking(False)
     listener.code = code
-    service = Service(listener, Coordinator("c", founds=True, owned=False), secret=None, owner=None)
     said: list[str] = []
-    service.say = said.append
+    machine = Coordinator("c", founds=True, owned=False)
+    service = Service(listener, machine, secret=None, owner=None, say=said.append)
     late = socket.create_connection(listener.getsockname(), timeout=BOUND_S)
     try:
         turns = turns_until(service, lambda: listener.tries >= 3)

@@ -14,6 +14,7 @@ import pytest
 import megatron_ft
 
 CORE = Path(megatron_ft.__file__).parent / "core"
+OWN = ("self", "cls")
 
 OWNER = """
 class Node:
@@ -69,7 +70,7 @@ def _declared(kind: ast.ClassDef) -> Iterator[str]:
 
 
 def _is_own(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+    return isinstance(node, ast.Name) and node.id in OWN
 
 
 def test_state_is_written_by_its_owner() -> None:

@@ -45,8 +45,14 @@ class FakeLauncher:
             options=SimpleNamespace(observe_only=False),
         )
         self.status = JobStatus(cast("Any", line), log_dir="/logs", monitors=cast("Any", self))
-        self.control = ControlSocket(str(directory / "launcher.sock"), self.reactor, say=self.said.append)
-        self.control.on_question = self.status.facts
+        self.control = ControlSocket(
+            str(directory / "launcher.sock"),
+            self.reactor,
+            say=self.said.append,
+            on_request=lambda _request: None,
+            on_order=lambda _order, _pid: False,
+            on_question=self.status.facts,
+        )
         self.control.start()
         self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(directory))
         self.longest_sleep_s = 0.0
@@ -79,8 +85,8 @@ class FakeLauncher:
         )
         met = SimpleNamespace(nodes=2, world_size=ranks + 10)
         started = SimpleNamespace(record=record, met=met)
-        agent = SimpleNamespace(started=started, ended=None, failed=None, restarts_left=2)
-        self.status.agent = cast("Any", agent)
+        self.agent = SimpleNamespace(started=started, ended=None, failed=None, restarts_left=2)
+        self.status.follow(cast("Any", self.agent))
         return record
 
     def add_boards(self, count: int) -> None:
@@ -161,9 +167,8 @@ def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: J
     watch.wait()
     assert states(watch) == [RankState.RUNNING, RankState.RUNNING, RankState.NOT_ATTACHED]
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
-    assert fake.status.agent is not None
     ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
-    fake.status.agent.ended = fake.status.agent.failed = ended
+    fake.agent.ended = fake.agent.failed = ended
     again(watch)
     assert watch.facts is not None
     assert (watch.facts.phase, watch.facts.restarts_left) == (JobPhase.RESTARTING, 1)

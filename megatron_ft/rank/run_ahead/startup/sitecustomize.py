@@ -1,7 +1,7 @@
 """Python imports this before the first line of a rank's script.
 
 Starts the run ahead (see ``megatron_ft.rank.run_ahead.script``), the reference's names (see
-``megatron_ft.rank.reference.finder``), and the watch of collectives (see ``megatron_ft.rank.collectives.arrival``).
+``megatron_ft.rank.reference.finder``), and the watch of collectives (see ``megatron_ft.rank.collectives.init_hook``).
 
 Every Python that a rank starts inherits PYTHONPATH and loads this file, Python 2.7 included: no syntax here is newer,
 and a Python that can't import this package only loads the ``sitecustomize`` that this file hides.
@@ -33,7 +33,7 @@ def _begin():  # type: () -> None
     names_are_served = os.environ.get("MEGATRON_FT_REFERENCE_NAMES") == "on"
     for is_wanted, module, what in (
         (names_are_served, "reference.finder", "nvidia_resiliency_ext isn't served by megatron_ft here"),
-        (is_watched, "collectives.arrival", "the collectives of this rank aren't watched"),
+        (is_watched, "collectives.init_hook", "the collectives of this rank aren't watched"),
     ):
         if not is_wanted:
             continue

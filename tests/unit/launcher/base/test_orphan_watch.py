@@ -28,7 +28,7 @@ def test_output_that_is_read_or_has_no_reader_by_nature_is_no_reason_to_end(half
 def test_end_of_another_parent_than_the_step_daemon_is_no_reason_to_end() -> None:
     """Under nohup, a launcher is to outlive the shell that has started it."""
     reactor = Reactor()
-    watched = orphan_watch.OrphanWatch(reactor)
+    watched = orphan_watch.OrphanWatch(reactor, lambda _text: None)
     assert watched._pidfd is None
     watched.close()
     reactor.close()

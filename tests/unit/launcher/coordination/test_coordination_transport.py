@@ -53,7 +53,8 @@ class Served:
             return handle(event, now_s)
 
         self.machine.handle = noted  # type: ignore[method-assign]
-        self.service = Service(self.listener, self.machine, secret=secret, owner=None)
+        self.said: list[str] = []
+        self.service = Service(self.listener, self.machine, secret=secret, owner=None, say=self.said.append)
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -40,6 +40,7 @@ class Node:
             open_store=self.open,
             reactor=reactor,
             say=lambda _text: None,
+            on_decision=lambda _decision: None,
         )
         self.coordination.opened()
         self.coordination.heard(m.Lead((0, "c")))

@@ -70,9 +70,8 @@ class Relayed:
     """A launcher whose hello was answered through a relay."""
 
     def __init__(self, reactor: Reactor, service: Served, relay: Relay) -> None:
-        self.ear, self.lines, self.coordinator_lines = Ear(), [], []  # type: ignore[var-annotated]
+        self.ear, self.lines, self.coordinator_lines = Ear(), [], service.said  # type: ignore[var-annotated]
         self.reactor, self.relay = reactor, relay
-        service.service.say = self.coordinator_lines.append
         self.transport = Sockets(reactor, SECRET, self.ear, say=self.lines.append)
         connect(self.transport, self.ear, relay.address)
         until(reactor, lambda: self.ear.told)

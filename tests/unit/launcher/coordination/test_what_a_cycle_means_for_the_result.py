@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -24,12 +25,11 @@ def test_a_launcher_that_stands_by_leaves_it_to_the_others(place: int | None) ->
         transport=lambda _listener: mock.Mock(),
         open_store=lambda: "host:2",
         reactor=Reactor(),
-        say=heard.append,
+        say=lambda _text: None,
+        on_decision=heard.append,
     )
-    coordination.on_begin = heard.append
-    coordination.on_left_out = lambda: heard.append("stands by")
     coordination.opened()
     for message in (m.Lead((0, "c")), m.Propose((0, "c", 1), CYCLE, place, place is not None), m.Commit(CYCLE)):
         coordination.heard(message)
-    begun = [each for each in heard if not isinstance(each, str)]
-    assert ("stands by" in heard, len(begun)) == ((True, 0) if place is None else (False, 1))
+    kinds = [type(each) for each in heard if isinstance(each, edge.Begin | edge.StandBy)]
+    assert kinds == [edge.StandBy if place is None else edge.Begin]

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -28,8 +29,14 @@ class Served:
         self.said: list[str] = []
         self.requests: list[WorkloadControl] = []
         self.reactor = Reactor()
-        self.control = ControlSocket(str(path), self.reactor, say=self.said.append)
-        self.control.on_request = self.requests.append
+        self.control = ControlSocket(
+            str(path),
+            self.reactor,
+            say=self.said.append,
+            on_request=self.requests.append,
+            on_order=lambda _order, _pid: False,
+            on_question=mock.Mock(),
+        )
         self.control.start()
 
     def tell(self, *messages: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.messages import monitor
-from megatron_ft.launcher.monitors.monitors import event_of
+from megatron_ft.launcher.monitors.slot import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
 
 

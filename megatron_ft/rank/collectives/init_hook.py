@@ -10,20 +10,14 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.rank.base.replacing import Replacements, left_out_of_stacks
 
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 _imports = Replacements()
-
-
-def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return True if the launcher asks for the watch and there is more than one rank."""
-    return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
 
 
 def begin() -> None:

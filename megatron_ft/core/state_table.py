@@ -1,0 +1,36 @@
+"""State machines as tables: (state, event) -> next state. Checked when imported, and drawn into the docs. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+
+
+def check(transitions: Mapping[tuple[State, Event], State], *, first: State, last: State) -> None:
+    """Check that every state can be reached from ``first``, that only ``last`` has no next, and no event is unused.
+
+    Raises:
+        ValueError: the table is wrong.
+    """
+    reached, news = {first}, {first}
+    while news:
+        news = {after for (before, _), after in transitions.items() if before in news} - reached
+        reached |= news
+    ends = set(type(first)) - {before for before, _ in transitions}
+    if reached != set(type(first)) or ends != {last}:
+        raise ValueError(f"never reached: {set(type(first)) - reached}; last: {ends}")
+    events = type(next(event for _, event in transitions))
+    if unused := set(events) - {event for _, event in transitions}:
+        raise ValueError(f"events that move nothing: {unused}")
+
+
+def as_table(transitions: Mapping[tuple[State, Event], State]) -> Iterable[str]:
+    """Return the lines of the table in the docs; the value of an event is its description."""
+    yield "| phase | what happens | next |"
+    yield "|---|---|---|"
+    for (before, event), after in transitions.items():
+        yield f"| {before.name} | {event.value} | {after.name} |"
