@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent, as_table, check
 from megatron_ft.core.agent.turn import AgentPhase
 
-PAGE = Path(__file__).parents[4] / "docs" / "agent.md"
+PAGE = Path(__file__).parents[4] / "docs" / "design" / "agent.md"
 
 
 def test_docs_have_the_table_of_the_code() -> None:
