@@ -61,7 +61,7 @@ class RerunState:
 
     Args:
         state: name of Megatron's ``RerunState``.
-        own: the rejected result is this rank's. All ranks of the job exit with the same code.
+        own: the rejected result is this rank's; all ranks exit with the same code.
         node, device: where the rejected result was computed, if it was reproduced there.
     """
 

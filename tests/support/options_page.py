@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from megatron_ft.core.config.config import FIELDS
@@ -10,6 +11,7 @@ from megatron_ft.core.config.option import Option, dashed
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.ipc.config.options import default_text
+from tests.support.pages import MAX_CELL_WORDS, cell_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -32,7 +34,9 @@ def page() -> str:
     parts = [_HEAD, "## The configuration, which the ranks get, too\n", _table(FIELDS)]
     parts += ["## The launcher\n", _table(LAUNCHER_OPTIONS)]
     parts += ["## Options of torchrun that mean something else or more here\n", "| option | here |\n|---|---|"]
-    parts += [f"| `--{each.name}` | {_cell(each.here)} |" for each in TORCHRUN_OPTIONS.values() if each.here]
+    changed = {f"--{each.name}": each.here for each in TORCHRUN_OPTIONS.values() if each.here}
+    parts += [f"| `{name}` | {_cell(_first(here))} |" for name, here in changed.items()]
+    parts += ["", *_details(changed)]
     parts += ["\n## Options of nvidia-resiliency-ext that are ignored\n", "| options | what is lost |\n|---|---|"]
     by_loss: dict[str, list[str]] = {}
     for name, loss in IGNORED.items():
@@ -51,8 +55,22 @@ def _table(options: dict[str, Option]) -> str:
         shown = _cell(f"`{each.spellings[0]}{value}`")
         default = "" if each.is_flag or "Default: " in each.help else default_text(each)
         key = f"`{each.field}`" if each.in_yaml else ""
-        rows.append(f"| {shown} | {key} | {default} | {each.kind.unit} | {_cell(each.help)} |")
+        rows.append(f"| {shown} | {key} | {default} | {each.kind.unit} | {_cell(_first(each.help))} |")
+    rows += ["", *_details({each.spellings[0]: each.help for each in options.values()})]
     return "\n".join(rows) + "\n"
+
+
+def _first(text: str) -> str:
+    """Return a help text's first sentences: as many as fit in a cell."""
+    sentences = re.split(r"(?<=\.) ", text)
+    fit = [end for end in range(1, len(sentences) + 1) if cell_words(" ".join(sentences[:end])) <= MAX_CELL_WORDS]
+    return " ".join(sentences[: max(fit, default=1)])
+
+
+def _details(texts: dict[str, str]) -> list[str]:
+    """Return the sentences that aren't in the table, a line for each option that has some."""
+    rest = {name: text.removeprefix(_first(text)).strip() for name, text in texts.items()}
+    return [f"- `{name}`: {text}" for name, text in rest.items() if text]
 
 
 def _cell(text: str) -> str:

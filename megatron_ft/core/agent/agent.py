@@ -1,7 +1,7 @@
 """The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
 
-``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. `docs/agent.md`
-lists the phases and their transitions.
+``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order.
+`docs/design/agent.md` lists the phases and their transitions.
 """
 
 from __future__ import annotations

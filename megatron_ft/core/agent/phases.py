@@ -1,4 +1,4 @@
-"""The agent's phases as a table: (phase, what happens) -> next phase. `docs/agent.md` has the same table. Pure."""
+"""The agent's phases as a table: (phase, what happens) -> next phase. `docs/design/agent.md` has it, too. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron_ft.core.agent.turn import AgentPhase
 
 
 class PhaseEvent(enum.Enum):
-    """Events that move the agent from one phase to the next; the values appear in `docs/agent.md`."""
+    """Events that move the agent from one phase to the next; the values appear in `docs/design/agent.md`."""
 
     CHECK_DUE = "the health command is due"
     FIT = "the node is fit, or there is no health command"
@@ -19,7 +19,7 @@ class PhaseEvent(enum.Enum):
     STARTED = "`RanksStarted`"
     NOT_STARTED = "`NotStarted`: the cycle is over, or the nodes can't meet"
     START_GIVEN_UP = "`NotStarted`: the launcher was asked to stop"
-    CYCLE_ENDS = "the cycle's end, a signal, or a rank that asks for the node to be left out"
+    CYCLE_ENDS = "the cycle ends, a signal comes, or a rank asks to exclude the node"
     RANKS_DUE = "ranks have ended, or their time is over"
     RANKS_ENDED = "`RanksEnded`"
     RESTART = "another cycle follows"

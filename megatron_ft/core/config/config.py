@@ -163,9 +163,10 @@ class ConfigValues:
     safety_factor: float = option(
         5.0,
         FACTOR,
-        "With --ft-learn reference, a learned timeout is the longest interval observed on any rank, times this factor. "
-        "Else, once 12 intervals were observed, it is at most 0.8 times what that gives on average, unless longer "
-        "intervals were observed more than once or the timeout has terminated a rank.",
+        "Learned timeout as a multiple of the longest observed interval, with --ft-learn reference. The interval is "
+        "the longest on any rank. By the default rule, once 12 intervals were observed, a learned timeout is at most "
+        "0.8 times what that gives on average, unless longer intervals were observed more than once or the timeout has "
+        "terminated a rank.",
     )
     learn: str = option(
         "report",
@@ -191,9 +192,9 @@ class ConfigValues:
     log_level: Converted[int | str, int] = option(
         20,
         LOG_LEVEL,
-        "Which lines are printed: INFO: all; DEBUG: also "
-        "state transitions and messages; WARNING, ERROR, CRITICAL: none about cycles. The loggers of Python "
-        "below megatron_ft (launcher, monitor, coordinator, rank) take them, and handlers added there.",
+        "Severity from which lines are printed. INFO: all. DEBUG: also state transitions and messages. WARNING, ERROR, "
+        "CRITICAL: none about cycles. The loggers of Python below megatron_ft (launcher, monitor, coordinator, rank) "
+        "take them, and handlers added there.",
     )
 
     if not TYPE_CHECKING:

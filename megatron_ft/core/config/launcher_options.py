@@ -75,8 +75,8 @@ class LauncherOptions:
     dry_run: bool = option(
         False,
         FLAG,
-        "Print what each flag means here, the effective configuration and environment, and exit: 0, or 2 with the "
-        "mistakes. Starts no process, opens no port, writes no file.",
+        "Print each flag's meaning here, the effective configuration and environment, and exit. The exit code is 0, or "
+        "2 with the mistakes. Starts no process, opens no port, writes no file.",
         in_yaml=False,
         is_printed=False,
     )
@@ -90,21 +90,21 @@ class LauncherOptions:
     scheduler: str = option(
         SCHEDULERS[0],
         one_of(*SCHEDULERS),
-        "Whose variables fill in --nnodes, --rdzv-endpoint, --rdzv-id and the log directory where they aren't given: "
-        "slurm, kubernetes, none, or auto (the one that is found).",
+        "Scheduler whose variables fill in options that aren't given: slurm, kubernetes, none, or auto. auto: the one "
+        "that is found. The options are --nnodes, --rdzv-endpoint, --rdzv-id and the log directory.",
         names=("scheduler", "ft-scheduler"),
     )
     restart_policy: str = option(
         ANY_FAILED,
         one_of(*RESTART_POLICIES),
-        "When to restart: any-failed (when any rank fails or a node is lost) or min-healthy (when fewer than MIN nodes "
-        "are healthy or finished).",
+        "When to restart the ranks: any-failed or min-healthy. any-failed: when any rank fails or a node is lost. "
+        "min-healthy: when fewer than MIN nodes are healthy or finished.",
         names=("restart-policy", "ft-restart-policy"),
     )
     term_timeout: float = option(
         1800.0,
         DURATION_OR_ZERO,
-        "Time until SIGKILL for the ranks after the launcher received SIGTERM or SIGINT, which they get, too. If not "
+        "Time from SIGTERM or SIGINT for the launcher to SIGKILL for the ranks. The ranks get the signal, too. If not "
         "given, torchrun's --shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT, where one of these is set.",
         names=("term-timeout",),
     )
@@ -133,58 +133,58 @@ class LauncherOptions:
     max_no_progress_cycles: int = option(
         3,
         whole(0, 10**6 - 1, "cycles"),
-        "End the job after this many failed cycles in a row that made no progress: none began a new iteration or "
-        "resumed from a later one; of jobs whose ranks report iterations. And after 2 starts in a row that failed in "
-        "the same way (the same exception, or exit code) before the first step of a job that has never trained; "
-        "failures that may come from outside don't count. 0: never.",
+        "End the job after this many failed cycles in a row that made no progress. A cycle made none if it neither "
+        "began a new iteration nor resumed from a later one; only in jobs whose ranks report iterations. Also end the "
+        "job after 2 starts in a row that failed in the same way (the same exception, or exit code) before the first "
+        "step of a job that has never trained; failures that may come from outside don't count. 0: never.",
         names=("ft-max-no-progress-cycles", "ft-max-no-progress-restarts"),
     )
     checkpoint_iteration_file: str | None = option(
         None,
         path("of a file", "FILE"),
-        "A file that holds the iteration of the last checkpoint (Megatron-LM's latest_checkpointed_iteration.txt): the "
-        "progress of a job whose ranks report no iterations.",
+        "File that holds the iteration of the last checkpoint, as Megatron-LM's latest_checkpointed_iteration.txt "
+        "does. That is the progress of a job whose ranks report no iterations.",
     )
     segment: int = option(
         0,
         whole(0, 10**6 - 1, "nodes"),
-        "Nodes train in groups of this size that share an NVLink domain (nvidia-smi's ClusterUUID, or "
-        "FT_NVLINK_DOMAIN), with consecutive GROUP_RANKs; a spare replaces a node of its own domain. MIN must be a "
-        "multiple of it. 0: no groups.",
+        "Number of nodes in a group that shares an NVLink domain; 0: no groups. Nodes train in whole groups, with "
+        "consecutive GROUP_RANKs; a spare replaces a node of its own domain. The domain is nvidia-smi's ClusterUUID, "
+        "or FT_NVLINK_DOMAIN. MIN must be a multiple of this number.",
     )
     numa_bind_strict: bool = option(
         True,
         YES_OR_NO,
-        "With NVRX_GPUS_PER_NUMA=N in the environment each rank is bound to NUMA node LOCAL_RANK // N by numactl: true "
-        "binds CPUs and memory, false CPUs only.",
+        "What numactl binds: true binds CPUs and memory of each rank, false CPUs only. Only with NVRX_GPUS_PER_NUMA=N "
+        "in the environment, which binds each rank to NUMA node LOCAL_RANK // N.",
     )
     per_cycle_applog_prefix: str | None = option(
         None,
         path("of a file, beginning with /", "FILE"),
-        "All output of the ranks of a cycle goes to one file, FILE with _cycleN before its extension, each line with "
-        "its rank before it, and not to the launcher's output. All nodes append to it.",
+        "File for all output of the ranks of a cycle, instead of the launcher's output. FILE gets _cycleN before its "
+        "extension, and each line begins with its rank. All nodes append to it.",
     )
     startup_timeout: float | None = option(
         None,
         TIMEOUT,
-        "Longest time from the start of a rank's process to its init_workload_monitoring(); a rank that takes longer "
+        "Longest time from the start of a rank's process to its init_workload_monitoring(). A rank that takes longer "
         "is terminated as hung.",
     )
     exit_timeout: float | None = option(
         None,
         TIMEOUT,
-        "Longest time from a rank's shutdown_workload_monitoring() to the end of its process; a rank that takes longer "
+        "Longest time from a rank's shutdown_workload_monitoring() to the end of its process. A rank that takes longer "
         "is terminated as hung. If other ranks of the node have exited with 0, none has failed and none is still at "
-        "work, it is terminated and treated as finished.",
+        "work, that rank is terminated and treated as finished.",
     )
     watch_collectives: str = option(
         REPORT,
         _WATCH,
-        "Ranks without a timeout (no hooks, or nothing configured and learned) are watched by the collectives that "
-        "torch counts. report: print a line when no collective has begun or completed on any rank for SECONDS: which "
-        "rank keeps the others waiting, and where. end: also terminate the ranks and restart, if a rank waits in a "
-        "collective. off: don't watch. SECONDS: half of the timeout of the ranks' process group, which would end them "
-        "(NCCL: 300 s, gloo: 900 s), unless given, as in end:120.",
+        "Watch ranks without a timeout by the collectives that torch counts. These are ranks without hooks, or with "
+        "nothing configured and learned. report: print a line when no collective has begun or completed on any rank "
+        "for SECONDS: which rank keeps the others waiting, and where. end: also terminate the ranks and restart, if a "
+        "rank waits in a collective. off: don't watch. SECONDS: half of the timeout of the ranks' process group, which "
+        "would end them (NCCL: 300 s, gloo: 900 s), unless given, as in end:120.",
     )
     observe_only: bool = option(False, FLAG, "Report which rank would have been terminated as hung; terminate none.")
     forward_signals: tuple[signal.Signals, ...] = option(
@@ -201,8 +201,8 @@ class LauncherOptions:
     reference_names: str = option(
         "on",
         one_of("on", "off"),
-        "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get megatron_ft's modules, "
-        "whether nvidia-resiliency-ext is installed or not. off: they get what is installed.",
+        "Modules that ranks get for nvidia_resiliency_ext.fault_tolerance and .ptl_resiliency. on: megatron_ft's, "
+        "whether nvidia-resiliency-ext is installed or not. off: what is installed.",
         in_yaml=False,  # needed before a file can be read
     )
 

@@ -13,9 +13,9 @@ from megatron_ft.core.escalation import GRACE_S
 
 _LINKS = "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net'"
 _STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
-_MEMORY = "ranks wait for device memory until the driver has taken it back, within bounds that aren't options"
-_LOG_SERVER = "there is no log server: each node writes the ranks' output itself, see --log-dir and --tee"
-_ATTRIBUTION = "no service reads the logs; ft_launcher itself reports which rank hung or crashed first, and why"
+_MEMORY = "ranks wait until the driver has taken device memory back, within fixed bounds"
+_LOG_SERVER = "there is no log server: each node writes the ranks' output itself (--log-dir, --tee)"
+_ATTRIBUTION = "no service reads the logs; ft_launcher itself reports which rank failed first, and why"
 
 IGNORED: dict[str, str] = {
     **dict.fromkeys(
@@ -49,7 +49,7 @@ IGNORED: dict[str, str] = {
     "node_health_check_interval": "a node's health is checked before each round and not in between",
     **dict.fromkeys(
         ("cycle_info_dir", "cycle_info_job_id"),
-        "no JSON file is written for each cycle; the cycles are in --ft-log-dir, see megatron-ft report LOG_DIR --json",
+        "no JSON file for each cycle; use --ft-log-dir and megatron-ft report LOG_DIR --json",
     ),
     "no_restart_exit_code": "the exit code of a job that makes no progress is always 93",
     "use_infra_group_rank": "nodes are ordered by --node-rank, else as the scheduler numbers them",

@@ -41,7 +41,7 @@ TORCHRUN_OPTIONS = {
     for each in (
         TorchrunOption(
             "nnodes",
-            "Number of nodes, or MIN:MAX: MIN are needed to train, up to MAX take part, more are on standby as spares.",
+            "Number of nodes, or MIN:MAX. MIN are needed to train, up to MAX take part, more are on standby as spares.",
         ),
         TorchrunOption("nproc-per-node"),
         TorchrunOption(
@@ -60,10 +60,10 @@ TORCHRUN_OPTIONS = {
         TorchrunOption("rdzv-id"),
         TorchrunOption(
             "rdzv-conf",
-            "name=value,... The coordinator knows join_timeout (seconds for which a round waits for MIN nodes, "
-            f"default {JOIN_TIMEOUT_S:g}; timeout is the same), last_call_timeout (seconds for which it then waits for "
-            "more) and is_host (whether the first endpoint is this machine). store_type=file is refused, others have "
-            "no effect.",
+            "Settings of the coordinator, name=value,...: join_timeout, last_call_timeout and is_host. join_timeout: "
+            f"seconds for which a round waits for MIN nodes, default {JOIN_TIMEOUT_S:g}; timeout is the same. "
+            "last_call_timeout: seconds for which the round then waits for more. is_host: whether the first endpoint is this machine. "
+            "store_type=file is refused, others have no effect.",
         ),
         TorchrunOption(
             "standalone",
@@ -92,8 +92,8 @@ TORCHRUN_OPTIONS = {
         TorchrunOption("master-addr", "Host of the coordinator, if no --rdzv-endpoint is given. Default: 127.0.0.1."),
         TorchrunOption(
             "master-port",
-            f"Its port. The ranks meet at another one (MASTER_PORT), new in each cycle. Default: {DEFAULT_PORT}; see "
-            "--rdzv-endpoint.",
+            "Port of the coordinator. The ranks meet at another one (MASTER_PORT), new in each cycle. "
+            f"Default: {DEFAULT_PORT}; see --rdzv-endpoint.",
         ),
         TorchrunOption(
             "local-addr", "Address of this node for others. Default: the one from which it reaches the endpoint."

@@ -1,4 +1,4 @@
-"""Phases of a job at its coordinator as a table. `docs/control-plane.md` has the same table. Pure."""
+"""Phases of a job at its coordinator as a table. `docs/design/control-plane.md` has the same table. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CoordinatorPhase(enum.Enum):
 
 
 class CoordinatorMove(enum.Enum):
-    """Events that move the job from one phase to the next; the values appear in `docs/control-plane.md`."""
+    """Events that move the job from one phase to the next; the values appear in `docs/design/control-plane.md`."""
 
     CYCLE = "a cycle is decided, here or at another coordinator"
     ENDED = "the outcome of the cycle is known"

@@ -49,7 +49,8 @@ class Meeting:
     Args:
         how: "coordinated", "alone".
         endpoints: ``host:port`` each, where the job is coordinated.
-        rank: of this launcher, if it was given one; ``rank_from`` is the option or variable that gave it.
+        rank: of this launcher, if it was given one.
+        rank_from: option or variable that gave the rank.
     """
 
     how: str = ""
@@ -185,8 +186,8 @@ class Cause:
         iteration: iteration completed by that rank.
         follows: the exit only follows from another rank's, on another node.
         by_us: the launcher or a monitor ended the rank, and no other exit tells more.
-        rerun: what Megatron's rerun state machine ended the ranks for: "elsewhere", "again" (on another GPU),
-            "transient", "concluded"; null if something else ended them.
+        rerun: why Megatron's rerun state machine ended the ranks: "elsewhere", "again" (another GPU), "transient",
+            "concluded".
     """
 
     rank: Rank | None = None
@@ -235,7 +236,7 @@ class CycleEnded:
 
     Args:
         outcome: "succeeded", "failed" or "stopped".
-        cause: null if nothing failed. Of several nodes, one knows it best: not one that only says "membership".
+        cause: null if nothing failed; of several nodes, prefer one that says more than "membership".
         action: what follows: "restart", "finish", ...
         iteration: iteration completed at the end, by the rank at fault if there is one.
     """

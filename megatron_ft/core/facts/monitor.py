@@ -119,7 +119,7 @@ class Progress:
         names: names of the sections, by index.
         from_ns: zero of the first event's ``dt_us``.
         dt_us: microseconds since the previous event.
-        code: 256 * kind + index of the section; kinds are 1: opened, 2: closed, 3: heartbeat, 4: an iteration begins.
+        code: 256 * kind (1 opened, 2 closed, 3 heartbeat, 4 iteration begins) + section's index.
         iterations: the numbers of the iterations that begin, in order.
         lost: number of events overwritten before they could be read.
     """

@@ -13,7 +13,7 @@ class LogOpened:
     """The first record of each file, about its writer.
 
     Args:
-        wall_ns: nanoseconds since the epoch at the moment ``t``; the difference turns this log's times into dates.
+        wall_ns: nanoseconds since the epoch at ``t``; the difference turns this log's times into dates.
         schema: version of these records.
         role: "launcher", "monitor" or "rank".
         host: name of the node.

@@ -1,4 +1,4 @@
-"""Every message between a launcher and the coordinator, defined once; `docs/control-plane.md` has the conversation.
+"""Every message between a launcher and the coordinator, defined once; `docs/design/control-plane.md` has their order.
 
 Those by which timeouts are learned are in `core.timeouts.exchange`.
 """

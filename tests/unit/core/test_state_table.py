@@ -15,7 +15,7 @@ from megatron_ft.core.coordinator import job_phases
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.state_table import as_table, check
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs" / "design"
 AGENT, JOB = phases.TRANSITIONS, job_phases.TRANSITIONS
 ENDS: dict[type[enum.Enum], tuple[enum.Enum, enum.Enum]] = {
     AgentPhase: (AgentPhase.JOINING, AgentPhase.OVER),

@@ -1,0 +1,82 @@
+"""Pages of docs/: short cells in tables, and links that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.support.pages import MAX_CELL_WORDS, cell_words
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_SHORT_CELLS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS_THAT_NAME_PAGES = ("megatron_ft", "tests", "examples", "configs")
+
+
+def long_cells(text: str) -> list[str]:
+    """Return the cells of a page's tables that have too many words."""
+    rows = [line.strip().strip("|") for line in text.splitlines() if line.startswith("|")]
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    return [cell for cell in cells if cell_words(cell) > MAX_CELL_WORDS]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to a page's headings."""
+    found: list[str] = []
+    for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{found.count(slug)}")
+    return set(found)
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the relative links of a page that lead to no file, or to no heading of one."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", page.read_text())):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", WITH_SHORT_CELLS, ids=lambda page: page.name)
+def test_table_cells_have_at_most_15_words(page: Path) -> None:
+    assert long_cells(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_pages_named_in_code_exist() -> None:
+    texts = {path: path.read_text() for each in FOLDERS_THAT_NAME_PAGES for path in (ROOT / each).rglob("*.*")
+             if path.suffix in (".py", ".yaml", ".sh")}  # fmt: skip
+    named = {name for text in texts.values() for name in re.findall(r"\bdocs/[a-z/-]+\.md\b", text)}
+    assert len(named) > 10
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_cell_of_16_words_is_found() -> None:
+    fifteen = " ".join(["word"] * 15)
+    assert long_cells(f"| {fifteen} | {fifteen} more |") == [f"{fifteen} more"]
+
+
+def test_code_span_and_link_each_count_as_one_word() -> None:
+    assert cell_words("`a b c` in [the page](there.md#its-part), twice") == 4
+    assert cell_words("a \\| b `c\\|d e`") == 4
+
+
+def test_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# A title: `x`, and\n\n## A title: `x`, and\n")
+    page.write_text(
+        "# Here\n[a](other.md) [b](other.md#a-title-x-and-1) [c](#here) [d](https://e.org/f#g) `[e](f)`\n"
+        "[g](gone.md)\n[h](other.md#gone) [i](#there)\n"
+    )
+    assert broken_links(page) == ["gone.md", "other.md#gone", "#there"]
