@@ -62,8 +62,8 @@ TORCHRUN_OPTIONS = {
             "rdzv-conf",
             "Settings of the coordinator, name=value,...: join_timeout, last_call_timeout and is_host. join_timeout: "
             f"seconds for which a round waits for MIN nodes, default {JOIN_TIMEOUT_S:g}; timeout is the same. "
-            "last_call_timeout: seconds for which the round then waits for more. is_host: whether the first endpoint is this machine. "
-            "store_type=file is refused, others have no effect.",
+            "last_call_timeout: seconds for which the round then waits for more. "
+            "is_host: whether the first endpoint is this machine. store_type=file is refused, others have no effect.",
         ),
         TorchrunOption(
             "standalone",
