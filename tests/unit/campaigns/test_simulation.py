@@ -57,6 +57,12 @@ def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
     assert simulate(replace(plan, rules=rules, reports_silence=False)).broken == []
 
 
+@pytest.mark.parametrize("seed", [45479, 74614, 203898, 210229])
+def test_seed_that_once_named_the_wrong_cause_holds(seed: int) -> None:
+    """A launcher in search was given up; one died before a diagnosis; a node was excluded after a failure, and unheard."""
+    assert simulate(plan_of(seed)).broken == []
+
+
 @pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
 def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
