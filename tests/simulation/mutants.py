@@ -387,6 +387,13 @@ MUTANTS = (
         "if (former := self._nodes.get(hello.former_instance)) is not None and False:",
         unit=f"{_COORDINATOR_TESTS}::test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator",
     ),
+    Mutant(
+        "nodes that come and go keep a round open for ever",
+        _NEXT_CYCLE,
+        "self.alarm_s = min(self._settled_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))",
+        "self.alarm_s = self._settled_s + call_s",
+        unit=f"{_MACHINES}::test_nodes_that_come_and_go_do_not_keep_a_round_open_for_ever",
+    ),
     Mutant("a verdict isn't remembered", _MEMBER, "self.standing = replace(self.standing, verdict=message)", "pass"),
     Mutant("a report isn't remembered", _MEMBER, "self.standing = replace(self.standing, report=message)", "pass"),
     Mutant(

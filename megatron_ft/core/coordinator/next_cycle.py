@@ -50,6 +50,12 @@ class RoundCompletion:
     waits_s: float | None = None
     _seen: tuple[int, int] = (0, 0)
     _settled_s: float = 0.0
+    _met_s: float | None = None
+    """When there were enough in this round for the first time, and none was awaited."""
+
+    def begin_round(self) -> None:
+        """A cycle has begun: what follows it is another round."""
+        self._met_s = None
 
     def update(
         self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, arrivals: int, now_s: float
@@ -72,9 +78,12 @@ class RoundCompletion:
             return False
         if awaited:
             return False
+        self._met_s = now_s if self._met_s is None else self._met_s
         if ready >= rules.max_nodes or (0 < last <= ready and rules.last_call_s is None and not patient):
             return True
-        self.alarm_s = self._settled_s + last_call_s(rules, is_first=last == 0)
+        call_s = last_call_s(rules, is_first=last == 0)
+        # nodes that come and go over a bad network begin the last call anew, but not for ever
+        self.alarm_s = min(self._settled_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))
         return now_s >= self.alarm_s
 
     def has_waited_long(self, rules: Rules, now_s: float) -> bool:
@@ -125,6 +134,7 @@ class NextCycle:
 
     def cycle_began(self, decision: Decision, proposal: Proposal | None) -> None:
         """A cycle was decided, by this coordinator's proposal or before it came."""
+        self._completion.begin_round()
         self._slots_are_places = proposal is None or not proposal.is_new
         if not self._slots_are_places:
             self._slots = self._next_slots

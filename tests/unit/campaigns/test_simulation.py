@@ -63,6 +63,12 @@ def test_coordinator_that_missed_two_decisions_sends_its_launchers_to_the_one_th
     assert any("Rival(" in line for line in run.story)
 
 
+@pytest.mark.parametrize("seed", [45479, 74614, 203898, 210229])
+def test_seed_that_once_named_the_wrong_cause_holds(seed: int) -> None:
+    """A launcher in search; one that died before a diagnosis; a node excluded after a failure; one excluded unheard."""
+    assert simulate(plan_of(seed)).broken == []
+
+
 @pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
 def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
@@ -376,8 +382,18 @@ def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_for_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = job_cycle.JobCycle.judge
+    judge, hang = job_cycle.JobCycle.judge, job_cycle.JobCycle.hang
+
+    def asks_only_those_here(cycle: JobCycle, place: int, message: Any, nodes: Any, now_s: float) -> list[int]:
+        known = list(nodes)
+        asked = hang(cycle, place, message, known, now_s)
+        if cycle.diagnosis is not None:
+            for absent in set(range(len(cycle.seats))) - cycle.links(known).keys():
+                cycle.diagnosis.lost(absent)
+        return asked
+
     monkeypatch.setattr(job_cycle, "_CAUSE_S", 0.0)
+    monkeypatch.setattr(job_cycle.JobCycle, "hang", asks_only_those_here)
     monkeypatch.setattr(
         job_cycle.JobCycle, "judge", lambda cycle, now_s, **more: judge(cycle, now_s, **{**more, "has_absent": False})
     )
@@ -626,7 +642,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_names_another, "causes", "host_cut", 0),
         (_names_nobody, "causes", "rank_fails", 0),
         (_names_nobody, "causes", "host_off", 0),
-        (_waits_for_no_cause, "causes", None, 470),
+        (_waits_for_no_cause, "causes", None, 720),
         (_calls_all_lost, "causes", "rank_fails", 0),
         (_misses_silence_for_long, "in_time", "host_off", 0),
         (_waits_for_the_dead, "in_time", None, 0),
