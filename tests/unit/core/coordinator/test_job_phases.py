@@ -34,7 +34,7 @@ def test_failed_cycle_is_judged_before_another_one_follows() -> None:
 
 
 @pytest.mark.parametrize("is_judged", [False, True])
-def test_no_cycle_follows_once_the_end_of_the_job_is_requested(is_judged: bool) -> None:
+def test_request_for_the_end_of_the_job_ends_it_after_the_cycle(is_judged: bool) -> None:
     cycle = failed()
     if is_judged:
         verdict_on(cycle)
