@@ -40,7 +40,7 @@ _DISPLACED_AT_ONCE = 64
 """Few enough that what strangers have sent is read before all of them are displaced."""
 _ASK = encode(Ask())[LENGTH_BYTES:]
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Why a connection that has come can't be taken; it stays where it is."""
+"""Errors for which a waiting connection can't be taken; it stays in the queue."""
 _FULL_PAUSE_S = 1.0
 _STRANGERS_LINE_S = 60.0
 """Seconds between two lines about strangers that were closed."""
@@ -166,7 +166,7 @@ class Service:
         self._flush()
 
     def _strangers_due_s(self) -> float:
-        """When a connection is due to be closed because it hasn't identified itself."""
+        """Return the time at which a connection is due to be closed because it hasn't identified itself."""
         oldest = next(iter(self._ungreeted.values()), None)
         due_s = math.inf if oldest is None else oldest.since_s + _GREETING_S
         return min(due_s, self._strangers.relief_s) if self._waits_for_room else due_s

@@ -90,7 +90,7 @@ class Strangers:
 
     @property
     def relief_s(self) -> float:
-        """When the next one may be displaced, at the latest."""
+        """Latest time at which the next stranger may be displaced."""
         number = self._oldest_of_most()
         return 0.0 if number is None else self._all[number].since_s + GRACE_S
 

@@ -267,6 +267,12 @@ MUTANTS = (
         "an outcome isn't restored", _JOB_CYCLE, "if standing.ended is not None and self.outcome is None:", "if False:"
     ),
     Mutant(
+        "a request to end is forgotten after the verdict",
+        _JOB_CYCLE,
+        "        self.state.move(CoordinatorMove.REQUEST)\n",
+        "",
+    ),
+    Mutant(
         "a verdict isn't restored", _JOB_CYCLE, "if self.verdict is None and standing.verdict is not None:", "if False:"
     ),
     Mutant(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 DEFAULT_PORT = 29500
 """Port of the coordinator, and torchrun's ``--master-port``."""
 C10D_PORT = 29400
-"""The same with ``--rdzv-backend c10d``."""
+"""Port of the coordinator with ``--rdzv-backend c10d``."""
 JOIN_TIMEOUT_S = 600.0
 """Seconds for which a round waits for nodes that it needs."""
 

@@ -11,7 +11,7 @@ from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes,
 
 
 class BadNodeTracker:
-    """Which nodes are bad. A coordinator that takes over only knows what launchers report, and what happens then."""
+    """Bad nodes. A coordinator that takes over only knows what launchers report, and what happens then."""
 
     def __init__(self) -> None:
         self._faults: tuple[Fault, ...] = ()
@@ -28,12 +28,12 @@ class BadNodeTracker:
             self._told.discard(fault.node)
 
     def bad_among(self, nodes: Collection[Node]) -> frozenset[str]:
-        """The bad ones among these nodes, as instances."""
+        """Return the instances of bad nodes among these."""
         names = bad_nodes(self._faults)
         return frozenset(node.instance for node in nodes if node.bad or node.name in names)
 
     def blamed_instance(self, cycle: JobCycle | None) -> str:
-        """The instance of the launcher whose node ended that cycle; empty if no node did."""
+        """Return the instance of the launcher whose node ended that cycle; empty if no node did."""
         verdict = None if cycle is None else cycle.verdict
         if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
             return ""
@@ -42,7 +42,7 @@ class BadNodeTracker:
         return (seat if seat.name == verdict.cause.host or not others else others[0]).instance
 
     def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
-        """Names of nodes that were lost or bad before and are ready again; each is returned once."""
+        """Return the names of nodes that were lost or bad before and are ready again, each once."""
         lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
         here = {node.name for node in nodes if node.bad or node.name in lost} - self._told
         self._told |= here

@@ -1,4 +1,4 @@
-"""Which nodes take part in the next cycle, and which of them gets which place. Pure.
+"""Choice of the nodes that take part in the next cycle, and of their places. Pure.
 
 With ``--ft-segment`` nodes train in groups that share an NVLink domain. A *segment* is ``size`` nodes of one domain
 with places that follow each other. Only whole segments train; nodes that make none are spares, of use to their own
@@ -116,7 +116,7 @@ def _later_order(node: Node) -> tuple[bool, int, int]:
 
 
 def usable(ready: Iterable[Node], size: int) -> int:
-    """How many of these nodes are in whole segments."""
+    """Return the number of these nodes in whole segments."""
     return sum(count - count % size for count in Counter(node.domain for node in ready).values())
 
 

@@ -1,4 +1,4 @@
-"""Which cycle a launcher's node has a place in. Pure."""
+"""The cycle in which a launcher's node has a place. Pure."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def host(allocated: str) -> str:
 
 
 def may_stand_in(place: int | None, ending: Ending | None, *, is_decided: bool) -> bool:
-    """Whether a launcher does what the script would: the one at place 0, or the next one, if that was on its host.
+    """Return True if a launcher does what the script would: that at place 0, or the next one, if that was on its host.
 
     ``is_decided``: the end is that of all nodes. One that has only lost the others may not end what these still run.
     """

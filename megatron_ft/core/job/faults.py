@@ -20,7 +20,7 @@ _REPEATS = 2
 
 
 class FaultKind(enum.Enum):
-    """How a node ended a cycle."""
+    """Way in which a node ended a cycle."""
 
     LOST = "lost"
     """Its launcher or its host was lost."""
@@ -48,7 +48,7 @@ class Fault:
 
 
 def fault_of(verdict: Verdict) -> Fault | None:
-    """The fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
+    """Return the fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
     if verdict.node is None or not verdict.cause.host:
         return None
     if verdict.outcome is Outcome.MEMBERSHIP:
@@ -63,7 +63,7 @@ def fault_of(verdict: Verdict) -> Fault | None:
 
 
 def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
-    """Bad nodes by name, and why: excluded, lost and not back, or the place of several failures.
+    """Return bad nodes by name, and why: excluded, lost and not back, or the place of several failures.
 
     A rank that fails says little of its node where the job didn't get on: that may be the script. A machine that was
     switched off is as good as before when it is back and fit, unless that happens again.
@@ -85,14 +85,14 @@ def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
 
 
 def back_again(faults: Iterable[Fault], names: Collection[str]) -> tuple[Fault, ...]:
-    """The faults, with these nodes marked as ready again."""
+    """Return the faults, with these nodes marked as ready again."""
     return tuple(
         replace(fault, back=True) if fault.kind is FaultKind.LOST and fault.node in names else fault for fault in faults
     )
 
 
 def advice(scheduler: str, node: str, reason: str) -> str:
-    """A line about a bad node, with commands to keep jobs from it: they are printed, never run.
+    """Return a line about a bad node, with commands to keep jobs from it: they are printed, never run.
 
     ``scheduler`` is "slurm", "kubernetes" or another. In a pod, ``node`` is its name.
     """

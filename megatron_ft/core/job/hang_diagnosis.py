@@ -68,7 +68,7 @@ class HangDiagnosis:
 
     @property
     def is_of_lost_peer(self) -> bool:
-        """Whether it was begun for a rank that has failed because it had lost another one."""
+        """True if begun for a rank that has failed because it had lost another one."""
         return self.first.kind == LOST_PEER
 
     def awaits(self, place: int) -> bool:
@@ -80,7 +80,7 @@ class HangDiagnosis:
             self._are_all = False
 
     def is_open(self, now_s: float) -> bool:
-        """Whether the cause may still become known."""
+        """Return True if the cause may still become known."""
         return bool(self._awaited) and now_s < self.bound_s
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
@@ -104,7 +104,7 @@ class HangDiagnosis:
 
     @property
     def _has_all(self) -> bool:
-        """Whether the notes on all ranks of the cycle have come."""
+        """True if the notes on all ranks of the cycle have come."""
         return self._are_all and not self._awaited
 
 
@@ -174,7 +174,7 @@ def _view(note: RankSnapshot, at_ns: int) -> RankView:
 
 
 def goes_on(notes: Sequence[RankSnapshot], first: RankHung) -> bool:
-    """Whether some rank has begun or completed a collective for less than half of that time."""
+    """Return True if some rank has begun or completed a collective for less than half of that time."""
     known = (note.collective_s for note in notes if note.collective_s is not None)
     return any(seconds < _MOST * first.elapsed_s for seconds in known)
 

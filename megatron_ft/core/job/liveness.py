@@ -1,4 +1,4 @@
-"""When a peer counts as lost: how often launchers send a sign of life, and the clock that measures silence. Pure."""
+"""Silence after which a peer counts as lost, intervals between signs of life, and the clock for both. Pure."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NO_END_RECORDED = "no end was recorded: its processes were killed, or their hos
 
 
 class Ending(enum.Enum):
-    """How a life ended."""
+    """End of a life."""
 
     RUNNING = "running"
     """The life hasn't ended; or no launcher was left to write how."""
@@ -40,7 +40,7 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeEnd:
-    """How one launcher left a job whose end it never learned: the other nodes may have gone on."""
+    """End of one launcher that left a job whose end it never learned: the other nodes may have gone on."""
 
     node: str
     exit_code: int
@@ -118,7 +118,7 @@ class Lives:
         return json.dumps(document, indent=1) + "\n"
 
     def bad_nodes(self) -> dict[str, str]:
-        """By name, and why; see `faults.bad_nodes`."""
+        """Return bad nodes by name, with reasons; see `faults.bad_nodes`."""
         return bad_nodes(fault for life in self.lives for fault in life.faults)
 
     def back(self, names: Collection[str]) -> Lives:
@@ -137,16 +137,16 @@ class Lives:
         return Advance() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
 
     def has_finished(self, job: str) -> bool:
-        """Whether the last life is this job's, and the training's last."""
+        """Return True if the last life is this job's, and the training's last."""
         last = self.last
         return last is not None and last.job == job and last.outcome is Ending.FINISHED
 
     def has_just_finished(self, job: str, command: Sequence[str], *, since: str) -> bool:
-        """Whether it has, with what is to be run now, and no longer ago."""
+        """Return True if the job has finished with this command, at ``since`` or later."""
         return self.has_finished(job) and self.lives[-1].command == tuple(command) and self.lives[-1].ended >= since
 
     def begun(self, life: Life) -> Lives:
-        """The lives with another one begun. One before that has recorded no end was killed."""
+        """Return the lives with another one begun. One before that has recorded no end was killed."""
         lives = [
             replace(each, outcome=Ending.LOST, cause=each.left[-1].cause if each.left else _NO_END_RECORDED)
             if each.outcome is Ending.RUNNING
@@ -157,7 +157,7 @@ class Lives:
         return Lives(lives=(*lives, replace(life, life=number))[-_MOST_LIVES:])
 
     def updated(self, life: Life) -> Lives:
-        """With the news of the last life, from whichever launcher tells them."""
+        """Return the lives with news of the last one, from any launcher."""
         last = self.last
         if last is None or last.job != life.job:
             return self.begun(life)

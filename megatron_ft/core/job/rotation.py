@@ -1,4 +1,4 @@
-"""Which ranks change their GPUs when Megatron's rerun state machine asks for another GPU. Pure.
+"""Ranks that change their GPUs when Megatron's rerun state machine asks for another GPU. Pure.
 
 A process keeps its place on the node: LOCAL_RANK, its GPU, its CPUs. Its RANK changes.
 """

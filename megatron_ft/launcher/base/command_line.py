@@ -52,7 +52,7 @@ class CommandLine:
 
     @property
     def says_all(self) -> bool:
-        """Whether this launcher prints what concerns the whole job, though another one does, too."""
+        """True if this launcher prints what concerns the whole job, though another one does, too."""
         return self.where.scheduler is Scheduler.KUBERNETES or os.environ.get(SAYS_ALL_VARIABLE) == "1"
 
     @property

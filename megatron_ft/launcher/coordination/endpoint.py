@@ -205,7 +205,7 @@ def is_own_address(family: int, address: tuple[Any, ...]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address is any machine's own."""
+    """Return True if this name or address is any machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

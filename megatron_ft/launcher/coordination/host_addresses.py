@@ -1,11 +1,11 @@
-"""Which addresses behind a name to connect to, and in which order: from look-ups, and earlier connections. Pure."""
+"""Addresses behind a name, in the order to try them: from look-ups, and earlier connections. Pure."""
 
 from __future__ import annotations
 
 from megatron_ft.ipc.net.tcp import Target
 
 _KEPT_S = 60.0
-"""How long the result of a late look-up, or of the last connection, may be used."""
+"""Seconds for which the result of a late look-up, or of the last connection, may be used."""
 
 
 class HostAddresses:

@@ -77,6 +77,9 @@ class Worker:
             self.on_reaped(self.exitcode)
 
 
+WorkerCallback = Callable[[Worker], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
     """Specification of a rank; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
@@ -91,12 +94,7 @@ class RankSpec:
 class Spawner(Protocol):
     """A way to create ranks, each a child of the launcher and leader of its own session."""
 
-    def spawn(
-        self,
-        specs: Sequence[RankSpec],
-        on_spawned: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
-    ) -> None:
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
         """Start ranks; ``on_spawned`` is called with each one immediately, ``on_exit`` when its end is seen.
 
         Raises:
@@ -111,12 +109,7 @@ class FreshInterpreterSpawner:
     def __init__(self) -> None:
         self._setpriv = find_setpriv()
 
-    def spawn(
-        self,
-        specs: Sequence[RankSpec],
-        on_spawned: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
-    ) -> None:
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
         with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
             for spec in specs:
                 on_spawned(self._spawn(spec, variables, inherited, on_exit))
@@ -126,7 +119,7 @@ class FreshInterpreterSpawner:
         spec: RankSpec,
         variables: Mapping[str, str],
         inherited: Sequence[int],
-        on_exit: Callable[[Worker], None],
+        on_exit: WorkerCallback,
     ) -> Worker:
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None

@@ -16,7 +16,7 @@ from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
-from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
+from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker, WorkerCallback
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 
 _MOST_DEATHS = 5
@@ -71,12 +71,7 @@ class ForkingSpawner:
         """Set if a cycle may follow the one whose ranks are spawned next; otherwise no server is needed then."""
         self._expects_restart = expected
 
-    def spawn(
-        self,
-        specs: Sequence[RankSpec],
-        on_spawned: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
-    ) -> None:
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
         try:
             is_done = self._fork(specs, on_spawned, on_exit)
         except ServerError as error:
@@ -210,12 +205,7 @@ class ForkingSpawner:
 
     # -- ranks --------------------------------------------------------------------------------------------
 
-    def _fork(
-        self,
-        specs: Sequence[RankSpec],
-        on_spawned: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
-    ) -> bool:
+    def _fork(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> bool:
         """Fork the ranks. Return False without a server.
 
         Raises:

@@ -29,10 +29,11 @@ def checked(table: Table) -> None:
     check(table, first=first, last=last)
 
 
-@pytest.mark.parametrize(("page", "table"), [("agent.md", AGENT), ("control-plane.md", JOB)])
-def test_docs_have_the_table_of_the_code(page: str, table: Table) -> None:
+@pytest.mark.parametrize("table", [AGENT, JOB], ids=["agent", "job"])
+def test_docs_have_the_table_of_the_code(table: Table) -> None:
     checked(table)
-    assert "\n".join(as_table(table)) in (DOCS / page).read_text()
+    drawn = "\n".join(as_table(table))
+    assert any(drawn in page.read_text() for page in DOCS.rglob("*.md"))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def _is_own(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in OWN
 
 
-def test_no_callback_is_filled_in_from_outside() -> None:
+def test_callbacks_are_not_filled_in_from_outside() -> None:
     texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
     assert len(texts) > 300
     assert late_bound(texts) == []
