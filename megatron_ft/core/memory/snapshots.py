@@ -1,0 +1,49 @@
+"""Facts about memory checkpoints that keepers, launchers and the coordinator exchange; `docs/design/memory-checkpoints.md`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotKey:
+    """Name of a snapshot; the greatest one is the newest.
+
+    Args:
+        cycle: in which it was written. Iterations alone would mix what two cycles made of the same iteration.
+        iteration: steps completed.
+    """
+
+    cycle: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSnapshot:
+    """Verified segments of one snapshot on one node. ``ranks``: global ranks; ``world``: number of ranks of the job."""
+
+    key: SnapshotKey
+    world: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Everything that a node's keeper can restore. Without a keeper: empty."""
+
+    snapshots: tuple[KeptSnapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Choice for a cycle.
+
+    Args:
+        key: of the snapshot from which all ranks of the cycle go on.
+        tries: cycles that restored it before this one, and failed before a new iteration.
+        failure: how the cycle before the first restore failed, as far as two failures can be compared.
+    """
+
+    key: SnapshotKey
+    tries: int = 0
+    failure: str = ""
