@@ -1,8 +1,10 @@
-"""Facts about memory checkpoints that keepers, launchers and the coordinator exchange; `docs/design/memory-checkpoints.md`."""
+"""Facts that keepers, launchers and the coordinator exchange about memory checkpoints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from megatron_ft.core.codec import Count, Cycle, Rank, WorldSize
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -14,8 +16,8 @@ class SnapshotKey:
         iteration: steps completed.
     """
 
-    cycle: int
-    iteration: int
+    cycle: Cycle
+    iteration: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,8 @@ class KeptSnapshot:
     """Verified segments of one snapshot on one node. ``ranks``: global ranks; ``world``: number of ranks of the job."""
 
     key: SnapshotKey
-    world: int
-    ranks: tuple[int, ...]
+    world: WorldSize
+    ranks: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,5 +47,5 @@ class Restore:
     """
 
     key: SnapshotKey
-    tries: int = 0
+    tries: Count = 0
     failure: str = ""
