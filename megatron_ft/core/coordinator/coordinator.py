@@ -106,7 +106,7 @@ class Coordinator:
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; returns what to do at once."""
         self._clock.set(now_s)
-        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat)
+        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat | m.Saved)
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
@@ -184,8 +184,8 @@ class Coordinator:
                 self._consensus.newer(term)
             case m.Accept(ballot, store):
                 self._consensus.accepted(node, ballot, store)
-            case m.Ready():
-                node.enter(m.NodePhase.READY)
+            case m.Ready(kept):
+                node.ready(kept)
             case m.Aside():
                 node.enter(m.NodePhase.ASIDE)
             case m.Away():
@@ -210,6 +210,8 @@ class Coordinator:
             self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
+        elif isinstance(message, m.Saved | m.Restored):
+            self._heard_of_snapshot(cycle, place, message)
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, Milestone):
@@ -218,6 +220,13 @@ class Coordinator:
             self._learning.answered(place, message)
         elif isinstance(message, Raised):
             self._raised(node, message)
+
+    def _heard_of_snapshot(self, cycle: JobCycle, place: int, message: m.Saved | m.Restored) -> None:
+        if isinstance(message, m.Restored):
+            if cycle.snapshots.restored(place, message, cycle.decision.restore):
+                self._out += self._notices.restored(cycle)
+        elif cycle.outcome is None and (answer := cycle.snapshots.saved(place, message.key)) is not None:
+            self._out.append(Send(list(cycle.links(self._nodes.values()).values()), answer))
 
     def _raised(self, by: Node, raised: Raised) -> None:
         """Tell all other nodes that a learned timeout has ended a rank."""
@@ -262,6 +271,10 @@ class Coordinator:
         cycle.restored(node.place, standing, self._clock.now_s)
         for name in standing.raised:
             self._raised(node, Raised(standing.cycle, name))
+        for key in filter(None, (standing.complete, *standing.saved)):
+            self._heard_of_snapshot(cycle, node.place, m.Saved(key))
+        if standing.restored and standing.cycle == cycle.decision.cycle:
+            cycle.snapshots.restored(node.place, None, cycle.decision.restore)
         if node.link is not None and cycle.wants_notes_of(node.place):
             self._out.append(Send([node.link], m.DiagnoseHang(cycle.decision.cycle)))
 
@@ -291,6 +304,8 @@ class Coordinator:
                 cycle.occupied(place, member.instance, member.name)
                 member.enter(m.NodePhase.RUNNING)
         self._next_cycle.cycle_began(decision, proposal)
+        if proposal is not None and proposal.is_new and self._next_cycle.without_snapshot:
+            self._out += self._notices.without_snapshot(cycle, self._next_cycle.without_snapshot)
         if proposal is None or not proposal.is_new:
             for node in self._nodes.values():
                 if node.link is not None:
@@ -423,6 +438,7 @@ class Coordinator:
             return
         if cycle.outcome is not None:
             self._end_for([node], cycle)
+        self._out += [Send([link], answer) for answer in cycle.snapshots.missed(node.standing.saved)]
         if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
             self._out.append(Send([link], cycle.verdict))
         if cycle.diagnosis is not None and cycle.outcome is None:

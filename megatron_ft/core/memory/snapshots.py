@@ -31,9 +31,14 @@ class KeptSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Everything that a node's keeper can restore. Without a keeper: empty."""
+    """Everything that a node's keeper can restore. Without a keeper: empty.
+
+    Args:
+        local_ranks: ranks that the node runs, from its launcher; 0 if there is no snapshot.
+    """
 
     snapshots: tuple[KeptSnapshot, ...] = ()
+    local_ranks: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,15 @@ class Restore:
         key: of the snapshot from which all ranks of the cycle go on.
         tries: cycles that restored it before this one, and failed before a new iteration.
         failure: how the cycle before the first restore failed, as far as two failures can be compared.
+        reached: iteration at which the cycle before this one ended; None if unknown.
     """
 
     key: SnapshotKey
     tries: Count = 0
     failure: str = ""
+    reached: int | None = None
+
+    @property
+    def redone(self) -> int | None:
+        """Iterations that the job does again; None if unknown."""
+        return None if self.reached is None else max(0, self.reached - self.key.iteration)

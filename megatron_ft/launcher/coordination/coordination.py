@@ -16,14 +16,11 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.decisions import Ballot, Held
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.messages import OfLearning, Reviewed
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
-OfCycle = (
-    edge.Begin | edge.StandBy | m.End | m.Verdict | m.DiagnoseHang | m.Suspected | m.Moving | Reviewed | OfLearning
-)
+OfCycle = edge.Begin | edge.StandBy | m.OfCycle
 
 
 class Coordination:
