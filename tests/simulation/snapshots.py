@@ -113,7 +113,7 @@ class Keeper:
         if launcher._runs():
             launcher.hear(agent.SnapshotSaved(segment.key))
         elif launcher.agent.phase is AgentPhase.READY:
-            launcher.hear(agent.StockTaken(self.kept()))
+            launcher.hear(m.StockTaken(self.kept()))
 
     def is_complete(self, key: SnapshotKey) -> None:
         """All nodes have it."""
@@ -187,7 +187,7 @@ class Snapshots:
         match message:
             case m.Hello(standing=standing):
                 self.kept[coordinator.name, message.instance] = standing.kept
-            case m.Ready(kept):
+            case m.Ready(kept) | m.StockTaken(kept):
                 self.kept[coordinator.name, launcher] = kept
             case m.Saved() | m.Restored():
                 self.messages += 1

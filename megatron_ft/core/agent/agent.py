@@ -50,6 +50,7 @@ from megatron_ft.core.job.messages import (
     Reviewed,
     Saved,
     Shutdown,
+    StockTaken,
     Suspected,
     Verdict,
 )
@@ -163,12 +164,12 @@ class Agent:
                 self.cycle.hear_of_others(event, self._turn)
             case Suspected() | Moving():
                 self.cycle.told(event, self._turn)
-            case Complete() | Passed() | edge.StockTaken() | edge.SnapshotSaved() | SnapshotRestored():
+            case Complete() | Passed() | StockTaken() | edge.SnapshotSaved() | SnapshotRestored():
                 self._hear_of_snapshots(event)
             case _:
                 self._hear_of_ranks(event)
 
-    def _hear_of_snapshots(self, event: OfSnapshots | edge.StockTaken | edge.SnapshotSaved | SnapshotRestored) -> None:
+    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | edge.SnapshotSaved | SnapshotRestored) -> None:
         record = self.cycle.record
         runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
         match event:
@@ -183,10 +184,10 @@ class Agent:
                 self._do(
                     Write(replace(event, ranks=tuple(record.ranks), redone=redone)), Restored(record.cycle, event.key)
                 )
-            case edge.StockTaken(kept):
+            case StockTaken(kept):
                 self._take_stock(kept)
                 if self.phase is AgentPhase.READY and not self._orders.assignment.has_begun:
-                    self._do(Ready(self._kept))
+                    self._do(StockTaken(self._kept))
 
     def _take_stock(self, kept: Kept) -> None:
         self._kept = replace(kept, local_ranks=len(self.cycle.record.ranks)) if kept.snapshots else kept

@@ -32,6 +32,7 @@ from megatron_ft.core.job.messages import (
     OfCycle,
     Said,
     Speak,
+    StockTaken,
     Verdict,
 )
 from megatron_ft.core.memory.snapshots import Kept, Restore, SnapshotKey
@@ -140,13 +141,6 @@ class RanksEnded:
     stuck: str = ""
     processes: Sequence[ProcessFacts] = ()
     kept: Kept = Kept()  # noqa: RUF009 - frozen
-
-
-@dataclass(frozen=True, slots=True)
-class StockTaken:
-    """What the keeper can restore has changed since ``RanksEnded``: it was slow to verify it, or was replaced."""
-
-    kept: Kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from megatron_ft.core.memory.snapshots import Restore, SnapshotKey
 
 _MOST = 1000
 """Snapshots that are counted at a time."""
+_HELD = 2
 
 
 class CompleteSnapshots:
@@ -17,8 +18,8 @@ class CompleteSnapshots:
     def __init__(self, cycle: int, nodes: int) -> None:
         self._cycle = cycle
         self._nodes = nodes
-        self._newest: dict[int, SnapshotKey] = {}
-        """By place, the last that the node has saved."""
+        self._held: dict[int, tuple[SnapshotKey, ...]] = {}
+        """By place, the last two that the node has saved: it has no memory for more that aren't complete."""
         self._at: Counter[SnapshotKey] = Counter()
         """Number of nodes by their newest one."""
         self._have: Counter[SnapshotKey] = Counter()
@@ -29,16 +30,16 @@ class CompleteSnapshots:
 
     def saved(self, place: int, key: SnapshotKey) -> OfSnapshots | None:
         """Note that the node at that place holds a snapshot. Return what all nodes are to be told."""
-        before = self._newest.get(place)
-        if key.cycle != self._cycle or (before is not None and key <= before):
+        held = self._held.get(place, ())
+        if key.cycle != self._cycle or (held and key <= held[-1]):
             return None
-        self._newest[place] = key
+        self._held[place] = (*held[-1:], key)
         self._at[key] += 1
         self._have[key] += 1
-        if before is not None:
-            self._at[before] -= 1
-            if not self._at[before]:
-                del self._at[before]
+        if held:
+            _take_one(self._at, held[-1])
+        if len(held) == _HELD:
+            _take_one(self._have, held[0])
         if self._have[key] == self._nodes:
             self._complete = Complete(key)
             self._forget(key)
@@ -49,7 +50,7 @@ class CompleteSnapshots:
 
     def _pass(self) -> Passed | None:
         """Of what all nodes have saved or skipped, nothing that isn't complete will be."""
-        if len(self._newest) < self._nodes:
+        if len(self._held) < self._nodes:
             return None
         oldest = min(self._at)
         if not any(key <= oldest for key in self._have):
@@ -78,3 +79,11 @@ class CompleteSnapshots:
             return False
         self._restored.add(place)
         return restored is not None and len(self._restored) == self._nodes
+
+
+def _take_one(counts: Counter[SnapshotKey], key: SnapshotKey) -> None:
+    """Count one node less; nothing changes for what isn't counted any more."""
+    if key in counts:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]

@@ -186,6 +186,8 @@ class Coordinator:
                 self._consensus.accepted(node, ballot, store)
             case m.Ready(kept):
                 node.ready(kept)
+            case m.StockTaken(kept):
+                node.stock_taken(kept)
             case m.Aside():
                 node.enter(m.NodePhase.ASIDE)
             case m.Away():

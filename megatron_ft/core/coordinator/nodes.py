@@ -93,7 +93,11 @@ class Node:
     def ready(self, kept: Kept) -> None:
         """Note that the node is ready, and what its keeper can restore."""
         self.phase = NodePhase.READY
-        if kept != self.standing.kept:
+        self.stock_taken(kept)
+
+    def stock_taken(self, kept: Kept) -> None:
+        """Note what its keeper can restore, as long as no cycle has begun."""
+        if self.phase is NodePhase.READY and kept != self.standing.kept:
             self.standing = replace(self.standing, kept=kept)
 
     def begin(self, cycle: int) -> None:

@@ -268,7 +268,7 @@ class SnapshotRestored:
     Args:
         key: the snapshot, by the cycle in which it was written and its iteration.
         ranks: ranks of this node.
-        seconds: from the start of the first one to the end of the last one.
+        seconds: taken by the slowest of them.
         redone: iterations from the snapshot to the end of the cycle before; null if that is unknown.
     """
 

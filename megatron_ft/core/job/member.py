@@ -387,6 +387,8 @@ class Member:
                 self.standing = replace(self.standing, report=message)
             case m.Ready(kept):
                 self.standing = replace(self.standing, phase=m.NodePhase.READY, kept=kept)
+            case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
+                self.standing = replace(self.standing, kept=kept)
             case m.Saved(key) if key.cycle == self.standing.cycle:
                 self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
             case m.Restored(cycle) if cycle == self.standing.cycle:

@@ -444,9 +444,19 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This node would take part in the next cycle; none of its ranks is left. A second one replaces the first."""
+    """This node would take part in the next cycle; none of its ranks is left. ``kept``: what it can restore."""
 
     kept: Kept = Kept()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class StockTaken:
+    """What this node can restore has changed since it was ready: its keeper was slow to verify it, or was replaced.
+
+    No second `Ready`, which may cross the decision that begins the cycle, and would take a running node for a ready one.
+    """
+
+    kept: Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,7 +642,7 @@ class Dismiss:
 
 
 OfRanks = Report | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Saved | Restored
-Said = OfRanks | Ready | Aside | Shutdown | Goodbye
+Said = OfRanks | Ready | StockTaken | Aside | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
