@@ -13,10 +13,13 @@ from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
 from tests.simulation.history import cycles, members
 
 if TYPE_CHECKING:
-    from tests.simulation.job import Job, Made
+    from tests.simulation.job import Hurt, Job, Made
     from tests.simulation.plan import Plan
 
 __all__ = ["snapshots"]
+
+_RESTORES_S = 0.6
+"""A rank restores sooner."""
 
 
 def snapshots(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
@@ -35,10 +38,30 @@ def snapshots(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     for cycle, of_cycle in itertools.groupby(sorted(log.restored, key=lambda r: r.cycle), lambda r: r.cycle):
         if len(keys := {each.key for each in of_cycle}) > 1:
             yield f"cycle {cycle} restores {len(keys)} snapshots"
+    yield from _not_restored(job, begun)
     for before, after in itertools.pairwise(cycles(job)):
         yield from _chosen(job, begun, before, after)
         yield from _lost(job, before, after)
     yield from _bad(job)
+
+
+def _not_restored(job: Job, begun: dict[int, Made]) -> Iterator[str]:
+    """Every rank restores what was decided, or says that it can't."""
+    for trained in job.trained:
+        if trained.cycle not in begun or trained.held is None:
+            continue
+        restore, lasted_s = begun[trained.cycle].decision.restore, (trained.to_s or job.world.now_s) - trained.from_s
+        of_cycle = {each.launcher for each in job.snapshots.restored if each.cycle == trained.cycle}
+        of_cycle |= {each for each in job.launchers if any(_is_unrestored(h, trained.cycle) for h in each.hurts)}
+        is_frozen = any("frozen" in fault.kind for fault in job.snapshots.trouble.struck)
+        if restore is not None and lasted_s > _RESTORES_S and trained.launcher not in of_cycle and not is_frozen:
+            yield f"{trained.launcher.name} restores nothing in cycle {trained.cycle}, and {restore.key} was decided"
+        if restore is None and trained.launcher in of_cycle:
+            yield f"{trained.launcher.name} restores something in cycle {trained.cycle}"
+
+
+def _is_unrestored(hurt: Hurt, cycle: int) -> bool:
+    return hurt.fault.kind == "rank_unrestored" and hurt.cycle == cycle
 
 
 def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iterator[str]:

@@ -10,6 +10,7 @@ from megatron_ft.core.memory.snapshots import Restore, SnapshotKey
 _MOST = 1000
 """Snapshots that are counted at a time."""
 _HELD = 2
+"""Snapshots that a node has memory for, beside the complete one; without one, for one more."""
 
 
 class CompleteSnapshots:
@@ -19,7 +20,7 @@ class CompleteSnapshots:
         self._cycle = cycle
         self._nodes = nodes
         self._held: dict[int, tuple[SnapshotKey, ...]] = {}
-        """By place, the last two that the node has saved: it has no memory for more that aren't complete."""
+        """By place, the last that the node has saved, as many as it has memory for."""
         self._at: Counter[SnapshotKey] = Counter()
         """Number of nodes by their newest one."""
         self._have: Counter[SnapshotKey] = Counter()
@@ -30,16 +31,8 @@ class CompleteSnapshots:
 
     def saved(self, place: int, key: SnapshotKey) -> OfSnapshots | None:
         """Note that the node at that place holds a snapshot. Return what all nodes are to be told."""
-        held = self._held.get(place, ())
-        if key.cycle != self._cycle or (held and key <= held[-1]):
+        if not self._holds(place, key):
             return None
-        self._held[place] = (*held[-1:], key)
-        self._at[key] += 1
-        self._have[key] += 1
-        if held:
-            _take_one(self._at, held[-1])
-        if len(held) == _HELD:
-            _take_one(self._have, held[0])
         if self._have[key] == self._nodes:
             self._complete = Complete(key)
             self._forget(key)
@@ -47,6 +40,34 @@ class CompleteSnapshots:
         if len(self._have) > _MOST:
             del self._have[min(self._have)]
         return self._pass()
+
+    def was_complete(self, place: int, key: SnapshotKey) -> Complete | None:
+        """Note that another coordinator has told the node at that place so. Return what all nodes are to be told.
+
+        The others may have missed it, and must not give it up.
+        """
+        self._holds(place, key)
+        if key.cycle != self._cycle or (self._complete is not None and key <= self._complete.key):
+            return None
+        self._complete = Complete(key)
+        self._forget(key)
+        return self._complete
+
+    def _holds(self, place: int, key: SnapshotKey) -> bool:
+        """Note it; returns whether that is news."""
+        held = self._held.get(place, ())
+        if key.cycle != self._cycle or (held and key <= held[-1]):
+            return False
+        most = _HELD + (self._complete is None)
+        for gone in held[: 1 - most]:
+            _take_one(self._have, gone)
+        self._held[place] = (*held[1 - most :], key)
+        self._at[key] += 1
+        if self._complete is None or key > self._complete.key:
+            self._have[key] += 1
+        if held:
+            _take_one(self._at, held[-1])
+        return True
 
     def _pass(self) -> Passed | None:
         """Of what all nodes have saved or skipped, nothing that isn't complete will be."""

@@ -227,7 +227,11 @@ class Coordinator:
         if isinstance(message, m.Restored):
             if cycle.snapshots.restored(place, message, cycle.decision.restore):
                 self._out += self._notices.restored(cycle)
-        elif cycle.outcome is None and (answer := cycle.snapshots.saved(place, message.key)) is not None:
+        else:
+            self._tell_of_snapshot(cycle, cycle.snapshots.saved(place, message.key))
+
+    def _tell_of_snapshot(self, cycle: JobCycle, answer: m.OfSnapshots | None) -> None:
+        if answer is not None and cycle.outcome is None:
             self._out.append(Send(list(cycle.links(self._nodes.values()).values()), answer))
 
     def _raised(self, by: Node, raised: Raised) -> None:
@@ -273,7 +277,9 @@ class Coordinator:
         cycle.restored(node.place, standing, self._clock.now_s)
         for name in standing.raised:
             self._raised(node, Raised(standing.cycle, name))
-        for key in filter(None, (standing.complete, *standing.saved)):
+        if standing.complete is not None:
+            self._tell_of_snapshot(cycle, cycle.snapshots.was_complete(node.place, standing.complete))
+        for key in standing.saved:
             self._heard_of_snapshot(cycle, node.place, m.Saved(key))
         if standing.restored and standing.cycle == cycle.decision.cycle:
             cycle.snapshots.restored(node.place, None, cycle.decision.restore)

@@ -453,7 +453,7 @@ class Ready:
 class StockTaken:
     """What this node can restore has changed since it was ready: its keeper was slow to verify it, or was replaced.
 
-    No second `Ready`, which may cross the decision that begins the cycle: a running node would be taken for a ready one.
+    A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
     """
 
     kept: Kept

@@ -37,8 +37,13 @@ def kept(place: int, *keys: SnapshotKey) -> Kept:
         ([(0, 5), (1, 6)], [None, Passed(key(5))]),
         ([(0, 5), (0, 7), (1, 6)], [None, None, Passed(key(6))]),
         ([(0, 5), (0, 7), (1, 6), (1, 7)], [None, None, Passed(key(6)), Complete(key(7))]),
-        # a node has memory for two that aren't complete: the first of three is gone
-        ([(0, 5), (0, 6), (0, 7), (1, 5)], [None, None, None, Passed(key(5))]),
+        # a node has memory for three that aren't complete, or for two beside a complete one: the first is gone then
+        ([(0, 5), (0, 6), (0, 7), (1, 5)], [None, None, None, Complete(key(5))]),
+        ([(0, 5), (0, 6), (0, 7), (0, 8), (1, 5)], [None, None, None, None, Passed(key(5))]),
+        (
+            [(0, 4), (1, 4), (0, 5), (0, 6), (0, 7), (1, 5)],
+            [None, Complete(key(4)), None, None, None, Passed(key(5))],
+        ),
         # nothing older than what was said
         ([(0, 6), (0, 5), (1, 5)], [None, None, Passed(key(5))]),
     ],
@@ -64,6 +69,15 @@ def test_node_that_has_missed_answers_gets_them_again() -> None:
     assert snapshots.missed((key(5), key(6))) == [Complete(key(6))]
     assert snapshots.missed((key(7),)) == []
     assert snapshots.missed(()) == []
+
+
+def test_what_another_coordinator_called_complete_is_complete_for_those_that_missed_it() -> None:
+    snapshots = CompleteSnapshots(0, 3)
+    assert snapshots.saved(0, key(5)) is None
+    assert snapshots.was_complete(1, key(5)) == Complete(key(5))
+    assert snapshots.was_complete(2, key(5)) is None
+    assert snapshots.was_complete(2, key(4)) is None
+    assert [snapshots.saved(place, key(6)) for place in range(3)] == [None, None, Complete(key(6))]
 
 
 def test_restored_is_said_once_when_all_nodes_have() -> None:
