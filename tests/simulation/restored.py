@@ -43,6 +43,7 @@ def snapshots(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         yield from _chosen(job, begun, before, after)
         yield from _lost(job, before, after)
     yield from _bad(job)
+    yield from _given_up(plan, job)
 
 
 def _not_restored(job: Job, begun: dict[int, Made]) -> Iterator[str]:
@@ -135,3 +136,14 @@ def _bad(job: Job) -> Iterator[str]:
                 yield f"cycle {after.decision.cycle} restores {key}, from which {failed} cycles have failed"
         elif bad and again:
             yield f"cycle {after.decision.cycle} restores {job.snapshots.poisoned} again"
+
+
+def _given_up(plan: Plan, job: Job) -> Iterator[str]:
+    """The file has its chance before a job is given up for lack of progress."""
+    begun = cycles(job)
+    ends = [made for made in job.made if made.decision.code == plan.rules.no_progress_code]
+    if not ends or not begun or begun[-1].decision.restore is None:
+        return
+    told = [judged.verdict for judged in job.verdicts if judged.verdict.cycle == begun[-1].decision.cycle]
+    if not any(verdict.cause.rerun for verdict in told):
+        yield f"the job is given up after cycle {begun[-1].decision.cycle}, which restored a snapshot"
