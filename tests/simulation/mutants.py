@@ -44,8 +44,8 @@ for seed in range(int(sys.argv[1]), int(sys.argv[2])):
 class Mutant:
     """One change: in ``file``, ``old`` becomes ``new``.
 
-    ``unit``: the test that finds it, where no run can show it because the order of messages on one connection makes
-    the guard unnecessary.
+    ``unit``: the test that finds it, where no run can show it: the order of messages on one connection makes the guard
+    unnecessary, or all nodes of a cycle would have to be replaced at once.
     """
 
     name: str
@@ -354,6 +354,8 @@ MUTANTS = (
         _CHOICE,
         " if key.cycle == last.cycle or key == restored)",
         ")",
+        unit="tests/unit/core/memory/test_choice.py::"
+        "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
     Mutant("an older snapshot than the newest", _CHOICE, "reverse=True)", "reverse=False)"),
     Mutant("a snapshot that not all nodes have", _CHOICE, "if not missing:", "if True:"),

@@ -30,6 +30,7 @@ from megatron_ft.core.facts.launcher import (
     CycleEnded,
     CycleStarted,
     NodeHealth,
+    RestoreFailed,
     SnapshotRestored,
     Stuck,
 )
@@ -216,6 +217,8 @@ class Agent:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
                 self._ranks_ended(event)
+            case RestoreFailed() if self._orders.is_over:
+                pass  # its rank was terminated
             case edge.MonitorReport(report=Milestone() | Intervals()):
                 self._learning.hear(event, self._turn)
             case edge.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):

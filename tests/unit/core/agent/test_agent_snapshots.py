@@ -103,6 +103,14 @@ def test_failed_restore_of_another_cycle_or_another_node_changes_nothing() -> No
     assert driven.hear(RestoreFailed(rank=10, cycle=0, key=KEY), RestoreFailed(rank=1, cycle=1, key=KEY)) == []
 
 
+def test_failed_restore_of_a_rank_that_is_terminated_is_no_cause() -> None:
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY))
+    driven.ends(Outcome.FAILED)
+    driven.hear(RestoreFailed(rank=10, cycle=1, key=KEY, text="its connection ended"))
+    assert (driven.record.unrestored, driven.all_of(m.Report)) == (None, [])
+
+
 def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the_keeper() -> None:
     driven = Driven(max_nodes=2)
     driven.run(nodes=2)
