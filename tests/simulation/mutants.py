@@ -359,7 +359,14 @@ MUTANTS = (
     ),
     Mutant("an older snapshot than the newest", _CHOICE, "reverse=True)", "reverse=False)"),
     Mutant("a snapshot that not all nodes have", _CHOICE, "if not missing:", "if True:"),
-    Mutant("a snapshot of other ranks", _CHOICE, "lacking := sorted({*ranks} - {*found.ranks})", "lacking := []"),
+    Mutant(
+        "a snapshot of other ranks",
+        _CHOICE,
+        "lacking := sorted({*ranks} - {*found.ranks})",
+        "lacking := []",
+        unit="tests/unit/core/memory/test_choice.py::"
+        "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+    ),
     Mutant("a bad snapshot again and again", _CHOICE, "if before.tries + 1 >= MOST_TRIES:", "if False:"),
     Mutant("the tries of a snapshot forgotten", _CHOICE, "tries=before.tries + 1,", "tries=0,"),
     Mutant(
