@@ -45,7 +45,7 @@ class Mutant:
     """One change: in ``file``, ``old`` becomes ``new``.
 
     ``unit``: the test that finds it, where no run can show it: the order of messages on one connection makes the guard
-    unnecessary, or all nodes of a cycle would have to be replaced at once.
+    unnecessary, or too much would have to happen at once.
     """
 
     name: str
@@ -384,7 +384,14 @@ MUTANTS = (
     Mutant(
         "what was complete is given up at a takeover", _COORDINATOR, "if standing.complete is not None:", "if False:"
     ),
-    Mutant("a decision without votes forgets the snapshot", _NEXT_CYCLE, "restore=decision.restore,", "restore=None,"),
+    Mutant(
+        "a decision without votes forgets the snapshot",
+        _NEXT_CYCLE,
+        "restore=decision.restore,",
+        "restore=None,",
+        unit="tests/unit/core/coordinator/test_complete_snapshots.py::"
+        "test_vote_without_lost_nodes_keeps_what_the_cycle_restores",
+    ),
     Mutant("ranks are started without the snapshot", _AGENT, ", restore=decision.restore)", ")"),
     Mutant(
         "no chance for the file after snapshots without progress",
