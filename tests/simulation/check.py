@@ -19,6 +19,7 @@ from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, stri
 from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER
 from tests.simulation.learning import learning
+from tests.simulation.restored import snapshots
 from tests.simulation.rules import (
     ends_for_a_reason,
     has_its_size,
@@ -48,6 +49,7 @@ _EVIDENCE_S = 3.0
 _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
+    "rank_unrestored": {CauseKind.CRASH},
     "ranks_rerun": {CauseKind.REQUEST},
     "rerun_concluded": {CauseKind.CRASH},
     "rank_stalls": {CauseKind.HANG},
@@ -83,6 +85,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         shuts_down,
         spares_who_waits,
         notices_no_progress,
+        snapshots,
     )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
 
@@ -321,7 +324,15 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
-_FAILURES = {"rank_fails", "rank_hangs", "rank_stalls", "rank_blocks"}
+_FAILURES = {
+    "rank_fails",
+    "rank_unrestored",
+    "keeper_replaced",
+    "segment_rots",
+    "rank_hangs",
+    "rank_stalls",
+    "rank_blocks",
+}
 _LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
 _FOR_A_WHILE = {
     "host_cut",

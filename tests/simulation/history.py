@@ -14,11 +14,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FOR_A_WHILE", "RANK_FAULTS", "STOPS", "cut_off", "cycles", "members", "strikes", "suspects"]
 
-RANK_FAULTS = {"rank_fails", "rank_hangs", "rank_stalls", "rank_blocks", "ranks_rerun", "rerun_concluded"}
+RANK_FAULTS = {
+    "rank_fails",
+    "rank_unrestored",
+    "rank_hangs",
+    "rank_stalls",
+    "rank_blocks",
+    "ranks_rerun",
+    "rerun_concluded",
+}
 STOPS = {"node_stopped", "all_stopped", "owner_stopped"}
 _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
 FOR_A_WHILE = {"host_cut", "split", "pair_cut", "one_way_cut", "packets_lost", *_FREEZES}
-_HARDLY = {"clock_jumps", "newcomer", "node_ill"}
+_HARDLY = {"clock_jumps", "newcomer", "node_ill", "keeper_replaced", "segment_rots"}
 """What can't end a cycle, nor hide what has ended it."""
 _LATER = {
     "dies_at_effect",

@@ -24,12 +24,14 @@ from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held,
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
 from megatron_ft.core.timeouts.exchange import Arm, Learned, Raised, Survey
 from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
 from tests.simulation.plan import Fault
+from tests.simulation.snapshots import PER_S, Keeper, Snapshots
 from tests.simulation.world import Host, Link, Process, World
 from tests.support.agents import HANG as SECTION_HANG
 from tests.support.agents import attached, found_hung, observed, suspected
@@ -172,6 +174,9 @@ class Job:
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
     learning: Learning = field(default_factory=Learning)
+    snapshots: Snapshots = field(default_factory=lambda: Snapshots(0))
+    snapshots_s: float = 0.0
+    """Seconds from one memory checkpoint to the next; 0: there are none."""
     votes: dict[str, Votes] = field(default_factory=dict)
     """What each launcher (instance) has said that counts in the consensus."""
 
@@ -222,6 +227,7 @@ class Launcher(Process):
         self._asked = 0
         """Number of the monitor's last question to the launcher; 1 more if that was answered."""
         self._rerun: RerunState | None = None
+        self._restore: Restore | None = None
         self._toy: ToyRank | None = None
         """What its rank's monitor would know, if it learns."""
         self.armed: dict[int, Arm] = {}
@@ -236,6 +242,7 @@ class Launcher(Process):
             rank=rank,
             started_s=host.clock_s(),
         )
+        self.keeper = Keeper(self, job.snapshots_s) if job.snapshots_s else None
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
         self.agent = Agent(_options(job.rules), Pauses())
@@ -330,7 +337,7 @@ class Launcher(Process):
                 self.hear(effect)
             case m.End() | m.Verdict() | m.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
-            case m.Suspected() | m.Moving() | Reviewed() | Survey() | Learned() | Raised():
+            case m.Suspected() | m.Moving() | Reviewed() | Survey() | Learned() | Raised() | m.Complete() | m.Passed():
                 self.hear(effect)
             case edge.StandBy() | m.Speak():
                 self.hear(effect)
@@ -417,7 +424,10 @@ class Launcher(Process):
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
     def _seen(self) -> agent.Readings:
-        iteration = int(10 * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
+        iteration = int(PER_S * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
+        poisoned = self.job.snapshots.poisoned
+        if poisoned is not None and self._restore is not None and self._restore.key == poisoned:
+            iteration = min(iteration, poisoned.iteration)
         board = BOARD._replace(first_iteration=0, iteration=iteration)
         return agent.Readings({0: board}, {0: CrashOutput(self._error, rerun=self._rerun)}, {0: self._is_hung}, {0: {}})
 
@@ -426,7 +436,8 @@ class Launcher(Process):
         match effect:
             case agent.CheckHealth():
                 self.later(chance.uniform(0.0, 0.5 if self.ranks is None else 0.01), self._check_health)
-            case agent.StartRanks():
+            case agent.StartRanks(restore=restore):
+                self._restore = restore
                 self.later(chance.uniform(0.0, 0.01), self._start_ranks)
             case agent.SignalRanks(_, number):
                 code = 0 if self.ends_well and not self._is_hung else -number
@@ -448,6 +459,10 @@ class Launcher(Process):
     def _do_to_monitor(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance
         match effect:
+            case agent.KeepSnapshot(key) if self.keeper is not None:
+                self.keeper.is_complete(key)
+            case agent.ReleaseSnapshots(key) if self.keeper is not None:
+                self.keeper.release(key)
             case agent.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
             case agent.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
@@ -502,6 +517,8 @@ class Launcher(Process):
         left_s = max(0.5, self.job.work_s - self.job.done_s)
         if self.job.learns:
             self._reach_milestones(trained, left_s)
+        if self.keeper is not None:
+            self.keeper.prepare(trained, place, world, self._restore)
         self._later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), self._finishes)
 
     def _finishes(self) -> None:
@@ -539,7 +556,7 @@ class Launcher(Process):
     def _terminate(self) -> None:
         if self._runs():
             self._exits(-15, by_us=True)
-        self.hear(agent.RanksEnded())
+        self.hear(agent.RanksEnded() if self.keeper is None else agent.RanksEnded(kept=self.keeper.kept()))
 
     def _ranks_ended(self, *, is_failure: bool) -> None:
         trained = self.ranks
@@ -820,6 +837,8 @@ class CoordinatorProcess(Process):
 
     def received(self, link: Link, message: Any) -> None:
         """From a launcher."""
+        if link.number in self.numbers:
+            self.job.snapshots.heard(self, self._instance_at(link), message)
         self._is_asked_to_end |= isinstance(message, m.Shutdown) and link.number in self.numbers
         self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
         self._maybe_settle()
@@ -839,6 +858,9 @@ class CoordinatorProcess(Process):
         """Its launcher has ended."""
         self.machine.orphaned()
         self._maybe_settle()
+
+    def _instance_at(self, link: Link) -> str:
+        return next((end.instance for end in link.ends if isinstance(end, Launcher)), "")
 
     def _maybe_settle(self) -> None:
         if self.machine.needs_settling and not self._settle_soon and self.is_alive:
@@ -870,6 +892,7 @@ class CoordinatorProcess(Process):
         for effect in effects:
             if isinstance(effect, edge.Send):
                 self.job.learning.coordinator_sends(self.name, self.world.now_s, effect)
+                self.job.snapshots.sends(self.job, effect)
                 for number in effect.links:
                     if not self.counts_effect():
                         return
@@ -891,6 +914,8 @@ class CoordinatorProcess(Process):
             for end in link.ends:
                 if isinstance(end, Launcher):
                     self.job.asked[message.decision.value, message.place] = end.instance
+                    if message.decision.kind is DecisionKind.CYCLE:
+                        self.job.snapshots.asks(self, end.instance, message)
 
     def _do_one(self, effect: edge.CoordinatorEffect) -> None:
         if isinstance(effect, edge.Drop):
@@ -900,6 +925,7 @@ class CoordinatorProcess(Process):
         elif isinstance(effect, edge.Decided):
             decision = effect.held.decision
             self.world.tell(f"{self.name} decides {decision} {effect.members}")
+            self.job.snapshots.begins(decision)
             self.job.made.append(Made(self.world.now_s, decision, effect.members, self.name))
             if self.off_deciding is not None:
                 self.off_deciding(self.host)

@@ -45,7 +45,7 @@ class Mutant:
     """One change: in ``file``, ``old`` becomes ``new``.
 
     ``unit``: the test that finds it, where no run can show it because the order of messages on one connection makes
-    the guard unnecessary, or where one run in many thousands does.
+    the guard unnecessary, or too much would have to happen at once, or where one run in many thousands does.
     """
 
     name: str
@@ -64,6 +64,9 @@ _VERDICT = "megatron_ft/core/coordinator/verdict.py"
 _MEMBER = "megatron_ft/core/job/member.py"
 _DECISIONS = "megatron_ft/core/job/decisions.py"
 _POLICY = "megatron_ft/core/job/restart_policy.py"
+_CHOICE = "megatron_ft/core/memory/choice.py"
+_COMPLETE = "megatron_ft/core/coordinator/complete_snapshots.py"
+_AGENT = "megatron_ft/core/agent/agent.py"
 _PATIENCE = "megatron_ft/core/job/patience.py"
 _HANG_REVIEW = "megatron_ft/core/agent/hang_review.py"
 _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
@@ -414,6 +417,56 @@ MUTANTS = (
     ),
     Mutant(
         "a known verdict is no reason to leave", _PATIENCE, "verdict.decision.action is not Action.RESTART:", "False:"
+    ),
+    Mutant(
+        "a snapshot that the job has left behind",
+        _CHOICE,
+        " if key.cycle == last.cycle or key == restored)",
+        ")",
+        unit="tests/unit/core/memory/test_choice.py::"
+        "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+    ),
+    Mutant("an older snapshot than the newest", _CHOICE, "reverse=True)", "reverse=False)"),
+    Mutant("a snapshot that not all nodes have", _CHOICE, "if not missing:", "if True:"),
+    Mutant(
+        "a snapshot of other ranks",
+        _CHOICE,
+        "lacking := sorted({*ranks} - {*found.ranks})",
+        "lacking := []",
+        unit="tests/unit/core/memory/test_choice.py::"
+        "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+    ),
+    Mutant("a bad snapshot again and again", _CHOICE, "if before.tries + 1 >= MOST_TRIES:", "if False:"),
+    Mutant("the tries of a snapshot forgotten", _CHOICE, "tries=before.tries + 1,", "tries=0,"),
+    Mutant(
+        "a snapshot complete on all nodes but one",
+        _COMPLETE,
+        "== self._nodes:\n            self._complete",
+        ">= self._nodes - 1 > 0:\n            self._complete",
+    ),
+    Mutant(
+        "restored before all nodes have",
+        _COMPLETE,
+        "restored is not None and len(self._restored) == self._nodes",
+        "restored is not None and len(self._restored) == 1",
+    ),
+    Mutant(
+        "what was complete is given up at a takeover", _COORDINATOR, "if standing.complete is not None:", "if False:"
+    ),
+    Mutant(
+        "a decision without votes forgets the snapshot",
+        _NEXT_CYCLE,
+        "restore=decision.restore,",
+        "restore=None,",
+        unit="tests/unit/core/coordinator/test_complete_snapshots.py::"
+        "test_vote_without_lost_nodes_keeps_what_the_cycle_restores",
+    ),
+    Mutant("ranks are started without the snapshot", _AGENT, ", restore=decision.restore)", ")"),
+    Mutant(
+        "no chance for the file after snapshots without progress",
+        _POLICY,
+        "<= advance.stalled and not restored:",
+        "<= advance.stalled:",
     ),
     Mutant(
         "a part of the job waits as long as a new one",

@@ -71,6 +71,10 @@ class Plan:
     """Probability that a packet is lost, and sent again later."""
     makes_progress: bool = True
     """Each cycle gets further than the one before; else each gets to the same iteration."""
+    snapshots_s: float = 0.0
+    """Seconds from one memory checkpoint to the next; 0: there are none."""
+    poisons: bool = False
+    """Ranks fail soon after they have restored the first snapshot that any cycle restores."""
 
     shares_logs: bool = False
     """The launchers share the log directory, and with it `coordinator.json`."""
@@ -86,6 +90,7 @@ _ONE_WAY = {"host_cut", "pair_cut"}
 _RARE = 0.25
 _LOST_PEERS = 0.1
 _SOONER_S = 6.0
+_WITH_SNAPSHOTS = 0.3
 _DIRECTED = 0.4
 """Part of the plans whose faults are not independent of each other."""
 
@@ -107,7 +112,31 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults
     ]
-    return replace(plan, faults=tuple(sorted(drawn, key=lambda fault: fault.at_s)))
+    plan = replace(plan, faults=tuple(sorted(drawn, key=lambda fault: fault.at_s)))
+    return _with_snapshots(plan) if nodes is None and faults is None else plan
+
+
+def _with_snapshots(plan: Plan) -> Plan:
+    """Save memory checkpoints in some jobs: ranks fail, keepers too, and some snapshots hold what makes ranks fail."""
+    chance = random.Random(plan.seed ^ 0x6D656D)
+    if chance.random() >= _WITH_SNAPSHOTS:
+        return plan
+    faults = list(plan.faults)
+    begins_s = 3.0 + (plan.rules.last_call_s or 0.0)
+    for _ in range(chance.choice((1, 2, 2, 3))):
+        kind = "rank_fails" if chance.random() < 0.8 else "coordinator_killed"
+        faults.append(_fault(chance, begins_s + chance.uniform(0.0, plan.work_s), kind, seconds=1.0))
+    for _ in range(chance.choice((0, 0, 0, 1, 2))):
+        kind = chance.choice(("keeper_replaced", "segment_rots"))
+        faults.append(_fault(chance, begins_s + chance.uniform(0.0, plan.work_s), kind, seconds=1.0))
+    return replace(
+        plan,
+        rules=replace(plan.rules, max_restarts=10),
+        work_s=plan.work_s + 5.0,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        snapshots_s=chance.choice((0.3, 0.6, 1.2)),
+        poisons=chance.random() < 0.3,
+    )
 
 
 def _fault(chance: random.Random, at_s: float, kind: str, *, seconds: float, which: int | None = None) -> Fault:

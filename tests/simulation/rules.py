@@ -147,10 +147,13 @@ def _is_hurt(job: Job, trouble: Any, launcher: Launcher, asked: Hurt, until_s: f
 
 
 def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """Require that failed cycles which get no further are counted, by all coordinators together, and end the job."""
+    """Require that failed cycles which get no further are counted, by all coordinators together, and end the job.
+
+    After one that has restored a snapshot from memory, which may be to blame, the file has its chance first.
+    """
     for before, after in itertools.pairwise(cycles(job)):
         was, now = before.decision.advance, after.decision.advance
-        if 0 < plan.rules.max_stalled <= now.stalled:
+        if 0 < plan.rules.max_stalled <= now.stalled and before.decision.restore is None:
             yield f"cycle {after.decision.cycle} begins after {now.stalled} cycles without progress"
         if plan.makes_progress or plan.learns:
             continue

@@ -11,6 +11,7 @@ from megatron_ft.core.rerun import RerunState
 from tests.simulation.check import violations
 from tests.simulation.job import FOR_GOOD_S, CoordinatorProcess, Hurt, Job, Launcher
 from tests.simulation.plan import Fault, Plan
+from tests.simulation.snapshots import Snapshots
 from tests.simulation.world import Host, World
 
 __all__ = ["HORIZON_S", "Run", "simulate"]
@@ -55,6 +56,8 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
         shares_logs=plan.shares_logs,
     )
     trouble = _Trouble(world, job, len(plan.faults))
+    job.snapshots_s = plan.snapshots_s
+    job.snapshots = Snapshots(plan.seed, plan.poisons, trouble)
     order = list(range(len(hosts)))
     world.chance.shuffle(order)
     for number in order:
@@ -390,6 +393,16 @@ class _Trouble:
         launcher = self._launcher(fault)
         if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
             launcher.call(lambda: launcher.asks_for_shutdown(fault))
+
+    def _keeper_replaced(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None and launcher.keeper is not None:
+            launcher.call(launcher.keeper.replaced)
+
+    def _segment_rots(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None and launcher.keeper is not None:
+            launcher.keeper.rots()
 
     def _newcomer(self, fault: Fault) -> None:
         host = Host(self.world, len(self.world.hosts))

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from signal import Signals
 
 from megatron_ft.core.agent import edge, lines
@@ -22,23 +23,40 @@ from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
-from megatron_ft.core.facts.launcher import Abandoned, Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth, Stuck
+from megatron_ft.core.facts.launcher import (
+    Abandoned,
+    Cause,
+    CauseKind,
+    CycleEnded,
+    CycleStarted,
+    NodeHealth,
+    RestoreFailed,
+    SnapshotRestored,
+    Stuck,
+)
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
+    Complete,
     DiagnoseHang,
     End,
     Goodbye,
     Moving,
+    OfSnapshots,
+    Passed,
     Ready,
+    Restored,
     Reviewed,
+    Saved,
     Shutdown,
+    StockTaken,
     Suspected,
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
+from megatron_ft.core.memory.snapshots import Kept, Restore
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 from megatron_ft.core.times import earliest
@@ -77,6 +95,9 @@ class Agent:
         self._stuck = ""
         """Processes of the node's ranks that can't be killed, in words."""
         self._known: EndOfCycle | None = None
+        self._kept = Kept()
+        self._restore: Restore | None = None
+        """Snapshot that the ranks of the last cycle were started from."""
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """Return what is to be done. At most one effect is an `edge.Work`; the next one follows after its result."""
@@ -144,8 +165,33 @@ class Agent:
                 self.cycle.hear_of_others(event, self._turn)
             case Suspected() | Moving():
                 self.cycle.told(event, self._turn)
+            case Complete() | Passed() | StockTaken() | edge.SnapshotSaved() | SnapshotRestored():
+                self._hear_of_snapshots(event)
             case _:
                 self._hear_of_ranks(event)
+
+    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | edge.SnapshotSaved | SnapshotRestored) -> None:
+        record = self.cycle.record
+        runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
+        match event:
+            case Complete(key) if key.cycle == record.cycle:
+                self._do(edge.KeepSnapshot(key))
+            case Passed(key) if key.cycle == record.cycle:
+                self._do(edge.ReleaseSnapshots(key))
+            case edge.SnapshotSaved(key) if runs and key.cycle == record.cycle:
+                self._do(Saved(key))
+            case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
+                redone = None if self._restore is None else self._restore.redone
+                self._do(
+                    Write(replace(event, ranks=tuple(record.ranks), redone=redone)), Restored(record.cycle, event.key)
+                )
+            case StockTaken(kept):
+                self._take_stock(kept)
+                if self.phase is AgentPhase.READY and not self._orders.assignment.has_begun:
+                    self._do(StockTaken(self._kept))
+
+    def _take_stock(self, kept: Kept) -> None:
+        self._kept = replace(kept, local_ranks=len(self.cycle.record.ranks)) if kept.snapshots else kept
 
     def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:
         return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)
@@ -171,6 +217,8 @@ class Agent:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
                 self._ranks_ended(event)
+            case RestoreFailed() if self._orders.is_over:
+                pass  # its rank was terminated
             case edge.MonitorReport(report=Milestone() | Intervals()):
                 self._learning.hear(event, self._turn)
             case edge.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
@@ -250,7 +298,7 @@ class Agent:
         self._move(PhaseEvent.FIT)
         self._health = HealthGate()
         if not self._orders.assignment.has_begun:
-            self._do(Ready())
+            self._do(Ready(self._kept))
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 
@@ -259,7 +307,8 @@ class Agent:
         self._move(PhaseEvent.BEGIN)
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = self._new_cycle(decision.cycle, None)
-        self._do(edge.StartRanks(self.restarts_left, shift=decision.shift))
+        self._restore = decision.restore
+        self._do(edge.StartRanks(self.restarts_left, shift=decision.shift, restore=decision.restore))
 
     def _ranks_started(self) -> None:
         self._move(PhaseEvent.STARTED)
@@ -296,7 +345,7 @@ class Agent:
                 self._end_ranks(self._orders.outcome)
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
-        if self._orders.may_be_news(state):
+        if self._orders.may_be_news(state, is_mixed=self.cycle.record.unrestored is not None):
             now = report(self.cycle.record, state, cause, self._turn.seen)
             if self._orders.report(now):
                 self._do(now, *([] if self._orders.is_over else self._printer.failed(now)))
@@ -342,6 +391,7 @@ class Agent:
     def _ranks_ended(self, event: edge.RanksEnded) -> None:
         record, met = self.cycle.record, self.cycle.met
         self._move(PhaseEvent.RANKS_ENDED)
+        self._take_stock(event.kept)
         self._ended_well, self._cycles = record.all_ended_well(), self._cycles + 1
         if self._outcome is Outcome.FAILED:
             self._report_own_failure()
@@ -414,7 +464,7 @@ class Agent:
     def _finish_part(self) -> None:
         self._move(PhaseEvent.NO_RESTART)
         if self._orders.left is None:
-            self._do(Ready())
+            self._do(Ready(self._kept))
 
     def _wait_for_the_end(self) -> None:
         """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""

@@ -135,13 +135,14 @@ def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Rea
     """Return the report on this node. Without a ``cause``, its ranks tell it."""
     if state is NodeState.SUCCEEDED:
         return Report(record.cycle, state)
-    why = cause or record.own_failure(seen) or record.cause()
+    why = cause or record.unrestored or record.own_failure(seen) or record.cause()
     return Report(
         record.cycle,
         state,
         replace(why, text=why.line, iteration=None, detail=""),
         record.reached(seen, why),
         ranks=0 if why.rerun is None else len(record.ranks),
+        is_mixed=record.unrestored is not None,
     )
 
 

@@ -46,19 +46,21 @@ class CoordinatorOrders:
             case Leave():
                 self.left = self.left or event
 
-    def may_be_news(self, state: NodeState) -> bool:
-        """Return True if a report of this state is news: once, and again if it no longer follows from another node's.
+    def may_be_news(self, state: NodeState, *, is_mixed: bool = False) -> bool:
+        """Return True if a report of this state may be news: once, and again if it no longer follows from another
+        node's, or if a rank couldn't restore its state.
 
         A cycle whose successor has begun needs no report any more.
         """
         if self.assignment.has_begun:
             return False
-        return self.told is None or self.told.state is not state or self.told.cause.follows
+        told = self.told
+        return told is None or told.state is not state or told.cause.follows or is_mixed > told.is_mixed
 
     def report(self, report: Report) -> bool:
         """Note a report that is about to be sent. Return False if it is no news."""
         told = self.told
-        if told is not None and (told.state, told.cause.follows) == (report.state, report.cause.follows):
+        if told is not None and _news(told) == _news(report):
             return False
         self.told = report
         return True
@@ -99,3 +101,7 @@ class CoordinatorOrders:
     def verdict(self) -> Verdict | None:
         """Verdict on the cycle; None while it is unknown."""
         return None if self.assignment.has_begun else self._verdict
+
+
+def _news(report: Report) -> tuple[NodeState, bool, bool]:
+    return report.state, report.cause.follows, report.is_mixed

@@ -17,20 +17,25 @@ from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import Abandoned, Cause, NodeHealth, RankExited, RankStarted
+from megatron_ft.core.facts.launcher import (
+    Abandoned,
+    Cause,
+    NodeHealth,
+    RankExited,
+    RankStarted,
+    RestoreFailed,
+    SnapshotRestored,
+)
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
-    DiagnoseHang,
-    End,
-    Moving,
-    OfLearning,
-    Reviewed,
+    OfCycle,
     Said,
     Speak,
-    Suspected,
+    StockTaken,
     Verdict,
 )
+from megatron_ft.core.memory.snapshots import Kept, Restore, SnapshotKey
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.timeouts.exchange import Moment
@@ -128,10 +133,21 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts."""
+    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts.
+
+    ``kept``: what the keeper can restore.
+    """
 
     stuck: str = ""
     processes: Sequence[ProcessFacts] = ()
+    kept: Kept = Kept()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSaved:
+    """All ranks of this node have a verified snapshot. The keeper holds it until it is told otherwise."""
+
+    key: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +160,9 @@ class MonitorReport:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
-FromCoordinator = job.Begin | job.StandBy | End | Verdict | DiagnoseHang | Suspected | Moving | Reviewed | OfLearning
-Event = FromLauncher | FromRanks | MonitorReport | FromCoordinator | Speak | job.LeftOut | job.Leave
+FromKeeper = StockTaken | SnapshotSaved | SnapshotRestored | RestoreFailed
+FromCoordinator = job.Begin | job.StandBy | OfCycle | Speak | job.LeftOut | job.Leave
+Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
 
@@ -160,11 +177,13 @@ class StartRanks:
     """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
     ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more.
 
-    ``shift``: by so many places the ranks of this node are rotated, as in `Decision`.
+    ``shift``: by so many places the ranks of this node are rotated, as in `Decision`; ``restore``: what they go on
+    from, None: from no snapshot.
     """
 
     restarts_left: int
     shift: int = 0
+    restore: Restore | None = None
 
 
 class Way(enum.Enum):
@@ -283,6 +302,20 @@ class KeepEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepSnapshot:
+    """All nodes have this snapshot: keep it, and none before it."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSnapshots:
+    """Of the snapshots up to this one, those needn't be kept that `KeepSnapshot` hasn't named."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
 class TellStop:
     """Print, once, that the launcher was asked to stop, and how many ranks get the signal."""
 
@@ -309,6 +342,8 @@ Effect = (
     | WriteState
     | TellStateWritten
     | KeepEvidence
+    | KeepSnapshot
+    | ReleaseSnapshots
     | Said
     | TellStop
     | Say

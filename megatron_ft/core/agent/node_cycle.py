@@ -18,7 +18,7 @@ from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.launcher import RankExited, RankStarted, TrainingAgain, WouldHaveEnded
+from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain, WouldHaveEnded
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import DiagnoseHang, Hang, Moving, Reviewed, Suspected
@@ -64,7 +64,7 @@ class NodeCycle:
         if not record.ranks or self.diagnosis.is_deciding:
             return NodeState.HEALTHY
         # a hung rank that its monitor couldn't terminate counts as failed once its grace is over
-        if record.failed or record.check_graces(turn.now_s, turn.seen):
+        if record.unrestored is not None or record.failed or record.check_graces(turn.now_s, turn.seen):
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
@@ -116,6 +116,9 @@ class NodeCycle:
                 self.record.created(event)
             case RankExited():
                 self._exited(event, turn)
+            case RestoreFailed() if event.cycle == self.record.cycle and event.rank in self.record.ranks:
+                self.record.not_restored(event)
+                turn.do(Write(event))
             case edge.MonitorReport(local_rank, Signalled() as signalled):
                 self.record.signalled(local_rank, signalled)
             case edge.MonitorReport(local_rank, report):

@@ -16,9 +16,10 @@ from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, h
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.escalation import Grace
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted, RestoreFailed
 from megatron_ft.core.facts.monitor import Attached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.job.lines import restore_failed
 from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.rerun import rerun_meaning
 
@@ -54,6 +55,8 @@ class CycleRecord:
         """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
         self.places: dict[int, str] = {}
         """Places, in words, of ranks that the launcher itself found hung, by global rank."""
+        self.unrestored: Cause | None = None
+        """First rank that couldn't restore its state."""
         self.hang_notes: dict[int, RankSnapshot] = {}
         """Evidence on ranks found hung, by local rank."""
         self._signalled: dict[int, set[int]] = {}
@@ -130,6 +133,11 @@ class CycleRecord:
             self.shutdown_request = self.shutdown_request or request
         else:
             self.exclude_request = self.exclude_request or request
+
+    def not_restored(self, failed: RestoreFailed) -> None:
+        """Record that a rank couldn't restore its state. Its exit, if it has one, only follows from that."""
+        text = restore_failed(failed.rank, failed.key.iteration, failed.text)
+        self.unrestored = self.unrestored or Cause(kind=CauseKind.CRASH, text=text, rank=failed.rank)
 
     def blame(self, cause: Cause | None) -> None:
         """Record the cause found by comparing the evidence on all ranks; None if undetermined."""
@@ -293,6 +301,8 @@ class CycleRecord:
 
     def cause(self) -> Cause:
         """Return why the cycle failed."""
+        if self.unrestored is not None:
+            return self.unrestored
         if self.found is not None:
             return self.found
         raised = {self.ranks[local_rank] for local_rank in self._raised}

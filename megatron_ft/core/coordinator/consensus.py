@@ -24,6 +24,7 @@ from megatron_ft.core.job.decisions import (
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.memory.snapshots import Restore
 
 
 class Consensus:
@@ -273,11 +274,13 @@ class Consensus:
         text: str = "",
         back: Sequence[str] = (),
         rotates: bool = False,
+        restore: Restore | None = None,
     ) -> None:
         """Ask for a decision.
 
         ``members`` have places in it, and are all waited for; ``others`` only vote on it, or only receive it.
-        ``rotates``: the ranks of each node are rotated by one more place than in the last cycle.
+        ``rotates``: the ranks of each node are rotated by one more place than in the last cycle; ``restore``: what they
+        go on from.
         """
         assert self.leads, "only who leads proposes"
         voters = sorted(members) if kind is not DecisionKind.END else sorted(self._here)
@@ -299,6 +302,7 @@ class Consensus:
             founded=None if self.decision is None else self.decision.founding,
             voters=instances_of(members) if kind is not DecisionKind.END else (),
             shift=(0 if self.decision is None else self.decision.shift) + rotates,
+            restore=restore,
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))

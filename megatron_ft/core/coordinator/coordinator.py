@@ -109,7 +109,7 @@ class Coordinator:
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; returns what to do at once."""
         self._clock.set(now_s)
-        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat)
+        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat | m.Saved)
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
@@ -198,8 +198,10 @@ class Coordinator:
                 self._consensus.newer(term)
             case m.Accept(ballot, store):
                 self._consensus.accepted(node, ballot, store)
-            case m.Ready():
-                node.enter(m.NodePhase.READY)
+            case m.Ready(kept):
+                node.ready(kept)
+            case m.StockTaken(kept):
+                node.stock_taken(kept)
             case m.Aside():
                 node.enter(m.NodePhase.ASIDE)
             case m.Away():
@@ -224,6 +226,8 @@ class Coordinator:
             self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
+        elif isinstance(message, m.Saved | m.Restored):
+            self._heard_of_snapshot(cycle, place, message)
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, Milestone):
@@ -232,6 +236,17 @@ class Coordinator:
             self._learning.answered(place, message)
         elif isinstance(message, Raised):
             self._raised(node, message)
+
+    def _heard_of_snapshot(self, cycle: JobCycle, place: int, message: m.Saved | m.Restored) -> None:
+        if isinstance(message, m.Restored):
+            if cycle.snapshots.restored(place, message, cycle.decision.restore):
+                self._out += self._notices.restored(cycle)
+        else:
+            self._tell_of_snapshot(cycle, cycle.snapshots.saved(place, message.key))
+
+    def _tell_of_snapshot(self, cycle: JobCycle, answer: m.OfSnapshots | None) -> None:
+        if answer is not None and cycle.outcome is None:
+            self._out.append(Send(list(cycle.links(self._nodes.values()).values()), answer))
 
     def _raised(self, by: Node, raised: Raised) -> None:
         """Tell all other nodes that a learned timeout has ended a rank."""
@@ -289,6 +304,12 @@ class Coordinator:
         cycle.restored(node.place, standing, self._clock.now_s)
         for name in standing.raised:
             self._raised(node, Raised(standing.cycle, name))
+        if standing.complete is not None:
+            self._tell_of_snapshot(cycle, cycle.snapshots.was_complete(node.place, standing.complete))
+        for key in standing.saved:
+            self._heard_of_snapshot(cycle, node.place, m.Saved(key))
+        if standing.restored and standing.cycle == cycle.decision.cycle:
+            cycle.snapshots.restored(node.place, None, cycle.decision.restore)
         self._out += [
             Send([node.link], question) for question in cycle.questions_to(node.place) if node.link is not None
         ]
@@ -322,6 +343,8 @@ class Coordinator:
                 cycle.occupied(place, member.instance, member.name)
                 member.enter(m.NodePhase.RUNNING)
         self._next_cycle.cycle_began(decision, proposal)
+        if proposal is not None and proposal.is_new and self._next_cycle.without_snapshot:
+            self._out += self._notices.without_snapshot(cycle, self._next_cycle.without_snapshot)
         if proposal is None or not proposal.is_new:
             for node in self._nodes.values():
                 if node.link is not None:
@@ -461,6 +484,7 @@ class Coordinator:
             return
         if cycle.outcome is not None:
             self._end_for([node], cycle)
+        self._out += [Send([link], answer) for answer in cycle.snapshots.missed(node.standing.saved)]
         if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
             self._out.append(Send([link], cycle.verdict))
         if cycle.diagnosis is not None and cycle.outcome is None:

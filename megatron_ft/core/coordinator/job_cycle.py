@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
-from megatron_ft.core.coordinator.verdict import GOOD, Seat, finished, first_failure, verdict_on
+from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines
@@ -29,6 +30,7 @@ from megatron_ft.core.job.messages import (
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
+from megatron_ft.core.memory.choice import CycleEnd
 from megatron_ft.core.times import earliest
 
 _FAREWELL_S = 3.0
@@ -75,12 +77,14 @@ class JobCycle:
     _joining: int = 0
     _missing: set[int] = field(default_factory=set)
     _passed_on_s: dict[type, float] = field(default_factory=dict)
+    snapshots: CompleteSnapshots = field(init=False)
 
     def __post_init__(self) -> None:
         healthy = Report(self.decision.cycle, NodeState.HEALTHY)
         names, world = self.decision.names, self.decision.world
         self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
         self._counts.update(seat.state for seat in self.seats)
+        self.snapshots = CompleteSnapshots(self.decision.cycle, world)
 
     def follow_decision(self, decision: Decision) -> None:
         """Take another decision about this cycle."""
@@ -136,6 +140,8 @@ class JobCycle:
             self._changes.append(place)
             self.lost += report.state in _GONE
             judged = None if self._judged is not None else self.rules.policy.judge(self._counts)
+            if self._judged is None and report.is_mixed:
+                judged = Outcome.FAILED
             if judged is not None:
                 self._judged = judged, place
 
@@ -397,9 +403,29 @@ class JobCycle:
             decided_by = self.verdict.node
         if self.outcome is not Outcome.FAILED or decided_by is None:
             return before
+        return before.after(self._reached_by(decided_by), restored=self.decision.restore is not None)
+
+    def _reached_by(self, decided_by: int) -> Reached | None:
+        """How far the cycle got, if the node at that place ended it."""
         place = first_failure(self.seats, decided_by) if self.diagnosis is None else None
         told = None if place is None else self.seats[place].report.reached
-        return before.after(self._reached or told or self.seats[decided_by].report.reached)
+        return self._reached or told or self.seats[decided_by].report.reached
+
+    @property
+    def end_for_snapshots(self) -> CycleEnd:
+        """How the cycle ended, for the choice of what the next one goes on from."""
+        verdict = self.verdict
+        assert verdict is not None
+        decided_by = verdict.node if self.decided_by is None else self.decided_by
+        reached = None if self.outcome is not Outcome.FAILED or decided_by is None else self._reached_by(decided_by)
+        return CycleEnd(
+            self.decision.cycle,
+            self.decision.restore,
+            failure_signature(verdict, self.seats),
+            None if reached is None else reached.last,
+            self.decision.advance.is_exceeded(reached),
+            verdict.cause.rerun is not None,
+        )
 
     @property
     def restarts_used(self) -> int:
@@ -421,6 +447,7 @@ class JobCycle:
             shutdown=self.shutdown,
             nodes_left=nodes_left,
             joining=lines.nodes_waiting(self._joining),
+            restored=self.decision.restore is not None,
         )
 
     def _conclude_hang(self, diagnosis: HangDiagnosis) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
@@ -17,6 +17,9 @@ from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
+from megatron_ft.core.memory.choice import choose as choose_snapshot
+from megatron_ft.core.memory.choice import next_restore
+from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.times import earliest
 
 _MAY_BE_BACK_S = 70.0
@@ -101,6 +104,8 @@ class NextCycle:
         self.lost_s: float | None = None
         """When the last node was lost that may still be a voter."""
         self.bad_nodes = BadNodeTracker()
+        self.without_snapshot = ""
+        """Why the cycle that was proposed last goes on from no snapshot; empty if it does, or if there are none."""
         self._consensus = consensus
         self._nodes = nodes
         self._completion = RoundCompletion()
@@ -219,7 +224,9 @@ class NextCycle:
         if rotation is Rotation.NODES:
             chosen = rotated_within(chosen, rules.segment)
             self._next_slots = rotated_slots(self._next_slots, chosen)
-        takes_part = set(chosen)
+        takes_part, restore, self.without_snapshot = set(chosen), None, ""
+        if cycle is not None and cycle.verdict is not None:
+            restore = self._restore(cycle, chosen)
         self._consensus.propose(
             DecisionKind.CYCLE,
             dict(enumerate(chosen)),
@@ -230,7 +237,16 @@ class NextCycle:
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
             rotates=rotation is Rotation.RANKS,
+            restore=restore,
         )
+
+    def _restore(self, cycle: JobCycle, chosen: Sequence[Node]) -> Restore | None:
+        """What the next cycle goes on from."""
+        last = cycle.end_for_snapshots
+        restore, self.without_snapshot = next_restore(
+            choose_snapshot([node.standing.kept for node in chosen], last), last
+        )
+        return restore
 
     def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:
         decision = self._consensus.decision
@@ -267,6 +283,7 @@ class NextCycle:
                 world=decision.world,
                 restarts=decision.restarts,
                 advance=decision.advance,
+                restore=decision.restore,
             )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.job.decisions import AcceptedProposal, Ballot, Beside, Decision, Held, Memory, Term
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.memory.snapshots import Kept
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -88,6 +89,16 @@ class Node:
 
     def enter(self, phase: NodePhase) -> None:
         self.phase = phase
+
+    def ready(self, kept: Kept) -> None:
+        """Note that the node is ready, and what its keeper can restore."""
+        self.phase = NodePhase.READY
+        self.stock_taken(kept)
+
+    def stock_taken(self, kept: Kept) -> None:
+        """Note what its keeper can restore, as long as no cycle has begun."""
+        if self.phase is NodePhase.READY and kept != self.standing.kept:
+            self.standing = replace(self.standing, kept=kept)
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)

@@ -85,6 +85,16 @@ class Notices:
             told += self._losses(rules, cycle)
         return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if proposal is None else ())]
 
+    def restored(self, cycle: JobCycle) -> Iterable[Send]:
+        """A line that the ranks of all nodes have restored their state from memory."""
+        restore = cycle.decision.restore
+        assert restore is not None
+        return self._to_those_concerned(cycle, (), lines.restored(restore))
+
+    def without_snapshot(self, cycle: JobCycle, reason: str) -> Iterable[Send]:
+        """A line that a cycle which begins goes on from no snapshot, though there are some."""
+        return self._to_those_concerned(cycle, (), lines.without_snapshot(cycle.decision.cycle, reason))
+
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
     def _changes(self, rules: Rules, cycle: JobCycle, now_s: float) -> Iterable[Send]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,8 @@ from megatron_ft.core.job.rotation import Rotation, rotation_for
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_LONGEST = 200
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
 """States a node reaches by itself; the later end of its launcher changes nothing."""
 _LIKELY = (NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED)
@@ -58,9 +61,8 @@ class Seat:
 
     def change(self, report: Report) -> bool:
         """Take a report; False if it says nothing new."""
-        if self.state in _FINAL or (
-            report.state is self.state and not (self.report.cause.follows and not report.cause.follows)
-        ):
+        is_telling = (self.report.cause.follows and not report.cause.follows) or report.is_mixed > self.report.is_mixed
+        if self.state in _FINAL or (report.state is self.state and not is_telling):
             return False
         self.report = report
         return True
@@ -79,9 +81,11 @@ def verdict_on(
     shutdown: tuple[int | None, str] | None,
     nodes_left: int,
     joining: str,
+    restored: bool = False,
 ) -> Verdict:
     """``decided_by`` is the place of the node whose report was the one that ended the cycle, ``shutdown`` who asked for
     the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
+    ``restored``: the cycle went on from a snapshot in memory.
     """
     rerun = _rerun_report(seats, decided_by) if outcome is Outcome.FAILED else None
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
@@ -91,6 +95,7 @@ def verdict_on(
         nodes_left=nodes_left if excluded else None,
         advance=advance,
         rerun=None if rerun is None else rerun.cause.rerun,
+        restored=restored,
     )
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
@@ -155,7 +160,8 @@ def _cause(
         text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     good, place = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
-    if rules.min_healthy and len(seats) > 1 and good < len(seats):
+    is_mixed = decided_by is not None and seats[decided_by].report.is_mixed
+    if rules.min_healthy and len(seats) > 1 and good < len(seats) and not is_mixed:
         text = lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_bad(seats, GOOD))
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), place, True
     if place is None:
@@ -179,6 +185,22 @@ def finished(seats: Sequence[Seat]) -> str:
     if count == len(seats):
         return ""
     return lines.finished_without(finished=count, nodes=len(seats), told=_bad(seats, (NodeState.SUCCEEDED,)))
+
+
+def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:
+    """Return how ranks have ended a cycle, the same words for the same failure; empty if none has.
+
+    Numbers are left out: durations and iterations differ. All ranks may raise the same exception, so that its rank
+    says nothing; which rank hung, or was killed, does.
+    """
+    if verdict.outcome is not Outcome.FAILED:
+        return ""
+    own = [seat.report.cause for seat in seats if seat.state is NodeState.UNHEALTHY and not seat.report.cause.follows]
+    for cause in (verdict.cause, *own):
+        if cause.kind in (CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL):
+            who = "" if cause.kind is CauseKind.CRASH or cause.rank is None else f" {cause.rank}"
+            return f"{cause.kind.value}{who}: {_NUMBER.sub('#', cause.text)}"[:_LONGEST]
+    return ""
 
 
 def _bad(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:

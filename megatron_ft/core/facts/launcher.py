@@ -10,6 +10,7 @@ from typing import Any
 from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.device_memory import Holding
+from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.rerun import Rerun, RerunState, rerun_meaning
 from megatron_ft.core.wording import when
@@ -262,6 +263,38 @@ class TrainingAgain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRestored:
+    """The ranks of this node have restored their state from memory, and compared it with its digests.
+
+    Args:
+        key: the snapshot, by the cycle in which it was written and its iteration.
+        ranks: ranks of this node.
+        seconds: taken by the slowest of them.
+        redone: iterations from the snapshot to the end of the cycle before; null if that is unknown.
+    """
+
+    cycle: Cycle
+    key: SnapshotKey
+    ranks: tuple[Rank, ...] = ()
+    seconds: Seconds | None = None
+    redone: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFailed:
+    """A rank could not restore the snapshot that the job goes on from: the cycle ends.
+
+    Args:
+        text: why.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    key: SnapshotKey
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
     """Processes of ranks can't be killed."""
 
@@ -490,6 +523,8 @@ Record = (
     | Finding
     | NoCollective
     | TrainingAgain
+    | SnapshotRestored
+    | RestoreFailed
     | Stuck
     | DeviceMemory
     | RankExited

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.memory.snapshots import Restore
 
 Term = tuple[int, str]
 """A count, and the coordinator's identifier: no two coordinators ever have the same. The greater one wins."""
@@ -50,6 +51,7 @@ class Decision:
             coordinator that proposes this again; "" at other places, and empty in a job of many nodes.
         shift: by so many places the ranks of each node are rotated: the process with LOCAL_RANK i runs the rank that
             the one with i + shift would run otherwise.
+        restore: the snapshot in memory that the ranks of ``cycle`` go on from; None: none.
     """
 
     number: int
@@ -69,6 +71,7 @@ class Decision:
     names: tuple[str, ...] = ()
     voters: tuple[str, ...] = ()
     shift: int = 0
+    restore: Restore | None = None
 
     @property
     def origin(self) -> Ballot:

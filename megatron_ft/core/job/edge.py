@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.messages import (
-    DiagnoseHang,
-    End,
     FromMember,
     Moved,
-    Moving,
-    OfLearning,
-    Reviewed,
+    OfCycle,
     Speak,
-    Suspected,
     Tell,
     ToMember,
     Verdict,
@@ -189,13 +184,7 @@ MemberEffect = (
     | Begin
     | StandBy
     | LeftOut
-    | End
-    | Verdict
-    | DiagnoseHang
-    | Suspected
-    | Moving
-    | Reviewed
-    | OfLearning
+    | OfCycle
     | Say
     | Tell
     | Speak

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.job.rotation import Rotation
+from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.wording import counted, listed
 
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
@@ -154,6 +155,20 @@ def standing_by(running: int) -> str:
 
 def others_stand_by(names: Sequence[str]) -> str:
     return f"{counted(len(names), 'node')} on standby for the next restart: {listed(names)}"
+
+
+def restored(restore: Restore) -> str:
+    """All ranks have restored their state."""
+    head = f"restored iteration {restore.key.iteration} from memory"
+    return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"
+
+
+def restore_failed(rank: int, iteration: int, why: str) -> str:
+    return f"rank {rank} can't restore iteration {iteration} from memory: {why}"
+
+
+def without_snapshot(cycle: int, reason: str) -> str:
+    return f"cycle {cycle} restores nothing from memory: {reason}"
 
 
 # -- why a cycle or the job ended -----------------------------------------------------------------------------

@@ -32,6 +32,8 @@ _IMPATIENCE_S = (0.1, 0.5)
 _GATHERING_S = (6.0, 8.0)
 """Seconds to wait, at random, for the first coordinator, if the other nodes needed have reached it, too."""
 _RETRY_S = (0.02, 0.2)
+_MOST_SAVED = 8
+"""Snapshots of which a coordinator that takes over is told; a node has no memory for as many."""
 
 
 class Member:
@@ -310,6 +312,11 @@ class Member:
                 self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.NodePhase.RUNNING:
                 self._out.append(message)
+            case m.Complete(key) | m.Passed(key) if self._is_running(key.cycle):
+                waiting = tuple(each for each in self.standing.saved if each > key)
+                complete = key if isinstance(message, m.Complete) else self.standing.complete
+                self.standing = replace(self.standing, complete=complete, saved=waiting)
+                self._out.append(message)
             case m.Tell() | m.Speak():
                 self._out.append(message)
 
@@ -405,8 +412,14 @@ class Member:
         match message:
             case m.Report():
                 self.standing = replace(self.standing, report=message)
-            case m.Ready():
-                self.standing = replace(self.standing, phase=m.NodePhase.READY)
+            case m.Ready(kept):
+                self.standing = replace(self.standing, phase=m.NodePhase.READY, kept=kept)
+            case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
+                self.standing = replace(self.standing, kept=kept)
+            case m.Saved(key) if key.cycle == self.standing.cycle:
+                self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
+            case m.Restored(cycle) if cycle == self.standing.cycle:
+                self.standing = replace(self.standing, restored=True)
             case m.Aside():
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Shutdown(text):

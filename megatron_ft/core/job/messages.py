@@ -26,6 +26,7 @@ from megatron_ft.core.job.restart_policy import (
     RestartPolicy,
 )
 from megatron_ft.core.job.rotation import Rotation
+from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
 _GOODBYE_S = 1.0
@@ -62,6 +63,7 @@ class Report:
             another node.
         reached: how far the node's ranks had got; None where that isn't known.
         ranks: the number of its ranks, where Megatron's rerun state machine has ended them (``cause.rerun``).
+        is_mixed: a rank couldn't restore what the others have restored: the cycle is over under every policy.
     """
 
     cycle: int
@@ -69,6 +71,7 @@ class Report:
     cause: Cause = Cause()  # noqa: RUF009 - frozen
     reached: Reached | None = None
     ranks: int = 0
+    is_mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,14 @@ class Standing:
     """A rank of this node has asked for the end of the job, in these words."""
     raised: tuple[str, ...] = ()
     """Names of the learned timeouts that have ended ranks of any node in that cycle, as far as this node knows."""
+    kept: Kept = Kept()  # noqa: RUF009 - frozen
+    """What the node's keeper can restore, once the node is ready."""
+    complete: SnapshotKey | None = None
+    """The last snapshot of the cycle of which `Complete` has come."""
+    saved: tuple[SnapshotKey, ...] = ()
+    """Later ones that this node has `Saved`, and hasn't heard `Complete` or `Passed` of."""
+    restored: bool = False
+    """This node has `Restored`."""
 
     def after_end(self, outcome: Outcome | None, text: str) -> Standing:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
@@ -204,6 +215,38 @@ class Reviewed:
     hanging: tuple[int, ...] = ()
     kind: str = ""
     section: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """All ranks of this node have a verified snapshot; it is kept until `Complete` or `Passed` comes."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All nodes of the cycle have `Saved` it: older ones needn't be kept any more."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """All nodes have `Saved` this one or a later one: what isn't complete up to it will never be, and needn't be kept.
+
+    Of a snapshot that one node skipped the others would wait for `Complete` for ever, with no memory for a new one.
+    """
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """All ranks of this node have restored their state from memory, and compared it."""
+
+    cycle: int
+    key: SnapshotKey
 
 
 # -- the rules --------------------------------------------------------------------------------------------------
@@ -417,7 +460,19 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This node would take part in the next cycle; none of its ranks is left."""
+    """This node would take part in the next cycle; none of its ranks is left. ``kept``: what it can restore."""
+
+    kept: Kept = Kept()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class StockTaken:
+    """What this node can restore has changed since it was ready: its keeper was slow to verify it, or was replaced.
+
+    A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
+    """
+
+    kept: Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -602,9 +657,12 @@ class Dismiss:
     text: str = ""
 
 
-Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Shutdown | Goodbye
+OfRanks = Report | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Saved | Restored
+Said = OfRanks | Ready | StockTaken | Aside | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
-ToMember = FromJob | End | Verdict | DiagnoseHang | Reviewed | Suspected | Moving | OfLearning | Tell | Speak
+OfSnapshots = Complete | Passed
+OfCycle = End | Verdict | DiagnoseHang | Reviewed | Suspected | Moving | OfLearning | OfSnapshots
+ToMember = FromJob | OfCycle | Tell | Speak

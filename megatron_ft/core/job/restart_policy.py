@@ -91,6 +91,7 @@ class RestartPolicy(ABC):
         nodes_left: int | None = None,
         advance: Advance | None = None,
         rerun: Rerun | None = None,
+        restored: bool = False,
     ) -> RestartDecision:
         """Return the decision after a cycle that has just ended.
 
@@ -100,6 +101,8 @@ class RestartPolicy(ABC):
                 no node was left out.
             advance: how far the job has got, this cycle included; None if that isn't checked.
             rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
+            restored: the cycle went on from a snapshot in memory. The job is only given up for lack of progress after
+                one that went on from the file: the snapshot may be to blame.
         """
         advance = advance or Advance()
         used = restarts_before + (outcome is Outcome.FAILED)
@@ -119,7 +122,7 @@ class RestartPolicy(ABC):
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
-            case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled:
+            case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled and not restored:
                 reason = lines.no_progress(advance.stalled, first=advance.first, last=advance.last)
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
@@ -179,7 +182,8 @@ class Advance:
     """How far the job has ever got, and for how many failed cycles in a row it has got no further.
 
     A cycle gets further if it begins an iteration beyond all before, resumes from a later one (a checkpoint was saved
-    that none before had), or saves one itself: a job may count the iterations of each epoch from 0.
+    that none before had), or saves one itself: a job may count the iterations of each epoch from 0. To have resumed
+    from a snapshot in memory (``restored``) is no progress.
 
     ``trained``: some cycle was through its start, or may have been. As long as none was, ``starts`` counts those in a
     row that failed in the same way, ``start``. A job that has trained fails at a start for reasons outside of it, too.
@@ -192,7 +196,7 @@ class Advance:
     start: str = ""
     starts: int = 0
 
-    def after(self, reached: Reached | None) -> Advance:
+    def after(self, reached: Reached | None, *, restored: bool = False) -> Advance:
         """After one more cycle that failed; None is one of which nothing is known.
 
         A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
@@ -200,13 +204,18 @@ class Advance:
         trained = self.trained or self.last >= 0 or reached is None or reached.trained
         start = "" if trained or reached is None else reached.start
         starts = 0 if not start else self.starts + 1 if start == self.start else 1
-        return replace(self._further(reached), trained=trained, start=start, starts=starts)
+        return replace(self._further(reached, restored), trained=trained, start=start, starts=starts)
 
-    def _further(self, reached: Reached | None) -> Advance:
+    def is_exceeded(self, reached: Reached | None) -> bool:
+        """Return True if a cycle is known to have begun an iteration beyond all before, or to have saved one."""
+        return reached is not None and (reached.last > self.last or reached.saved)
+
+    def _further(self, reached: Reached | None, restored: bool) -> Advance:
         if reached is None or (self.last < 0 and reached.last < 0):
             return self
-        if reached.last > self.last or reached.first > self.first or reached.saved:
-            return Advance(max(self.first, reached.first), max(self.last, reached.last))
+        first = self.first if restored else max(self.first, reached.first)
+        if self.is_exceeded(reached) or first > self.first:
+            return Advance(first, max(self.last, reached.last))
         return replace(self, stalled=self.stalled + 1)
 
 

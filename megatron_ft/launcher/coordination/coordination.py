@@ -15,26 +15,12 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.decisions import Ballot, Held
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.messages import OfLearning, Reviewed
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
-CoordinatorDecision = (
-    edge.Begin
-    | edge.StandBy
-    | edge.LeftOut
-    | edge.Leave
-    | m.End
-    | m.Verdict
-    | m.DiagnoseHang
-    | m.Suspected
-    | m.Moving
-    | m.Speak
-    | Reviewed
-    | OfLearning
-)
+CoordinatorDecision = edge.Begin | edge.StandBy | edge.LeftOut | edge.Leave | m.Speak | m.OfCycle
 
 
 class Coordination:

@@ -23,6 +23,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankEx
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, Said
 from megatron_ft.core.mailbox import Inbox, Mailbox
+from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
@@ -37,6 +38,7 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
+from megatron_ft.launcher.cycle.memory_checkpoints import Keeper, MemoryCheckpoints
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -84,6 +86,7 @@ class FaultTolerantAgent(TorchAgent):
         health: HealthCheck | None,
         ranks: NodeRanks,
         coordination: Coordination,
+        keeper: Keeper | None = None,
         on_over: Callable[[edge.Over], None],
         **torch_arguments: Any,
     ) -> None:
@@ -97,8 +100,10 @@ class FaultTolerantAgent(TorchAgent):
         options = _options(launcher.line)
         self._machine = Agent(options, monitors.paused, coordination.assignment)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
+        self.memory = MemoryCheckpoints(keeper, self._hear)
         self._restarts_left = 0
         self._shift = 0
+        self._restore: Restore | None = None
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
@@ -244,6 +249,8 @@ class FaultTolerantAgent(TorchAgent):
                 self._monitors[local_rank].order(order)
             case Release():
                 self._monitors.release(effect)
+            case edge.KeepSnapshot() | edge.ReleaseSnapshots():
+                self.memory.act(effect)
             case _ if isinstance(effect, Said):
                 self._coordination.tell(effect)
             case _:
@@ -253,8 +260,8 @@ class FaultTolerantAgent(TorchAgent):
         match work:
             case edge.CheckHealth():
                 self._check_health()
-            case edge.StartRanks(restarts_left, shift):
-                self._start_ranks(restarts_left, shift)
+            case edge.StartRanks():
+                self._start_ranks(work)
             case edge.TerminateRanks():
                 self._terminate(work)
 
@@ -293,16 +300,17 @@ class FaultTolerantAgent(TorchAgent):
 
         there = self._ranks.terminate(work, end_rest)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
-        self._hear(edge.RanksEnded(lines.stuck(there) if there else "", processes))
+        stuck = lines.stuck(there) if there else ""
+        self.memory.take_stock(lambda kept: self._hear(edge.RanksEnded(stuck, processes, kept)))
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
-    def _start_ranks(self, restarts_left: int, shift: int) -> None:
-        self._restarts_left, self._shift = restarts_left, shift
+    def _start_ranks(self, work: edge.StartRanks) -> None:
+        self._restarts_left, self._shift, self._restore = work.restarts_left, work.shift, work.restore
         self._ranks.forget()
         failed: Cause | None = None
         try:
-            self.start_ranks(restarts_left)
+            self.start_ranks(work.restarts_left)
         except (_CycleOverError, SignalException):
             pass
         except RendezvousError as error:
@@ -320,6 +328,7 @@ class FaultTolerantAgent(TorchAgent):
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(edge.RanksMet(ranks, group.group_rank or 0, nodes, size))
+        self.memory.prepare(self._machine.cycle.record.cycle, ranks, size, self._restore)
 
     def _check_wanted(self) -> None:
         self._signalled(continued=False)

@@ -25,7 +25,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory, is_quorum
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
-from tests.support.job_machines import RULES, decision, led, links, member
+from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from tests.support.job_machines import RULES, answers, decision, led, links, member
 
 
 def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator_of_its_own() -> None:
@@ -474,3 +475,64 @@ def test_message_of_member_or_coordinator_survives_the_wire(message: Any) -> Non
 def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         MESSAGES_OF_BOTH.parse(message)
+
+
+def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored() -> None:
+    machine, decided = led(member()), replace(decision(), voters=("me",))
+    machine.heard(m.Commit(decided), 1.0)
+    seven, eight, nine = (SnapshotKey(0, iteration) for iteration in (7, 8, 9))
+    for each in (seven, eight, nine):
+        assert machine.tell(m.Saved(each), 1.0) == [edge.Transmit(m.Saved(each))]
+    machine.tell(m.Restored(0, seven), 1.0)
+    assert machine.heard(m.Complete(seven), 1.0) == [m.Complete(seven)]
+    machine.heard(m.Passed(eight), 1.0)
+    standing = machine.standing
+    assert (standing.complete, standing.saved, standing.restored) == (seven, (nine,), True)
+    assert machine.heard(m.Complete(SnapshotKey(1, 9)), 1.0) == []
+    stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
+    machine.tell(m.StockTaken(stock), 1.0)
+    assert machine.standing.kept == Kept(), "while its ranks run"
+    machine.tell(m.Ready(), 1.0)
+    machine.tell(m.StockTaken(stock), 1.0)
+    assert machine.standing.kept == stock
+    machine.heard(m.Commit(replace(decided, number=1, value=(0, "c", 9), cycle=1)), 1.0)
+    assert machine.standing == m.Standing(phase=m.NodePhase.RUNNING, cycle=1)
+
+
+def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() -> None:
+    machine, decided = Coordinator("d", founds=False, now_s=0.0), replace(decision(size=2), voters=("a", "b"))
+    seven, eight = SnapshotKey(0, 7), SnapshotKey(0, 8)
+    standings = {
+        "a": m.Standing(m.NodePhase.RUNNING, 0, complete=seven, saved=(eight,)),
+        "b": m.Standing(m.NodePhase.RUNNING, 0, saved=(seven,)),
+    }
+    effects = []
+    for link, (name, standing) in enumerate(standings.items()):
+        memory = Memory((0, "c"), Held(decided, link, votes=True))
+        hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, memory=memory, standing=standing)
+        effects += machine.handle(edge.Heard(link, hello), 0.0)
+    effects += answers(machine, machine.settle(0.0))
+    effects += machine.handle(edge.Heard(1, m.Saved(eight)), 0.0)
+    told = [each.message for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Complete)]
+    assert told == [m.Complete(seven), m.Complete(eight)] or told == [m.Complete(seven)] * 2 + [m.Complete(eight)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Ready(Kept((KeptSnapshot(SnapshotKey(3, 7), 4, (0, 1)),), 2)),
+        m.StockTaken(Kept()),
+        m.Saved(SnapshotKey(3, 7)),
+        m.Restored(4, SnapshotKey(3, 7)),
+    ],
+)
+def test_messages_about_snapshots_survive_the_wire(message: m.Said) -> None:
+    assert Vocabulary(m.FromMember).parse(pack(message)) == message
+
+
+def test_message_of_a_job_without_snapshots_is_as_before() -> None:
+    assert pack(m.Ready()) == {"type": "ready"}
+    assert "restore" not in pack(m.Commit(decision()))["decision"]
+    assert pack(m.Standing()) == {"type": "standing"}
+    chosen = replace(decision(), restore=Restore(SnapshotKey(0, 7), 1, "crash: NaN", 9))
+    assert Vocabulary(m.ToMember).parse(pack(m.Commit(chosen))) == m.Commit(chosen)

@@ -1,0 +1,107 @@
+"""Which snapshot the ranks of the next cycle go on from, if any, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from megatron_ft.core.memory.snapshots import Kept, Restore, SnapshotKey
+from megatron_ft.core.wording import counted
+
+MOST_TRIES = 2
+"""Cycles that may restore a snapshot and fail before a new iteration; then it is bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Snapshot for the next cycle. ``key`` None: none, because of ``reason``; empty if no node has any."""
+
+    key: SnapshotKey | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleEnd:
+    """How the last cycle ended.
+
+    Args:
+        restored: what it went on from.
+        failure: how it failed, as far as two failures can be compared; empty if no rank did: a node was lost, or a user
+            asked for the end.
+        reached: iteration at which it ended, -1 if it had begun none; None if unknown.
+        advanced: an iteration beyond all before had begun, or a save to a file had ended.
+        resumes_from_file: the file has what the next cycle needs, and memory hasn't.
+    """
+
+    cycle: int
+    restored: Restore | None = None
+    failure: str = ""
+    reached: int | None = None
+    advanced: bool = False
+    resumes_from_file: bool = False
+
+
+def choose(kept: Sequence[Kept], last: CycleEnd) -> Choice:
+    """Return the newest snapshot of which each node of the next cycle has the segments of its own ranks.
+
+    Args:
+        kept: by place in the next cycle.
+        last: snapshots written in that cycle count, and the one that it went on from. All others are of iterations
+            that the job has left behind, or has done again since in another way.
+    """
+    if not any(each.snapshots for each in kept):
+        return Choice()
+    without = [place for place, each in enumerate(kept) if not each.snapshots]
+    if without:
+        return Choice(reason=f"node {without[0]} has no snapshot")
+    restored = None if last.restored is None else last.restored.key
+    world = sum(each.local_ranks for each in kept)
+    keys = {found.key for each in kept for found in each.snapshots}
+    current = sorted((key for key in keys if key.cycle == last.cycle or key == restored), reverse=True)
+    reason = f"no snapshot is of cycle {last.cycle}"
+    for key in current:
+        missing = next(_missing(kept, key, world), "")
+        if not missing:
+            return Choice(key)
+        reason = missing
+    return Choice(reason=reason)
+
+
+def _missing(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[str]:
+    """Yield what keeps the next cycle from that snapshot."""
+    first = 0
+    for place, each in enumerate(kept):
+        ranks = range(first, first + each.local_ranks)
+        first += each.local_ranks
+        found = next((one for one in each.snapshots if one.key == key), None)
+        if found is None:
+            yield f"node {place} has no snapshot of iteration {key.iteration}"
+        elif found.world != world:
+            yield f"the snapshot of iteration {key.iteration} is of {counted(found.world, 'rank')}, not {world}"
+        elif lacking := sorted({*ranks} - {*found.ranks}):
+            yield f"node {place} has no snapshot of rank {lacking[0]}"
+
+
+def next_restore(choice: Choice, last: CycleEnd) -> tuple[Restore | None, str]:
+    """Return what the next cycle goes on from, and why if that is nothing (empty if there are no snapshots at all).
+
+    A snapshot from which a cycle failed before a new iteration is restored once more. It is bad if that fails, too, or
+    if the failure is that of the cycle before: a snapshot may hold what made the ranks fail.
+    """
+    key, before = choice.key, last.restored
+    reached = last.reached if last.reached is not None and last.reached >= 0 else None
+    if last.resumes_from_file and (key is not None or choice.reason):
+        return None, "Megatron's re-run goes on from the checkpoint that it has saved"
+    if key is None:
+        return None, choice.reason
+    if before is None or key != before.key or last.advanced:
+        return Restore(key, failure=last.failure, reached=reached), ""
+    # what was done from this snapshot before is still to be done again
+    reached = None if last.reached is None or before.reached is None else max(last.reached, before.reached)
+    if not last.failure:
+        return replace(before, reached=reached), ""
+    if last.failure == before.failure:
+        return None, f"the cycle that restored iteration {key.iteration} failed in the same way as the one before"
+    if before.tries + 1 >= MOST_TRIES:
+        return None, f"{MOST_TRIES} cycles that restored iteration {key.iteration} failed before a new one"
+    return replace(before, tries=before.tries + 1, reached=reached), ""

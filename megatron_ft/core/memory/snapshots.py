@@ -1,0 +1,63 @@
+"""Facts that keepers, launchers and the coordinator exchange about memory checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.core.codec import Count, Cycle, Rank, WorldSize
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotKey:
+    """Name of a snapshot; the greatest one is the newest.
+
+    Args:
+        cycle: in which it was written. Iterations alone would mix what two cycles made of the same iteration.
+        iteration: steps completed.
+    """
+
+    cycle: Cycle
+    iteration: Count
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSnapshot:
+    """Verified segments of one snapshot on one node. ``ranks``: global ranks; ``world``: number of ranks of the job."""
+
+    key: SnapshotKey
+    world: WorldSize
+    ranks: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Everything that a node's keeper can restore. Without a keeper: empty.
+
+    Args:
+        local_ranks: ranks that the node runs, from its launcher; 0 if there is no snapshot.
+    """
+
+    snapshots: tuple[KeptSnapshot, ...] = ()
+    local_ranks: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Choice for a cycle.
+
+    Args:
+        key: of the snapshot from which all ranks of the cycle go on.
+        tries: cycles that restored it before this one, and failed before a new iteration.
+        failure: how the cycle before the first restore failed, as far as two failures can be compared.
+        reached: iteration at which the cycle before this one ended; None if unknown.
+    """
+
+    key: SnapshotKey
+    tries: Count = 0
+    failure: str = ""
+    reached: int | None = None
+
+    @property
+    def redone(self) -> int | None:
+        """Iterations that the job does again; None if unknown."""
+        return None if self.reached is None else max(0, self.reached - self.key.iteration)

@@ -1,0 +1,149 @@
+"""What has to be true of what simulated cycles restore from memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.job.decisions import Decision
+from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
+from tests.simulation.history import cycles, members
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Hurt, Job, Made
+    from tests.simulation.plan import Plan
+
+__all__ = ["snapshots"]
+
+_RESTORES_S = 0.6
+"""A rank restores sooner."""
+
+
+def snapshots(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Check all of it."""
+    log = job.snapshots
+    if not plan.snapshots_s:
+        if log.messages or log.restored:
+            yield f"{log.messages} messages about snapshots in a job without any"
+        return
+    yield from log.wrong
+    begun = {made.decision.cycle: made for made in cycles(job)}
+    for each in log.restored:
+        restore = begun[each.cycle].decision.restore if each.cycle in begun else None
+        if restore is not None and each.key != restore.key:
+            yield f"{each.launcher.name} restores {each.key} in cycle {each.cycle}, not {restore.key}"
+    for cycle, of_cycle in itertools.groupby(sorted(log.restored, key=lambda r: r.cycle), lambda r: r.cycle):
+        if len(keys := {each.key for each in of_cycle}) > 1:
+            yield f"cycle {cycle} restores {len(keys)} snapshots"
+    yield from _not_restored(job, begun)
+    for before, after in itertools.pairwise(cycles(job)):
+        yield from _chosen(job, begun, before, after)
+        yield from _lost(job, before, after)
+    yield from _bad(job)
+    yield from _given_up(plan, job)
+
+
+def _not_restored(job: Job, begun: dict[int, Made]) -> Iterator[str]:
+    """Every rank restores what was decided, or says that it can't."""
+    for trained in job.trained:
+        if trained.cycle not in begun or trained.held is None:
+            continue
+        restore, lasted_s = begun[trained.cycle].decision.restore, (trained.to_s or job.world.now_s) - trained.from_s
+        of_cycle = {each.launcher for each in job.snapshots.restored if each.cycle == trained.cycle}
+        of_cycle |= {each for each in job.launchers if any(_is_unrestored(h, trained.cycle) for h in each.hurts)}
+        is_frozen = any("frozen" in fault.kind for fault in job.snapshots.trouble.struck)
+        if restore is not None and lasted_s > _RESTORES_S and trained.launcher not in of_cycle and not is_frozen:
+            yield f"{trained.launcher.name} restores nothing in cycle {trained.cycle}, and {restore.key} was decided"
+        if restore is None and trained.launcher in of_cycle:
+            yield f"{trained.launcher.name} restores something in cycle {trained.cycle}"
+
+
+def _is_unrestored(hurt: Hurt, cycle: int) -> bool:
+    return hurt.fault.kind == "rank_unrestored" and hurt.cycle == cycle
+
+
+def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iterator[str]:
+    """The newest that all have, of the job's own past; none only for a reason."""
+    decision, last = after.decision, before.decision.restore
+    key = None if decision.restore is None else decision.restore.key
+    if key is not None and not _is_past(key, before.decision, begun):
+        yield f"cycle {decision.cycle} restores {key}, which the job has left behind"
+    kept = job.snapshots.asked.get(decision.value)
+    if kept is None or len(kept) < decision.world:
+        return
+    common = set.intersection(*({each.key for each in kept[place].snapshots} for place in range(decision.world)))
+    if any(one.ranks != (place,) or one.world != decision.world for place in kept for one in kept[place].snapshots):
+        common = {key for key in common if all(_fits(kept[place], key, place, decision.world) for place in kept)}
+    newest = max((k for k in common if k.cycle == before.decision.cycle or (last and k == last.key)), default=None)
+    if key is not None and key not in common:
+        yield f"cycle {decision.cycle} restores {key}, and not all nodes have that"
+    elif key is not None and key != newest:
+        yield f"cycle {decision.cycle} restores {key}, and all nodes have {newest}"
+    reruns = any(j.verdict.cause.rerun for j in job.verdicts if j.verdict.cycle == before.decision.cycle)
+    is_again = last is not None and newest == last.key
+    if key is None and newest is not None and not reruns and not is_again:
+        yield f"cycle {decision.cycle} restores nothing, and all nodes have {newest}"
+
+
+def _fits(kept: Kept, key: SnapshotKey, place: int, world: int) -> bool:
+    return any(one.key == key and one.ranks == (place,) and one.world == world for one in kept.snapshots)
+
+
+def _is_past(key: SnapshotKey, decision: Decision, begun: dict[int, Made]) -> bool:
+    """Return True if what that cycle did followed from the snapshot, or is the cycle in which it was written."""
+    if key.cycle == decision.cycle:
+        return True
+    restore = decision.restore
+    if restore is None or key > restore.key or restore.key.cycle not in begun:
+        return False
+    return key == restore.key or _is_past(key, begun[restore.key.cycle].decision, begun)
+
+
+def _lost(job: Job, before: Made, after: Made) -> Iterator[str]:
+    """What was complete is there for the next cycle, if all its nodes are the same and no keeper has lost anything."""
+    complete = job.snapshots.completed.get(before.decision.cycle)
+    same = members(job, before) == members(job, after) and None not in members(job, after)
+    kinds = {fault.kind for fault in job.snapshots.trouble.struck}
+    reruns = any(j.verdict.cause.rerun for j in job.verdicts if j.verdict.cycle == before.decision.cycle)
+    if complete is None or not same or reruns or kinds & {"keeper_replaced", "segment_rots"}:
+        return
+    ran = {each.launcher for each in job.trained if each.cycle == before.decision.cycle}
+    if after.by != after.decision.value[1] or not set(members(job, after)) <= ran:
+        return
+    restore = after.decision.restore
+    if restore is None or restore.key < complete:
+        yield f"cycle {after.decision.cycle} restores {restore}, and {complete} was complete"
+
+
+def _bad(job: Job) -> Iterator[str]:
+    """A snapshot from which cycles fail is restored twice at most, and never again."""
+    failed, bad = 0, False
+    for before, after in itertools.pairwise(cycles(job)):
+        key = None if before.decision.restore is None else before.decision.restore.key
+        again = after.decision.restore is not None and after.decision.restore.key == job.snapshots.poisoned
+        told = [judged.verdict for judged in job.verdicts if judged.verdict.cycle == before.decision.cycle]
+        if key is not None and key == job.snapshots.poisoned:
+            is_known = bool(told) and all(
+                v.outcome is Outcome.FAILED and v.cause.kind is CauseKind.SIGNAL for v in told
+            )
+            has_restored = any(each.cycle == before.decision.cycle for each in job.snapshots.restored)
+            failed += is_known and has_restored
+            bad |= not again
+            if failed >= 2 and again:
+                yield f"cycle {after.decision.cycle} restores {key}, from which {failed} cycles have failed"
+        elif bad and again:
+            yield f"cycle {after.decision.cycle} restores {job.snapshots.poisoned} again"
+
+
+def _given_up(plan: Plan, job: Job) -> Iterator[str]:
+    """The file has its chance before a job is given up for lack of progress."""
+    begun = cycles(job)
+    ends = [made for made in job.made if made.decision.code == plan.rules.no_progress_code]
+    if not ends or not begun or begun[-1].decision.restore is None:
+        return
+    told = [judged.verdict for judged in job.verdicts if judged.verdict.cycle == begun[-1].decision.cycle]
+    if not any(verdict.cause.rerun for verdict in told):
+        yield f"the job is given up after cycle {begun[-1].decision.cycle}, which restored a snapshot"

@@ -1,0 +1,223 @@
+"""Memory checkpoints in a simulated job: toy keepers, and what happened."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.agent import edge as agent
+from megatron_ft.core.agent.turn import AgentPhase
+from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Ballot, Decision
+from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from tests.simulation.plan import Fault
+
+if TYPE_CHECKING:
+    from tests.simulation.job import CoordinatorProcess, Job, Launcher, Trained
+
+__all__ = ["PER_S", "Keeper", "Snapshots"]
+
+PER_S = 10.0
+"""Iterations of a second, on all nodes alike."""
+_SLOTS = 3
+"""Segments of a rank."""
+_SAVED = "restored iteration "
+
+
+@dataclass
+class Segment:
+    """One rank's state of one iteration."""
+
+    key: SnapshotKey
+    world: int
+    rank: int
+    is_verified: bool = False
+    is_rotten: bool = False
+    """It has changed since it was verified."""
+
+
+class Keeper:
+    """The keeper of one launcher's node, with its rank: it saves while the rank runs, and restores as it starts."""
+
+    def __init__(self, launcher: Launcher, interval_s: float) -> None:
+        self._launcher = launcher
+        self._interval_s = interval_s
+        self._chance = random.Random(f"{launcher.instance} {launcher.job.snapshots.seed}")
+        self._segments: list[Segment] = []
+        self._complete: SnapshotKey | None = None
+        self._stride = 1
+        self._skew_s = self._chance.choice((0.02, 0.1, 0.4))
+        self._is_slow = self._chance.random() < 0.3
+
+    # -- a cycle --------------------------------------------------------------------------------------------------
+
+    def prepare(self, trained: Trained, place: int, world: int, restore: Restore | None) -> None:
+        """Drop what the job has left behind, and let the rank restore and save."""
+        key, self._stride = (None if restore is None else restore.key), 1
+        self._segments = [] if key is None else [each for each in self._segments if each.key <= key]
+        self._complete = key
+        if key is not None:
+            delay_s = self._chance.uniform(0.05, 0.4)
+            self._launcher._later_in_cycle(delay_s, lambda: self._restores(trained, key))
+        self._save_later(trained, place, world)
+
+    def _restores(self, trained: Trained, key: SnapshotKey) -> None:
+        found = next((each for each in self._segments if each.key == key and each.is_verified), None)
+        launcher, log = self._launcher, self._launcher.job.snapshots
+        if found is None or found.is_rotten:
+            self._segments = [each for each in self._segments if each is not found]
+            fault = log.strike("rank_unrestored")
+            launcher.hurt(fault, cycle=trained.cycle)
+            rank = launcher.agent.cycle.record.ranks[0]
+            launcher.hear(RestoreFailed(rank=rank, cycle=trained.cycle, key=key, text="its digest differs"))
+            return
+        log.restored.append(Restoring(trained.cycle, launcher, key, launcher.world.now_s))
+        launcher.hear(SnapshotRestored(cycle=trained.cycle, key=key, seconds=0.1))
+        if key == log.poisoned and launcher.member.place == 0:
+            launcher._later_in_cycle(0.3, lambda: launcher.rank_fails(log.strike("rank_fails")))
+
+    def _save_later(self, trained: Trained, place: int, world: int) -> None:
+        launcher = self._launcher
+        at_s = (int(launcher.world.now_s / self._interval_s) + 1) * self._interval_s
+        iteration = round(at_s / self._interval_s)
+        delay_s = at_s - launcher.world.now_s + self._chance.uniform(0.0, self._skew_s) * self._interval_s
+
+        def saves() -> None:
+            self._save(trained, SnapshotKey(trained.cycle, round(PER_S * at_s)), iteration, world, place)
+            self._save_later(trained, place, world)
+
+        launcher._later_in_cycle(delay_s, saves)
+
+    def _save(self, trained: Trained, key: SnapshotKey, number: int, world: int, place: int) -> None:
+        """Save, unless there is no memory for it: then twice as rarely from now on."""
+        if number % self._stride:
+            return
+        if len(self._segments) >= _SLOTS or not all(each.is_verified for each in self._segments):
+            self._stride *= 2
+            return
+        segment = Segment(key, world, place)
+        self._segments.append(segment)
+        slowest = 1.9 if self._is_slow else 0.8
+        delay_s = self._chance.uniform(0.05, slowest) * self._interval_s
+        self._launcher.later(delay_s, lambda: self._verified(segment))
+
+    def _verified(self, segment: Segment) -> None:
+        if segment not in self._segments or segment.is_verified or segment.is_rotten:
+            self._segments = [each for each in self._segments if each is not segment or each.is_verified]
+            return
+        segment.is_verified = True
+        launcher = self._launcher
+        if launcher._runs():
+            launcher.hear(agent.SnapshotSaved(segment.key))
+        elif launcher.agent.phase is AgentPhase.READY:
+            launcher.hear(m.StockTaken(self.kept()))
+
+    def is_complete(self, key: SnapshotKey) -> None:
+        """All nodes have it."""
+        if any(each.key == key and each.is_verified for each in self._segments):
+            self._complete = key
+            self._segments = [each for each in self._segments if each.key >= key]
+
+    def release(self, key: SnapshotKey) -> None:
+        """What isn't complete up to that one isn't needed."""
+        self._segments = [each for each in self._segments if each.key > key or each.key == self._complete]
+
+    def kept(self) -> Kept:
+        """All that is verified."""
+        verified = (each for each in self._segments if each.is_verified)
+        return Kept(tuple(KeptSnapshot(each.key, each.world, (each.rank,)) for each in verified))
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def replaced(self) -> None:
+        """The keeper has died: the launcher has the segments, and the next keeper verifies them again."""
+        self._segments = [each for each in self._segments if each.is_verified]
+        for each in self._segments:
+            each.is_verified = False
+            self._launcher.later(self._chance.uniform(0.1, 1.0), lambda each=each: self._verified(each))
+
+    def rots(self) -> None:
+        """One of its segments changes."""
+        if self._segments:
+            self._chance.choice(self._segments).is_rotten = True
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """The rank of one node has restored its state."""
+
+    cycle: int
+    launcher: Launcher
+    key: SnapshotKey
+    at_s: float
+
+
+@dataclass
+class Snapshots:
+    """What happened in one job."""
+
+    seed: int
+    poisons: bool = False
+    trouble: Any = None
+    """What is done to the world, which takes note of what happens by itself, too."""
+    poisoned: SnapshotKey | None = None
+    """From which every cycle fails at once."""
+    restored: list[Restoring] = field(default_factory=list)
+    kept: dict[tuple[str, str], Kept] = field(default_factory=dict)
+    """By coordinator and launcher, what that launcher has said last."""
+    asked: dict[Ballot, dict[int, Kept]] = field(default_factory=dict)
+    """What each place of a cycle that was proposed had said."""
+    completed: dict[int, SnapshotKey] = field(default_factory=dict)
+    """By cycle, the newest one that a coordinator has called complete."""
+    messages: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def strike(self, kind: str) -> Fault:
+        """Something happens that isn't in the plan."""
+        fault = Fault(at_s=self.trouble.world.now_s, kind=kind, which=len(self.trouble.hit), seconds=0.0)
+        self.trouble.hit.append((fault.at_s, kind))
+        self.trouble.struck.append(fault)
+        return fault
+
+    def heard(self, coordinator: CoordinatorProcess, launcher: str, message: Any) -> None:
+        """A coordinator has got a message."""
+        match message:
+            case m.Hello(standing=standing):
+                self.kept[coordinator.name, message.instance] = standing.kept
+            case m.Ready(kept) | m.StockTaken(kept):
+                self.kept[coordinator.name, launcher] = kept
+            case m.Saved() | m.Restored():
+                self.messages += 1
+
+    def asks(self, coordinator: CoordinatorProcess, launcher: str, proposal: m.Propose) -> None:
+        """A coordinator proposes a cycle of its own."""
+        if proposal.place is not None and proposal.ballot == proposal.decision.value:
+            kept = self.kept.get((coordinator.name, launcher), Kept())
+            self.asked.setdefault(proposal.ballot, {})[proposal.place] = kept
+
+    def sends(self, job: Job, send: edge.Send) -> None:
+        """A coordinator sends something."""
+        if isinstance(send.message, m.Complete | m.Passed):
+            self.messages += 1
+        if isinstance(send.message, m.Complete):
+            key = send.message.key
+            self.completed[key.cycle] = max(key, self.completed.get(key.cycle, key))
+        elif isinstance(send.message, m.Tell) and send.message.text.startswith(_SAVED):
+            self._check_line(job, send.message.text)
+
+    def _check_line(self, job: Job, text: str) -> None:
+        cycle = next(made for made in reversed(job.made) if made.decision.world)
+        have = {each.launcher for each in self.restored if each.cycle == cycle.decision.cycle}
+        restore = cycle.decision.restore
+        if restore is None or not text.startswith(f"{_SAVED}{restore.key.iteration} from memory"):
+            self.wrong.append(f"'{text}' is said in cycle {cycle.decision.cycle}, which restores {restore}")
+        if len(have) < cycle.decision.world:
+            self.wrong.append(f"'{text}' is said of {len(have)} of {cycle.decision.world} nodes")
+
+    def begins(self, decision: Decision) -> None:
+        """A cycle was decided."""
+        if self.poisons and self.poisoned is None and decision.restore is not None:
+            self.poisoned = decision.restore.key

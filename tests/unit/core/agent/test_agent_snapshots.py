@@ -1,0 +1,122 @@
+"""Memory checkpoints in the launcher's machine: what it tells the coordinator, and what it asks of the keeper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from tests.support.agents import Driven, held, verdict
+
+KEY = SnapshotKey(0, 7)
+STOCK = Kept((KeptSnapshot(KEY, 4, (0, 10)),))
+
+
+def restoring(driven: Driven, restore: Restore | None) -> list[edge.Effect]:
+    """Cycle 1 begins, and goes on from a snapshot."""
+    begun = held(1, nodes=2)
+    decision = replace(begun.decision, restore=restore)
+    effects = driven.hear(edge.Tick(), job.Begin(replace(begun, decision=decision)), edge.RanksMet([0, 10], 0, 2, 4))
+    driven.record.created(edge.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
+    driven.record.created(edge.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
+    return effects + driven.hear(edge.RanksStarted())
+
+
+def failed(driven: Driven, kept: Kept) -> None:
+    """Cycle 0 has failed, and its ranks have ended."""
+    driven.run(nodes=2)
+    driven.exits(0, 1)
+    driven.ends()
+    driven.exits(1, -15, sent=(15,))
+    driven.wait(60.0)
+    driven.hear(edge.RanksEnded(kept=kept), verdict(node=0))
+
+
+def test_node_is_ready_with_what_its_keeper_has_and_the_number_of_its_ranks() -> None:
+    driven = Driven(max_nodes=2)
+    failed(driven, STOCK)
+    assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
+
+
+def test_ready_node_without_snapshots_says_no_more_than_that() -> None:
+    driven = Driven(max_nodes=2)
+    failed(driven, Kept())
+    assert driven.done[-1] == m.Ready()
+
+
+def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
+    driven = Driven(max_nodes=2)
+    failed(driven, Kept())
+    assert driven.hear(m.StockTaken(STOCK)) == [m.StockTaken(replace(STOCK, local_ranks=2))]
+    restoring(driven, None)
+    assert driven.hear(m.StockTaken(Kept())) == []
+
+
+def test_ranks_are_started_from_the_snapshot_of_the_decision() -> None:
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY))
+    assert driven.all_of(edge.StartRanks) == [edge.StartRanks(0, restore=Restore(KEY))]
+
+
+def test_restore_of_the_node_is_logged_and_told() -> None:
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY, reached=9))
+    record = SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.5, redone=2)
+    effects = driven.hear(SnapshotRestored(cycle=1, key=KEY, seconds=0.5))
+    assert effects == [edge.Write(record), m.Restored(1, KEY)]
+    assert driven.hear(SnapshotRestored(cycle=0, key=KEY, seconds=0.5)) == []
+
+
+@pytest.mark.parametrize("is_min_healthy", [False, True])
+def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_min_healthy: bool) -> None:
+    driven = Driven(max_nodes=2, min_healthy=is_min_healthy)
+    restoring(driven, Restore(KEY))
+    effects = driven.hear(event := RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
+    text = "rank 10 can't restore iteration 7 from memory: its digest differs"
+    (report,) = [each for each in effects if isinstance(each, m.Report)]
+    assert (report.state, report.is_mixed) == (NodeState.UNHEALTHY, True)
+    assert report.cause == Cause(kind=CauseKind.CRASH, text=text, rank=10)
+    assert edge.Write(event) in effects
+    assert driven.hear(SnapshotRestored(cycle=1, key=KEY)) == []
+    # whatever the rank does then
+    driven.exits(1, 3)
+    assert driven.record.cause().text == text
+
+
+def test_rank_that_cannot_restore_is_told_even_if_another_one_has_failed_before() -> None:
+    driven = Driven(max_nodes=2, min_healthy=True)
+    restoring(driven, Restore(KEY))
+    driven.exits(0, 3)
+    driven.hear(RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
+    assert [each.is_mixed for each in driven.all_of(m.Report)] == [False, True]
+
+
+def test_failed_restore_of_another_cycle_or_another_node_changes_nothing() -> None:
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY))
+    assert driven.hear(RestoreFailed(rank=10, cycle=0, key=KEY), RestoreFailed(rank=1, cycle=1, key=KEY)) == []
+
+
+def test_failed_restore_of_a_rank_that_is_terminated_is_no_cause() -> None:
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY))
+    driven.ends(Outcome.FAILED)
+    driven.hear(RestoreFailed(rank=10, cycle=1, key=KEY, text="its connection ended"))
+    assert (driven.record.unrestored, driven.all_of(m.Report)) == (None, [])
+
+
+def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the_keeper() -> None:
+    driven = Driven(max_nodes=2)
+    driven.run(nodes=2)
+    assert driven.hear(edge.SnapshotSaved(KEY)) == [m.Saved(KEY)]
+    assert driven.hear(m.Complete(KEY), m.Passed(KEY)) == [edge.KeepSnapshot(KEY), edge.ReleaseSnapshots(KEY)]
+    old = SnapshotKey(3, 7)
+    assert driven.hear(edge.SnapshotSaved(old), m.Complete(old), m.Passed(old)) == []
+    driven.ends(Outcome.FAILED)
+    assert driven.hear(edge.SnapshotSaved(SnapshotKey(0, 8))) == []

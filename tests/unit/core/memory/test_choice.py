@@ -1,0 +1,134 @@
+"""Which snapshot the next cycle goes on from, and when one is bad."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_ft.core.job.lines import restored
+from megatron_ft.core.memory.choice import Choice, CycleEnd, choose, next_restore
+from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+
+NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
+
+
+def key(iteration: int, cycle: int = 1) -> SnapshotKey:
+    return SnapshotKey(cycle, iteration)
+
+
+def kept(place: int, *keys: SnapshotKey, world: int = 4, local_ranks: int = 2) -> Kept:
+    """A node with the segments of its ranks, of each of these snapshots."""
+    ranks = tuple(range(place * local_ranks, (place + 1) * local_ranks))
+    return Kept(tuple(KeptSnapshot(each, world, ranks) for each in keys), local_ranks)
+
+
+LAST = CycleEnd(1, restored=Restore(key(5, 0)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen", "reason"),
+    [
+        ([Kept(), Kept()], None, ""),
+        ([kept(0, key(7), key(8)), kept(1, key(7), key(8))], key(8), ""),
+        ([kept(0, key(7), key(8)), kept(1, key(7))], key(7), ""),
+        ([kept(0, key(7)), kept(1, key(8))], None, "node 1 has no snapshot of iteration 7"),
+        ([kept(0, key(7)), Kept()], None, "node 1 has no snapshot"),
+        ([kept(0, key(5, 0)), kept(1, key(5, 0))], key(5, 0), ""),
+        ([kept(0, key(4, 0)), kept(1, key(4, 0))], None, "no snapshot is of cycle 1"),
+        ([kept(0, key(9, 0)), kept(1, key(9, 0))], None, "no snapshot is of cycle 1"),
+        (
+            [kept(0, key(7), world=8), kept(1, key(7), world=8)],
+            None,
+            "the snapshot of iteration 7 is of 8 ranks, not 4",
+        ),
+        ([kept(1, key(7)), kept(0, key(7))], None, "node 0 has no snapshot of rank 0"),
+        ([kept(0, key(7)), kept(1, key(7)), kept(2, key(7))], None, "the snapshot of iteration 7 is of 4 ranks, not 6"),
+        ([kept(0, key(7), world=2)], key(7), ""),
+        ([kept(0, key(9, 0), key(7)), kept(1, key(9, 0), key(7))], key(7), ""),
+    ],
+)
+def test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen(
+    nodes: list[Kept], chosen: SnapshotKey | None, reason: str
+) -> None:
+    assert choose(nodes, LAST) == Choice(chosen, reason)
+
+
+def test_nodes_of_different_numbers_of_ranks_have_ranks_in_the_order_of_their_places() -> None:
+    first, second = KeptSnapshot(key(7), 3, (0,)), KeptSnapshot(key(7), 3, (1, 2))
+    assert choose([Kept((first,), 1), Kept((second,), 2)], LAST).key == key(7)
+    assert choose([Kept((second,), 2), Kept((first,), 1)], LAST) == Choice(reason="node 0 has no snapshot of rank 0")
+
+
+def test_segments_of_other_ranks_beside_those_of_the_node_do_no_harm() -> None:
+    all_ranks = KeptSnapshot(key(7), 4, (0, 1, 2, 3))
+    assert choose([Kept((all_ranks,), 2), Kept((all_ranks,), 2)], LAST).key == key(7)
+
+
+def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
+    return replace(CycleEnd(2, restore, failure), **more)  # type: ignore[arg-type]
+
+
+SAME = Restore(key(7), failure=NAN, reached=9)
+
+
+@pytest.mark.parametrize(
+    ("last", "restore", "reason"),
+    [
+        # the first restore
+        (after(None, NAN, reached=9), SAME, ""),
+        (after(None, ""), Restore(key(7)), ""),
+        (after(None, "", reached=-1), Restore(key(7)), ""),
+        (after(Restore(key(3), 1, NAN), NAN, reached=9), SAME, ""),
+        # the same one again
+        (after(SAME, KILLED, reached=-1), replace(SAME, tries=1), ""),
+        (after(SAME, KILLED, reached=11), replace(SAME, tries=1, reached=11), ""),
+        (after(SAME, KILLED), replace(SAME, tries=1, reached=None), ""),
+        (after(SAME, "", reached=None), replace(SAME, reached=None), ""),
+        (after(replace(SAME, tries=1), "", reached=9), replace(SAME, tries=1), ""),
+        # bad
+        (after(SAME, NAN), None, "the cycle that restored iteration 7 failed in the same way as the one before"),
+        (after(replace(SAME, tries=1), KILLED), None, "2 cycles that restored iteration 7 failed before a new one"),
+        # not bad, because the job got further in between
+        (after(replace(SAME, tries=1), NAN, reached=12, advanced=True), Restore(key(7), 0, NAN, 12), ""),
+        (
+            after(None, KILLED, resumes_from_file=True),
+            None,
+            "Megatron's re-run goes on from the checkpoint that it has saved",
+        ),
+    ],
+)
+def test_snapshot_is_restored_until_two_cycles_fail_from_it_before_a_new_iteration(
+    last: CycleEnd, restore: Restore | None, reason: str
+) -> None:
+    assert next_restore(Choice(key(7)), last) == (restore, reason)
+
+
+def test_two_failures_from_one_snapshot_and_then_none_whatever_the_failures() -> None:
+    failures, restores, last = [KILLED, "crash: a", "crash: b", "crash: c"], [], after(None, NAN, reached=9)
+    for failure in failures:
+        restore, _ = next_restore(Choice(key(7)), last)
+        restores.append(None if restore is None else restore.tries)
+        if restore is None:
+            break
+        last = after(restore, failure, reached=9)
+    assert restores == [0, 1, None]
+
+
+def test_without_snapshots_there_is_no_reason() -> None:
+    assert next_restore(Choice(), after(None, NAN)) == (None, "")
+    assert next_restore(Choice(), after(None, NAN, resumes_from_file=True)) == (None, "")
+    assert next_restore(Choice(reason="node 1 has no snapshot"), after(None, NAN)) == (None, "node 1 has no snapshot")
+
+
+@pytest.mark.parametrize(
+    ("reached", "line"),
+    [
+        (None, "restored iteration 7 from memory"),
+        (7, "restored iteration 7 from memory, 0 iterations redone"),
+        (8, "restored iteration 7 from memory, 1 iteration redone"),
+        (6, "restored iteration 7 from memory, 0 iterations redone"),
+    ],
+)
+def test_line_tells_iterations_that_are_redone_if_they_are_known(reached: int | None, line: str) -> None:
+    assert restored(Restore(key(7), reached=reached)) == line
