@@ -26,7 +26,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     set_name(b"ft_keeper")
-    listener = socket.socket(fileno=int(given["--listen-fd"]))
+    listener = socket.socket(fileno=int(given["--socket-fd"]))
     listener.setblocking(False)
     launcher = Channel(socket.socket(fileno=int(given["--launcher-fd"])))
     KeeperService(listener, launcher, digests.load(given["--xxhash"])).run()

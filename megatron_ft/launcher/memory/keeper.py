@@ -202,7 +202,7 @@ class Keeper:
         assert self._listener is not None
         assert self._xxhash is not None
         fds = [self._listener.fileno(), launcher_fd]
-        command = [*isolated_command("megatron_ft.keeper"), "--listen-fd", str(fds[0]), "--launcher-fd", str(fds[1])]
+        command = [*isolated_command("megatron_ft.keeper"), "--socket-fd", str(fds[0]), "--launcher-fd", str(fds[1])]
         command += ["--parent", str(os.getpid()), "--xxhash", self._xxhash]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")}
         process = subprocess.Popen(

@@ -51,17 +51,28 @@ def _restore(
     connection.open()
     fd = connection.ask_segment(Fetch(key), _FETCH_S)
     try:
-        layout = segment.read_layout(fd, make_hasher)
-        place_of = (layout.key, layout.rank, layout.world)
-        if place_of != (key, place.info.global_rank, place.info.world_size):
-            raise SnapshotError(f"the segment is of rank {layout.rank} of {layout.world}, iteration {layout.key}")
-        plan = _Plan(layout)
-        plan.match(state, layout.values, ())
-        segment.verify(fd, layout, make_hasher)  # before the first tensor is touched
-        tensors = [_fill(fd, entry, plan.targets.get(at), make_hasher) for at, entry in enumerate(layout.tensors)]
-        _put(state, layout.values, tensors)
+        fill_from(fd, key, place.info.global_rank, place.info.world_size, state, make_hasher)
     finally:
         os.close(fd)
+
+
+def fill_from(
+    fd: int, key: SnapshotKey, rank: int, world: int, state: dict[str | int, Any], make_hasher: MakeHasher
+) -> None:
+    """Give ``state`` the content of a segment. Nothing of it is changed before all digests are compared.
+
+    Raises:
+        SnapshotError: the segment is damaged, or is of another state.
+        OSError: it can't be read.
+    """
+    layout = segment.read_layout(fd, make_hasher)
+    if (layout.key, layout.rank, layout.world) != (key, rank, world):
+        raise SnapshotError(f"the segment is of rank {layout.rank} of {layout.world}, iteration {layout.key.iteration}")
+    plan = _Plan(layout)
+    plan.match(state, layout.values, ())
+    segment.verify(fd, layout, make_hasher)  # before the first tensor is touched
+    tensors = [_fill(fd, entry, plan.targets.get(at), make_hasher) for at, entry in enumerate(layout.tensors)]
+    _put(state, layout.values, tensors)
 
 
 class _Plan:
