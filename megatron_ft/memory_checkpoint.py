@@ -92,6 +92,6 @@ def _hasher(place: Place) -> MakeHasher | None:
         say.warn("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
         return None
     if not place.path:
-        say.warn("memory checkpoints are off: ft_launcher's Python has no xxhash (pip install megatron-ft[memory])")
+        say.warn("memory checkpoints are off: the job has several nodes, or ft_launcher's Python has no xxhash")
         return None
     return make_hasher

@@ -38,6 +38,7 @@ from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
+from megatron_ft.launcher.memory import single_node
 from megatron_ft.launcher.memory.single_node import SingleNodeMemory
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
@@ -326,6 +327,8 @@ class FaultTolerantAgent(TorchAgent):
         memory = self._launcher.memory
         if memory is not None:
             memory.before_ranks(cycle, self._machine.cycle.record.ranks, envs, self._check_wanted)
+        else:
+            single_node.say_none(envs)
         return self._ranks.make(
             cycle=cycle,
             restarts_left=self._restarts_left,

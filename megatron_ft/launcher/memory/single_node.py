@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
 from megatron_ft.core.messages.keeper import RankRestored, RestoreFailed, Saved
+from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.memory import digests
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
@@ -71,6 +72,12 @@ class SingleNodeMemory:
                     self._say(f"restored iteration {key.iteration} from memory")
             case RestoreFailed(key, why, rank):
                 self._say(f"rank {rank} can't restore iteration {key.iteration} from memory: {why}")
+
+
+def say_none(envs: Mapping[int, dict[str, str]]) -> None:
+    """Tell the ranks of a job of several nodes that there is no keeper."""
+    for env in envs.values():
+        env.update({KEEPER_SOCKET_VARIABLE: "", RESTORE_VARIABLE: ""})
 
 
 def newest(kept: Kept, ranks: Sequence[int], world: int) -> SnapshotKey | None:

@@ -143,7 +143,8 @@ def _fill(fd: int, entry: TensorEntry, target: Any, make_hasher: MakeHasher) -> 
     if not is_direct:
         with torch.no_grad():
             tensor.copy_(landing)
-            memory = memory_of(tensor.cpu().resolve_conj().resolve_neg().contiguous())
+            arrived = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+            memory = memory_of(arrived)
     hasher = make_hasher()
     hasher.update(memory)
     segment.compare(entry, hasher.hexdigest())

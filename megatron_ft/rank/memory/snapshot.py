@@ -153,14 +153,11 @@ class Snapshot:
         with self._lock:
             if self._is_given_up:
                 raise GivenUpError("training went on before it was read")
-            changed = [
-                each for each, before in zip(self._later, self._versions, strict=True) if _version(each) != before
-            ]
+            pairs = zip(self._later, self._versions, strict=True)
+            changed = [each.entry.path for each, version in pairs if _version(each) != version]
             self._read.set()
         if changed:
-            raise SnapshotError(
-                f"{name_of(changed[0].entry.path)} was changed outside the optimizer's step while it was read"
-            )
+            raise SnapshotError(f"{name_of(changed[0])} was changed outside the optimizer's step while it was read")
 
     def _layout(self, digests: dict[Path, str]) -> Layout:
         """Return the layout; tensors without a digest have one of the same length."""
