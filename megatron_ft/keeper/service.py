@@ -421,7 +421,7 @@ class KeeperService:
 
     def _tell_saved(self) -> None:
         """Tell the launcher of the newest snapshot that all ranks of this node have."""
-        if self._prepared is None:
+        if self._prepared is None or not self._prepared.ranks:
             return
         common = set.intersection(*(set(self._segments.verified(rank)) for rank in self._prepared.ranks))
         newest = max(common, default=None)

@@ -290,7 +290,7 @@ def test_gpt_redoes_at_most_one_iteration_and_ends_with_the_weights_of_an_undist
     small = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=12", "--log-interval=1"]
     arguments = [str(GPT), *small, "--eval-interval=0", "--memory-checkpoint-interval=1"]
     plan = tmp_path / "plan.yaml"
-    plan.write_text("- {cycle: 0, rank: 1, iteration: 8, type: sigkill}\n")
+    plan.write_text("seed: 0\nfaults:\n  - {cycle: 0, rank: 1, iteration: 8, type: rank_killed}\n")
     calm = launcher.start(arguments, *TWO).wait(150)
     hit = launcher.start([*arguments, f"--fault-plan={plan}"], *TWO).wait(150)
     assert (calm.code, hit.code) == (0, 0), calm.err + hit.err

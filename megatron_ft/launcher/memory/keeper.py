@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from megatron_ft.core.messages.keeper import (
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, listen
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
 
@@ -288,11 +289,15 @@ class Keeper:
         channel = self._channel
         if channel is None:
             return
-        fd = channel.fileno()
+        fd, received = channel.fileno(), deque[Received]()
         try:
-            for message, fds in channel.receive():
+            received.extend(channel.receive())
+            while received:
+                message, fds = received.popleft()
                 self._take(KEEPER_TO_LAUNCHER.parse(message), fds)
         except (ChannelClosedError, ProtocolError):
+            for _, unread in received:
+                close_fds(unread)
             if self._channel is channel:
                 self._reactor.unwatch(fd)
                 channel.close()

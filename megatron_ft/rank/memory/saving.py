@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import threading
@@ -18,6 +19,7 @@ from megatron_ft.rank.memory.staging import Staging, copied_bytes
 from megatron_ft.rank.memory.tensors import Gathered, Optimizers, apart, gather
 
 _RESERVE_S = 60.0
+_STOP_S = 2.0
 _FIRST_SPEED = 0.5e9
 """Bytes per second that a thread is taken to read until it has been measured."""
 _SKIP_WINDOW = 8
@@ -49,6 +51,7 @@ class Saver:
         self._refused: Reserve | None = None
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self._stop)
 
     def save(self, iteration: int, state: object, every: int) -> None:
         """Begin to save, unless this iteration isn't wanted or an earlier snapshot isn't done.
@@ -147,7 +150,14 @@ class Saver:
     def _forget(self) -> None:
         """In a child of this process: the connection, the thread and the snapshot are the parent's."""
         self._connection.close()
+        if self._snapshot is not None:
+            self._snapshot.close()
         self._snapshot = self._thread = None
+
+    def _stop(self) -> None:
+        """At the end of the script: a snapshot on its way is given up, which takes as long as a block."""
+        if self._snapshot is not None and self._thread is not None and self._thread.is_alive():
+            self._snapshot.stop(_STOP_S)
 
     # -- the thread -------------------------------------------------------------------------------------------
 
@@ -162,8 +172,7 @@ class Saver:
                 snapshot.error = error
                 say.warn(f"memory checkpoint of iteration {snapshot.iteration} is given up: {error}")
             finally:
-                snapshot.give_up()  # nothing is read any more, whatever was raised
-                snapshot.over.set()
+                snapshot.end()  # whatever was raised
             del snapshot
 
     def _write(self, snapshot: Snapshot) -> None:

@@ -59,6 +59,10 @@ class Snapshot:
         """Set once training may change its tensors, whatever has become of the snapshot."""
         self.over = threading.Event()
         self.granted = threading.Event()
+        self._at_rest = threading.Event()
+        """Set unless the thread reads memory of tensors."""
+        self._at_rest.set()
+        self._fd = -1
         self.bytes_later = sum(each.entry.nbytes for each in later)
         self.read_s = 0.0
         """Seconds it took to read the tensors of the optimizer; 0 if they weren't read."""
@@ -96,6 +100,25 @@ class Snapshot:
             self._read.set()
             return True
 
+    def stop(self, timeout_s: float) -> None:
+        """Have the thread touch no more memory, and wait for that: at the end of the process memory is freed."""
+        with self._lock:
+            self._is_given_up = True
+            self._read.set()
+        self._at_rest.wait(timeout_s)
+
+    def end(self) -> None:
+        """Release all that wait for the thread, which is done with this snapshot."""
+        self._read.set()
+        self._at_rest.set()
+        self.over.set()
+
+    def close(self) -> None:
+        """Close the segment's descriptor."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     # -- the thread -------------------------------------------------------------------------------------------
 
     def write(self, connection: KeeperConnection, make_hasher: MakeHasher) -> None:
@@ -104,27 +127,30 @@ class Snapshot:
         Raises:
             SnapshotError: there is no snapshot, and why.
         """
-        fd = -1
         try:
             room = len(encode(self._layout({}))) + TRAILER_BYTES
             request = Begin(self.iteration, self._gathered.data_bytes + room)
-            fd = connection.ask_segment(request, _SEGMENT_S)
+            self._fd = connection.ask_segment(request, _SEGMENT_S)
             self.granted.set()
-            length = self._fill(fd, make_hasher)
+            length = self._fill(self._fd, make_hasher)
         except (OSError, SnapshotError) as error:
             with contextlib.suppress(SnapshotError):
-                if fd >= 0:
+                if self._fd >= 0:
                     connection.tell(Abandon(self.iteration))
             raise error if isinstance(error, SnapshotError) else SnapshotError(str(error)) from None
         finally:
             self._read.set()
             self._later.clear()  # the tensors may be freed
-            if fd >= 0:
-                os.close(fd)
+            self._at_rest.set()
+            self.close()
         connection.ask(Commit(self.iteration, length), Verified, _VERIFIED_S)
 
     def _fill(self, fd: int, make_hasher: MakeHasher) -> int:
         digests: dict[Path, str] = {}
+        with self._lock:
+            if self._is_given_up:
+                raise GivenUpError("training went on before it was read")
+            self._at_rest.clear()
         if self._event is not None:
             self._event.synchronize()
         began_s = time.monotonic()
