@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,10 +69,15 @@ class Segments(dict[int, Held]):
         verified = self.verified(rank)
         return [verified[key] for key in retention.outdated(verified.keys(), complete)]
 
-    def place_taker(self, rank: int, complete: SnapshotKey | None) -> Held | None:
-        """Return the segment that goes to make room for another one of the rank; None if there is room."""
+    def common(self, ranks: Iterable[int]) -> set[SnapshotKey]:
+        """Return the snapshots of which all these ranks have a verified segment."""
+        found = [set(self.verified(rank)) for rank in ranks]
+        return set.intersection(*found) if found else set()
+
+    def place_taker(self, rank: int, complete: SnapshotKey | None, pinned: Collection[SnapshotKey]) -> Held | None:
+        """Return the segment that goes to make room for another one of the rank; None if there is room, or none."""
         verified = self.verified(rank)
-        key = retention.give_way(verified.keys(), complete)
+        key = retention.give_way(verified.keys(), complete, pinned)
         return None if key is None else verified[key]
 
     def stock(self) -> Kept:

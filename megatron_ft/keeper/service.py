@@ -33,6 +33,7 @@ from megatron_ft.core.messages.keeper import (
     NotKept,
     Prepare,
     RankRestored,
+    Release,
     Reserve,
     Reserved,
     RestoreFailed,
@@ -76,6 +77,8 @@ class KeeperService:
         self._complete: SnapshotKey | None = None
         self._saved: SnapshotKey | None = None
         """Newest snapshot that the launcher was told of."""
+        self._released: SnapshotKey | None = None
+        """What isn't complete up to this one never will be."""
         self._demands: dict[int, Demand] = {}
         """Memory for each rank that has asked for it."""
         self._questions: list[TakeStock] = []
@@ -139,6 +142,10 @@ class KeeperService:
                 if self._complete is None or key > self._complete:
                     self._complete = key
                     self._tidy()
+                    self._go_on()
+            case Release(key):
+                self._released = key
+                self._release()
             case TakeStock():
                 self._read_all_ranks()
                 self._questions.append(order)
@@ -159,6 +166,7 @@ class KeeperService:
         for held in list(self._segments.stale(order.cycle, order.restore, order.ranks)):
             self._drop(held)
         self._complete = self._saved = order.restore
+        self._released = None
         self._demands.clear()
         self._said.clear()
         if is_first:  # from now on it is known which ranks there are
@@ -227,7 +235,7 @@ class KeeperService:
                 self._commit(caller, request)
             case Abandon():
                 for held in self._segments.of(caller.rank, State.WRITING):
-                    self._drop(held)
+                    held.state, held.key = State.SPARE, None  # all of it will be written anew
             case RankRestored(key, seconds):
                 self._tell(RankRestored(key, seconds, caller.rank))
             case RestoreFailed(key, why):
@@ -310,6 +318,21 @@ class KeeperService:
             held.state = State.LEAVING
             self._segments.pop(held.number, None)
 
+    def _pinned(self) -> set[SnapshotKey]:
+        """Return what the launcher was told of, and hasn't decided about."""
+        assert self._prepared is not None
+        common = self._segments.common(self._prepared.ranks)
+        return {key for key in common if self._released is None or key > self._released}
+
+    def _release(self) -> None:
+        """Drop what was given up for the job."""
+        assert self._prepared is not None
+        for rank in self._prepared.ranks:
+            for key, held in self._segments.verified(rank).items():
+                if self._released is not None and key <= self._released and key != self._complete:
+                    self._drop(held)
+        self._go_on()
+
     def _tidy(self) -> None:
         assert self._prepared is not None
         for rank in self._prepared.ranks:
@@ -348,10 +371,10 @@ class KeeperService:
             self._drop(held)
         if self._segments.of(rank, State.ALLOCATING, State.LEAVING, State.SEALED):
             return
-        goes = self._segments.place_taker(rank, self._complete)
+        goes = self._segments.place_taker(rank, self._complete, self._pinned())
         if goes is not None:
             self._drop(goes)
-        else:
+        if len(self._segments.of(rank)) < retention.SEGMENTS:  # else the launcher's word is awaited
             self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Demand(0)).segment_bytes))
 
     def _commit(self, caller: Caller, request: Commit) -> None:
@@ -421,10 +444,9 @@ class KeeperService:
 
     def _tell_saved(self) -> None:
         """Tell the launcher of the newest snapshot that all ranks of this node have."""
-        if self._prepared is None or not self._prepared.ranks:
+        if self._prepared is None:
             return
-        common = set.intersection(*(set(self._segments.verified(rank)) for rank in self._prepared.ranks))
-        newest = max(common, default=None)
+        newest = max(self._segments.common(self._prepared.ranks), default=None)
         if newest is not None and newest.cycle == self._prepared.cycle:
             if self._saved is None or newest > self._saved:
                 self._saved = newest

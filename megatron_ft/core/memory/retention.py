@@ -2,7 +2,8 @@
 
 A rank has at most three segments: the complete one, which all ranks of the job have; one that isn't complete yet; and
 the one being written. A verified segment is kept until a newer one is complete, or its place is needed for writing:
-a rank that is one snapshot ahead of the others must not drop what they are about to complete.
+a rank that is one snapshot ahead of the others must not drop what they are about to complete. What all ranks of a node
+have isn't dropped before the job has decided about it, even if nothing can be written meanwhile.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ def outdated(verified: Collection[SnapshotKey], complete: SnapshotKey | None) ->
     return sorted(key for key in verified if key < complete)
 
 
-def give_way(verified: Collection[SnapshotKey], complete: SnapshotKey | None) -> SnapshotKey | None:
-    """Return the verified segment of a rank that goes, so that another can be written; None if there is room.
+def give_way(
+    verified: Collection[SnapshotKey], complete: SnapshotKey | None, pinned: Collection[SnapshotKey]
+) -> SnapshotKey | None:
+    """Return the verified segment of a rank that goes, so that another can be written; None if there is room, or none.
 
-    Never the complete one.
+    Never the complete one, nor one of ``pinned``: snapshots that the job has been told this node has.
     """
     if len(verified) < SEGMENTS:
         return None
-    return min((key for key in verified if key != complete), default=None)
+    return min((key for key in verified if key != complete and key not in pinned), default=None)
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

@@ -140,6 +140,13 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """What isn't complete up to this snapshot never will be, and may go."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
 class TakeStock:
     """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`."""
 
@@ -161,7 +168,7 @@ class Dropped:
     segment: Count
 
 
-LauncherToKeeper = Prepare | Complete | TakeStock | Adopt | Dropped
+LauncherToKeeper = Prepare | Complete | Release | TakeStock | Adopt | Dropped
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 

@@ -28,6 +28,7 @@ from megatron_ft.core.messages.keeper import (
     LauncherToKeeper,
     Prepare,
     RankRestored,
+    Release,
     RestoreFailed,
     Saved,
     Stock,
@@ -136,6 +137,10 @@ class Keeper:
         """Say that all ranks of the job have this snapshot."""
         self._complete = key
         self._order(Complete(key))
+
+    def release(self, key: SnapshotKey) -> None:
+        """Say that what isn't complete up to this snapshot never will be."""
+        self._order(Release(key))
 
     def take_stock(self, then: Callable[[Kept], None], timeout_s: float = 10.0) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.

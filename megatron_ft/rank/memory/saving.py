@@ -63,8 +63,11 @@ class Saver:
             return
         self._wanted += 1
         if self._snapshot is not None and not self._snapshot.over.is_set():
-            self._skip(self._snapshot, every)
+            if self._snapshot.granted.is_set():  # a keeper that is being replaced is no reason to save less often
+                self._save_less(every)
             return
+        if self._snapshot is not None and isinstance(self._snapshot.error, GivenUpError):
+            self._save_less(every)
         self._optimizers.watch()
         gathered = gather(state)
         later, now = apart(gathered.sources, self._optimizers.owned())
@@ -102,10 +105,8 @@ class Saver:
         if snapshot is not None and thread is not None:
             snapshot.wait_read(thread, self._bytes_per_s)
 
-    def _skip(self, snapshot: Snapshot, every: int) -> None:
-        """Save less often if that happens again and again. A keeper that is being replaced is no reason for that."""
-        if not snapshot.granted.is_set():
-            return
+    def _save_less(self, every: int) -> None:
+        """Note a snapshot that took too long; at the second one of late, save less often."""
         is_repeated = self._skipped is not None and self._wanted - self._skipped <= _SKIP_WINDOW
         self._skipped = self._wanted
         if is_repeated:

@@ -44,17 +44,25 @@ def test_only_what_is_older_than_the_complete_one_is_outdated(
 
 
 @pytest.mark.parametrize(
-    ("verified", "complete", "goes"),
+    ("verified", "complete", "pinned", "goes"),
     [
-        ([5], 5, None),
-        ([5, 6], 5, None),
-        ([5, 6, 7], 5, 6),  # 7 is what the others are most likely to complete
-        ([5, 6, 7], None, 5),
-        ([5, 6, 7], 6, 5),
+        ([5], 5, [], None),
+        ([5, 6], 5, [], None),
+        ([5, 6, 7], 5, [], 6),  # 7 is what the others are most likely to complete
+        ([5, 6, 7], 5, [6], 7),
+        ([5, 6, 7], 5, [6, 7], None),  # nothing is written until the job has decided
+        ([5, 6, 7], None, [], 5),
+        ([5, 6, 7], 6, [], 5),
     ],
 )
-def test_the_complete_one_never_gives_way(verified: list[int], complete: int | None, goes: int | None) -> None:
-    found = give_way([key(each) for each in verified], None if complete is None else key(complete))
+def test_neither_the_complete_one_nor_a_pinned_one_gives_way(
+    verified: list[int], complete: int | None, pinned: list[int], goes: int | None
+) -> None:
+    found = give_way(
+        [key(each) for each in verified],
+        None if complete is None else key(complete),
+        [key(each) for each in pinned],
+    )
     assert found == (None if goes is None else key(goes))
 
 
