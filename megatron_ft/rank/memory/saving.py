@@ -82,6 +82,7 @@ class Saver:
             later=[each for each in later if not each.tensor.is_cuda],
             copied=[*copied, *staged],
             event=event,
+            bytes_later=sum(each.entry.nbytes for each in later),
         )
         self._start_thread()
         self._jobs.put(self._snapshot)

@@ -44,8 +44,12 @@ class Snapshot:
         later: Sequence[Source],
         copied: Sequence[Source],
         event: Any,
+        bytes_later: int,
     ) -> None:
-        """``later``: read while training goes on; ``copied``: complete after ``event``; None: complete."""
+        """``later``: read while training goes on; ``copied``: complete after ``event``; None: complete.
+
+        ``bytes_later``: of both, what is read after `save` has returned.
+        """
         self.iteration = iteration
         self._info = info
         self._gathered = gathered
@@ -63,7 +67,7 @@ class Snapshot:
         """Set unless the thread reads memory of tensors."""
         self._at_rest.set()
         self._fd = -1
-        self.bytes_later = sum(each.entry.nbytes for each in later)
+        self.bytes_later = bytes_later
         self.read_s = 0.0
         """Seconds it took to read the tensors of the optimizer; 0 if they weren't read."""
         self.error: SnapshotError | None = None
@@ -151,9 +155,9 @@ class Snapshot:
             if self._is_given_up:
                 raise GivenUpError("training went on before it was read")
             self._at_rest.clear()
+        began_s = time.monotonic()
         if self._event is not None:
             self._event.synchronize()
-        began_s = time.monotonic()
         for source in self._later:
             digests[source.entry.path] = self._write_tensor(fd, source, make_hasher)
         self._end_reading()

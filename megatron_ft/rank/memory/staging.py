@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_ft.core.errors import SnapshotError
 from megatron_ft.rank.memory.tensors import Source
 
 
@@ -46,6 +47,10 @@ class Staging:
             return [], None
         import torch
 
+        devices = {each.tensor.device for each in on_device}
+        if devices != {torch.device("cuda", torch.cuda.current_device())}:
+            names = ", ".join(sorted(map(str, devices)))
+            raise SnapshotError(f"a state has tensors of the current device only, not of {names}")
         cuda: Any = torch.cuda  # streams and events have no types
         training = cuda.current_stream()
         self._stream = self._stream or cuda.Stream()

@@ -128,7 +128,7 @@ def test_snapshot_that_is_given_up_is_never_committed() -> None:
     from megatron_ft.rank.base.agreement import RankInfo
 
     gathered = gather({"w": torch.ones(2)})
-    made = Snapshot(7, RankInfo(0, 0, "", 1), gathered, later=gathered.sources, copied=[], event=None)
+    made = Snapshot(7, RankInfo(0, 0, "", 1), gathered, later=gathered.sources, copied=[], event=None, bytes_later=8)
     assert made.give_up()
     fd = segment.create()
     with pytest.raises(GivenUpError):
@@ -141,7 +141,7 @@ def test_tensor_changed_while_it_was_read_makes_no_snapshot() -> None:
 
     tensor = torch.ones(2)
     gathered = gather({"w": tensor})
-    made = Snapshot(7, RankInfo(0, 0, "", 1), gathered, later=gathered.sources, copied=[], event=None)
+    made = Snapshot(7, RankInfo(0, 0, "", 1), gathered, later=gathered.sources, copied=[], event=None, bytes_later=8)
     tensor.add_(1)
     fd = segment.create()
     with pytest.raises(SnapshotError, match=r"state\['w'\] was changed outside the optimizer's step"):
