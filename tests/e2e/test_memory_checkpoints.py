@@ -288,11 +288,11 @@ def test_gpt_redoes_at_most_one_iteration_and_ends_with_the_weights_of_an_undist
 ) -> None:
     """The rank is killed in the moment after a save: its copy of that iteration may not be committed yet."""
     small = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=12", "--log-interval=1"]
-    arguments = [str(GPT), *small, "--eval-interval=0", "--memory-checkpoint-interval=1"]
+    small += ["--eval-interval=0", "--save-interval=100", "--memory-checkpoint-interval=1"]
     plan = tmp_path / "plan.yaml"
     plan.write_text("seed: 0\nfaults:\n  - {cycle: 0, rank: 1, iteration: 8, type: rank_killed}\n")
-    calm = launcher.start(arguments, *TWO).wait(150)
-    hit = launcher.start([*arguments, f"--fault-plan={plan}"], *TWO).wait(150)
+    calm = launcher.start([str(GPT), *small, f"--save={tmp_path / 'calm'}"], *TWO).wait(150)
+    hit = launcher.start([str(GPT), *small, f"--save={tmp_path / 'hit'}", f"--fault-plan={plan}"], *TWO).wait(150)
     assert (calm.code, hit.code) == (0, 0), calm.err + hit.err
     (restored,) = re.findall(r"restored iteration (\d+) from memory", hit.err)
     assert int(restored) in (7, 8)
