@@ -105,6 +105,12 @@ def _add_checkpoint_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save-interval", type=int, default=10)
     group.add_argument("--async-save", action="store_true", help="write in a forked process while training goes on")
     group.add_argument("--no-load-rng", action="store_true", help="don't restore the random states")
+    group.add_argument(
+        "--memory-checkpoint-interval",
+        type=int,
+        metavar="N",
+        help="keep the state in memory every N iterations; needs ft_launcher",
+    )
     group.add_argument("--hash-file", metavar="FILE", help="write the hash of the final weights here, too")
 
 
@@ -134,6 +140,8 @@ def _complete(args: argparse.Namespace) -> str | None:
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size", "save_interval"):
         if getattr(args, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
+    if args.memory_checkpoint_interval is not None and args.memory_checkpoint_interval < 1:
+        return f"--memory-checkpoint-interval must be at least 1, not {args.memory_checkpoint_interval}"
     args.ffn_hidden_size = args.ffn_hidden_size or 4 * args.hidden_size
     args.max_position_embeddings = args.max_position_embeddings or args.seq_length
     args.lr_decay_iters = args.lr_decay_iters or args.train_iters

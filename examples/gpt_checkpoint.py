@@ -65,16 +65,23 @@ def maybe_finalize_async_save(*, blocking: bool) -> None:
     _async_calls.maybe_finalize_async_calls(blocking=blocking)
 
 
+def last_saved(args: argparse.Namespace) -> int | None:
+    """The iteration of the last final checkpoint of `--load`, None if there is none yet. A collective.
+
+    Rank 0's word counts for all: on a shared file system another node may still see the file before it.
+    """
+    found = [_read_tracker(args.load) if args.load and args.rank == 0 else None]
+    torch.distributed.broadcast_object_list(found, src=0)
+    return found[0]
+
+
 def load_checkpoint(model: Any, optimizer: Any, scheduler: Any, args: argparse.Namespace) -> int | None:
     """Load the last final checkpoint of `--load`, on all ranks.
 
     Returns the number of iterations that it has seen, None if there is none yet. The position in the data goes to
     `args.consumed_train_samples`.
     """
-    # Rank 0's word counts for all: on a shared file system another node may still see the file before it.
-    found = [_read_tracker(args.load) if args.load and args.rank == 0 else None]
-    torch.distributed.broadcast_object_list(found, src=0)
-    iteration = found[0]
+    iteration = last_saved(args)
     if iteration is None:
         return None
     directory = str(_checkpoint_directory(args.load, iteration))

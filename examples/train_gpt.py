@@ -39,6 +39,7 @@ import numpy
 from gpt_arguments import parse_args
 from gpt_checkpoint import load_checkpoint, maybe_finalize_async_save, save_checkpoint
 from gpt_data import SyntheticTokens, training_samples, validation_samples
+from gpt_memory import restore_from_memory, save_in_memory
 from gpt_model import get_model, get_optimizer_and_scheduler
 from gpt_utils import ExitSignal, print_rank_0, print_rank_last, print_weights_hash, training_log
 from megatron.core import parallel_state, tensor_parallel
@@ -223,6 +224,7 @@ def train(
             logged, seconds = iteration, 0.0
         if args.eval_interval and iteration % args.eval_interval == 0:
             evaluate_and_print_results(iteration, data, model, state, exit_signal, args)
+        save_in_memory(iteration, model, optimizer, scheduler, args)
         if args.save and iteration % args.save_interval == 0 and not exit_signal.is_agreed:
             save_with_hooks(iteration, model, optimizer, scheduler, state, args)
             saved = iteration
@@ -263,9 +265,12 @@ def main() -> None:
     model = get_model(args)
     optimizer, scheduler = get_optimizer_and_scheduler(model, args)
     args.consumed_train_samples = 0
-    loaded = load_checkpoint(model, optimizer, scheduler, args)
+    loaded = restore_from_memory(model, optimizer, scheduler, args)
+    is_in_memory = loaded is not None
+    if not is_in_memory:
+        loaded = load_checkpoint(model, optimizer, scheduler, args)
     if loaded is not None:
-        ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+        ft.on_checkpoint_loaded(is_local_chkpt=is_in_memory, global_state=state)
     state.train_state.step = train(loaded or 0, model, optimizer, scheduler, state, injector, args)
     print_weights_hash(model, args)
     ft.shutdown(state)

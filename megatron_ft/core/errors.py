@@ -4,6 +4,8 @@ FaultToleranceError
 ├── ConfigError (also a ValueError)     a user's mistake in the configuration or on the command line
 ├── RankMonitorClientError              a hook was called in a way the monitor can't follow
 ├── NotUnderLauncherError               a RankMonitorClientError: the script wasn't started with ft_launcher
+├── SnapshotError                       a memory checkpoint that can't be saved or restored
+│   └── LayoutError                     a segment of memory that holds no sound one
 └── ProtocolError                       a peer on a socket or board that violates the protocol
 """
 
@@ -36,6 +38,14 @@ class RankMonitorClientError(FaultToleranceError):
 
 class NotUnderLauncherError(RankMonitorClientError):
     """Raised if the client found no monitor because the script wasn't started with ``ft_launcher``."""
+
+
+class SnapshotError(FaultToleranceError):
+    """Raised if a memory checkpoint can't be saved or restored; the message is one line."""
+
+
+class LayoutError(SnapshotError):
+    """Raised for a segment whose bytes aren't those of a whole snapshot."""
 
 
 class ProtocolError(FaultToleranceError):

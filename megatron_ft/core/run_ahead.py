@@ -15,12 +15,17 @@ WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
 """Variable that says whether to watch a rank's collectives if its script calls no hooks: "on" or "off"."""
 REFERENCE_NAMES_VARIABLE = "MEGATRON_FT_REFERENCE_NAMES"
 """Variable of a rank and its children: "on" where this package serves the names of nvidia-resiliency-ext."""
+KEEPER_SOCKET_VARIABLE = "FT_KEEPER_SOCKET"
+"""Variable of a rank: the socket on which its node's keeper takes memory checkpoints."""
+RESTORE_VARIABLE = "FT_MEMORY_RESTORE"
+"""Variable of a rank: cycle and iteration of the memory checkpoint that its cycle restores; empty for none."""
 _VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         *("FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET", WATCH_VARIABLE),
+        *(KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE),
         *("NVRX_CYCLE", "NVRX_LAUNCH_TIME", "NVRX_CYCLE_START_TIME", "NVRX_INFRA_RANK", "NVRX_MEMBERSHIP"),
     }
 )

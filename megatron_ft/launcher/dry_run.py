@@ -120,6 +120,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tu
             yield name, after.get(name, _NOT_PASSED_ON)
     yield "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...", "set by torch for each rank"
     yield "FT_CYCLE", "number of the cycle, from 0"
+    yield "FT_KEEPER_SOCKET, FT_MEMORY_RESTORE", "set for memory checkpoints"
 
 
 def _print_table(title: str, rows: Sequence[Sequence[str]] | Iterator[Sequence[str]]) -> None:

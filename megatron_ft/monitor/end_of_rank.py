@@ -89,9 +89,9 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
 
 
 def remove_run_directory(socket_path: str) -> None:
-    """Remove this monitor's socket, the dead launcher's, and the directory if no other socket is left."""
+    """Remove this monitor's socket, those of the dead launcher, and the directory if no other socket is left."""
     directory = os.path.dirname(socket_path)
-    for path in (socket_path, os.path.join(directory, "launcher.sock")):
+    for path in (socket_path, os.path.join(directory, "launcher.sock"), os.path.join(directory, "keeper.sock")):
         with contextlib.suppress(OSError):
             os.unlink(path)
     with contextlib.suppress(OSError):

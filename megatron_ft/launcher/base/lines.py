@@ -157,3 +157,12 @@ def rendezvous_failed(error: BaseException) -> str:
 def exit_code(code: int) -> str:
     """Format an exit code in the form of ``subprocess``."""
     return f"code {code}" if code >= 0 else signal_name(-code)
+
+
+def keeper_replaced(how: str, segments: int) -> str:
+    """Say that another keeper takes over ``segments`` segments of memory."""
+    return f"the keeper of memory checkpoints {how}; another one takes over {counted(segments, 'segment')}"
+
+
+def keeper_given_up(how: str) -> str:
+    return f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"

@@ -41,6 +41,8 @@ from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.memory_checkpoints import Keeper, MemoryCheckpoints
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
+from megatron_ft.launcher.memory import single_node
+from megatron_ft.launcher.memory.single_node import SingleNodeMemory
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
@@ -70,6 +72,8 @@ class LauncherServices:
     log: EventLog
     say: Callable[[str], None]
     status: JobStatus
+    memory: SingleNodeMemory | None
+    """Memory checkpoints; None in a job of several nodes."""
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -336,8 +340,14 @@ class FaultTolerantAgent(TorchAgent):
 
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
         """Return the ranks of a cycle, once there is room for them."""
+        cycle = self._machine.cycle.record.cycle
+        memory = self._launcher.memory
+        if memory is not None:
+            memory.before_ranks(cycle, self._machine.cycle.record.ranks, envs, self._check_wanted)
+        else:
+            single_node.say_none(envs)
         return self._ranks.make(
-            cycle=self._machine.cycle.record.cycle,
+            cycle=cycle,
             restarts_left=self._restarts_left,
             on_start=self._started,
             on_exit=self._ended,

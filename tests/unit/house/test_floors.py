@@ -38,6 +38,7 @@ FLOORS = {
     "ipc": Floor(inside=("core",)),
     "monitor": Floor(inside=("core", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
+    "keeper": Floor(inside=("core", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
@@ -46,6 +47,7 @@ FLOORS = {
     ),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
+    "memory_checkpoint": Floor(inside=("core", "ipc", "rank")),
     "integrations": Floor(
         inside=("core", "ipc", "rank", "cli", "fault_tolerance"),
         outside=("torch", "lightning", "pytorch_lightning", "megatron"),

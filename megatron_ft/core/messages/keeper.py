@@ -1,0 +1,217 @@
+"""Messages of a node's keeper: with the ranks that save and restore, and with its launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, Vocabulary, WorldSize
+from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
+
+# -- from a rank --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperHello:
+    """A rank connects. The answer is `KeeperWelcome` or `NotKept`."""
+
+    cycle: Cycle
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Ask for memory for the snapshots of this rank. The answer is `Reserved` or `NotKept`.
+
+    ``copies_bytes``: buffers that the rank itself allocates for them.
+    """
+
+    segment_bytes: Count
+    copies_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Ask for a segment to write. The answer is `Segment`, with its descriptor, or `NotKept`."""
+
+    iteration: Count
+    segment_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The segment is written up to ``nbytes``. The answer, once it is checked, is `Verified` or `NotKept`."""
+
+    iteration: Count
+    nbytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The segment won't be completed."""
+
+    iteration: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask for the rank's verified segment of a snapshot. The answer is `Segment` or `NotKept`."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class RankRestored:
+    """The rank's state is that of the snapshot, compared with its digests. ``rank``: set by the keeper."""
+
+    key: SnapshotKey
+    seconds: Seconds
+    rank: Rank = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """The rank doesn't have the state that was chosen for its cycle. ``rank``: set by the keeper."""
+
+    key: SnapshotKey
+    why: str
+    rank: Rank = 0
+
+
+RankToKeeper = KeeperHello | Reserve | Begin | Commit | Abandon | Fetch | RankRestored | RestoreFailed
+RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
+
+
+# -- to a rank ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperWelcome:
+    """The rank is known; requests are answered in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The memory is reserved, and is allocated in the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The attached descriptor is that of the segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The committed segment is sealed, and its digests are those of the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """The request is refused, and why."""
+
+    why: str
+
+
+KeeperToRank = KeeperWelcome | Reserved | Segment | Verified | NotKept
+KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
+
+
+# -- from the launcher --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
+
+    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none.
+    """
+
+    cycle: Cycle
+    ranks: tuple[Rank, ...]
+    world: WorldSize
+    restore: SnapshotKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All ranks of the job have this snapshot: older ones may go."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What isn't complete up to this snapshot never will be, and may go."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStock:
+    """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`."""
+
+    question: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The attached descriptor is that of a segment which an earlier keeper of this launcher has sealed."""
+
+    segment: Count
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The launcher has closed its descriptor."""
+
+    segment: Count
+
+
+LauncherToKeeper = Prepare | Complete | Release | TakeStock | Adopt | Dropped
+LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
+
+
+# -- to the launcher ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The attached descriptor is that of a sealed segment: keep it for a keeper that replaces this one."""
+
+    segment: Count
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the descriptor. The answer is `Dropped`."""
+
+    segment: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """All ranks of this node have a verified segment of the snapshot."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Answer to the `TakeStock` of this number."""
+
+    question: Count
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSays:
+    """Line for the user."""
+
+    text: str
+    NAME: ClassVar[str] = "says"
+
+
+KeeperToLauncher = Hold | Drop | Saved | Stock | RankRestored | RestoreFailed | KeeperSays
+KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)

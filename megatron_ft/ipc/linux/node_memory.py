@@ -1,0 +1,80 @@
+"""Memory of this node, and the limits of this process's cgroups, v1 and v2, up the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from megatron_ft.core.memory.retention import Limit, NodeMemory
+
+_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+_UNLIMITED = 1 << 60
+
+
+def node_memory(proc: str = "/proc") -> NodeMemory:
+    """Return the memory of the node and all limits that hold for this process.
+
+    Raises:
+        OSError: /proc can't be read.
+    """
+    facts = _table(f"{proc}/meminfo")
+    return NodeMemory(facts["MemTotal:"] * 1024, facts["MemAvailable:"] * 1024, tuple(_limits(proc)))
+
+
+def _limits(proc: str) -> Iterator[Limit]:
+    for controllers, path in _memberships(proc):
+        is_v2 = controllers == ""
+        if not is_v2 and "memory" not in controllers.split(","):
+            continue
+        for mount, root in _mounts(proc, is_v2=is_v2):
+            yield from _up(mount, _below(path, root), _V2 if is_v2 else _V1)
+
+
+def _memberships(proc: str) -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(OSError), open(f"{proc}/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            yield controllers, path
+
+
+def _mounts(proc: str, *, is_v2: bool) -> Iterator[tuple[str, str]]:
+    """Yield mount points, and the cgroup that is seen at each."""
+    with contextlib.suppress(OSError), open(f"{proc}/self/mountinfo") as file:
+        for line in file:
+            mounted, _, of = line.partition(" - ")
+            kind, _, options = of.split(maxsplit=2)
+            if kind == "cgroup2" if is_v2 else kind == "cgroup" and "memory" in options.strip().split(","):
+                fields = mounted.split()
+                yield fields[4], fields[3]
+
+
+def _below(path: str, root: str) -> str:
+    """Return a cgroup's path below a mount of ``root``; "/" if it isn't seen there: in a container its own is."""
+    relative = os.path.relpath(path, root)
+    return "/" if relative.startswith("..") else os.path.normpath(f"/{relative}")
+
+
+def _up(mount: str, path: str, names: tuple[str, str, tuple[str, ...]]) -> Iterator[Limit]:
+    limit_name, used_name, reclaimable = names
+    while True:
+        place = os.path.join(mount, path.lstrip("/"))
+        with contextlib.suppress(OSError, ValueError):  # no such file at the root, or "max"
+            limit, used = _number(f"{place}/{limit_name}"), _number(f"{place}/{used_name}")
+            if limit < _UNLIMITED:
+                cache = _table(f"{place}/memory.stat")
+                yield Limit(f"cgroup {path}", limit, used, sum(cache.get(name, 0) for name in reclaimable))
+        if path == "/":
+            return
+        path = os.path.dirname(path)
+
+
+def _number(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())
+
+
+def _table(path: str) -> dict[str, int]:
+    with open(path) as file:
+        return {words[0]: int(words[1]) for words in map(str.split, file)}

@@ -1,0 +1,78 @@
+"""Connections of ranks. A rank is known by its connection and watched by its process, whichever ends first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.keeper import Begin, Fetch, KeeperToRank
+from megatron_ft.ipc.linux.processes import is_gone
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer
+
+_MOST = 4096
+_SEND_S = 0.5
+
+
+@dataclass(eq=False)
+class Caller:
+    """One connection. ``rank``: -1 until its hello."""
+
+    channel: Channel
+    pidfd: int
+    rank: int = -1
+    waits_for: Begin | Fetch | None = None
+    """Request that isn't answered yet."""
+    fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fd = self.channel.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        return self.channel.fileno() >= 0
+
+    def answer(self, message: KeeperToRank, fds: tuple[int, ...] = ()) -> None:
+        """Send a message; a caller that has gone is noticed when it is read."""
+        with contextlib.suppress(ChannelClosedError):
+            self.channel.send(message, fds, timeout_s=_SEND_S)
+
+
+class Callers(dict[int, Caller]):
+    """All connections, by descriptor."""
+
+    def accept(self, listener: socket.socket) -> Caller | None:
+        """Accept a connection of the same user; None if there is none."""
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return None  # closed by the peer in the meantime
+        try:
+            pidfd = os.pidfd_open(check_peer(sock))
+        except (ProtocolError, OSError):
+            sock.close()
+            return None
+        if len(self) >= _MOST:
+            os.close(pidfd)
+            sock.close()
+            return None
+        caller = Caller(Channel(sock, takes_fds=False), pidfd)
+        self[caller.fd] = caller
+        return caller
+
+    def of(self, rank: int) -> Iterator[Caller]:
+        return (each for each in list(self.values()) if each.rank == rank)
+
+    def living(self, rank: int, besides: Caller) -> Caller | None:
+        """Return another connection by which a living process is this rank."""
+        found = (each for each in self.of(rank) if each is not besides and each.is_open)
+        return next((each for each in found if not is_gone(each.pidfd)), None)
+
+    def forget(self, caller: Caller) -> None:
+        """Close a connection."""
+        del self[caller.fd]
+        caller.channel.close()
+        os.close(caller.pidfd)

@@ -1,0 +1,100 @@
+"""The segments of a node, from their allocation to their end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from megatron_ft.core.memory import retention
+from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, SnapshotKey
+
+
+class State(Enum):
+    ALLOCATING = "being allocated"
+    SPARE = "allocated ahead"
+    WRITING = "being written"
+    SEALED = "sealed, being verified"
+    VERIFIED = "verified"
+    LEAVING = "dropped; the launcher still has it"
+
+
+@dataclass(eq=False)
+class Held:
+    """One segment. ``key``: None until a rank begins to write it, or an adopted one is verified."""
+
+    number: int
+    rank: int
+    fd: int
+    nbytes: int
+    state: State
+    key: SnapshotKey | None = None
+    world: int = 0
+    is_with_launcher: bool = False
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Segments(dict[int, Held]):
+    """All segments, by number. Numbers are never used twice, by a keeper that replaces this one, either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0
+
+    def add(self, rank: int, fd: int, nbytes: int, state: State, number: int | None = None) -> Held:
+        """Add a segment; ``number``: of an adopted one."""
+        number = self._next if number is None else number
+        self._next = max(self._next, number + 1)
+        held = self[number] = Held(number, rank, fd, nbytes, state)
+        return held
+
+    def of(self, rank: int, *states: State) -> list[Held]:
+        """Return the segments of a rank in any of these states; in all if none is given."""
+        return [each for each in self.values() if each.rank == rank and (not states or each.state in states)]
+
+    def verified(self, rank: int) -> dict[SnapshotKey, Held]:
+        return {each.key: each for each in self.of(rank, State.VERIFIED) if each.key is not None}
+
+    def held_bytes(self) -> int:
+        """Bytes that are allocated or about to be, and not given back yet."""
+        return sum(each.nbytes for each in self.values())
+
+    def unneeded(self, rank: int, complete: SnapshotKey | None) -> list[Held]:
+        """Return the verified segments of a rank that are older than the complete snapshot."""
+        verified = self.verified(rank)
+        return [verified[key] for key in retention.outdated(verified.keys(), complete)]
+
+    def common(self, ranks: Iterable[int]) -> set[SnapshotKey]:
+        """Return the snapshots of which all these ranks have a verified segment."""
+        found = [set(self.verified(rank)) for rank in ranks]
+        return set.intersection(*found) if found else set()
+
+    def place_taker(self, rank: int, complete: SnapshotKey | None, pinned: Collection[SnapshotKey]) -> Held | None:
+        """Return the segment that goes to make room for another one of the rank; None if there is room, or none."""
+        verified = self.verified(rank)
+        key = retention.give_way(verified.keys(), complete, pinned)
+        return None if key is None else verified[key]
+
+    def stock(self) -> Kept:
+        """Return everything that is verified."""
+        found: dict[tuple[SnapshotKey, int], set[int]] = {}
+        for each in self.values():
+            if each.state is State.VERIFIED and each.key is not None:
+                found.setdefault((each.key, each.world), set()).add(each.rank)
+        return Kept(
+            tuple(KeptSnapshot(key, world, tuple(sorted(ranks))) for (key, world), ranks in sorted(found.items()))
+        )
+
+    def stale(self, cycle: int, restore: SnapshotKey | None, ranks: Iterable[int]) -> Iterator[Held]:
+        """Yield what a cycle with these ranks doesn't need: all that isn't verified, or isn't what it restores."""
+        local = set(ranks)
+        for each in list(self.values()):
+            is_old = each.key is not None and retention.is_stale(each.key, cycle, restore)
+            unfinished = each.state in (State.WRITING, State.ALLOCATING, State.SPARE)
+            if each.state is not State.LEAVING and (is_old or unfinished or each.rank not in local):
+                yield each

@@ -1,0 +1,466 @@
+"""The keeper's loop: ranks save and restore, the launcher says which cycle it is and what all ranks of the job have."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.memory import retention
+from megatron_ft.core.memory.layout import Layout
+from megatron_ft.core.memory.retention import Demand, gigabytes
+from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.messages.keeper import (
+    LAUNCHER_TO_KEEPER,
+    RANK_TO_KEEPER,
+    Abandon,
+    Adopt,
+    Begin,
+    Commit,
+    Complete,
+    Drop,
+    Dropped,
+    Fetch,
+    Hold,
+    KeeperHello,
+    KeeperSays,
+    KeeperToLauncher,
+    KeeperWelcome,
+    NotKept,
+    Prepare,
+    RankRestored,
+    Release,
+    Reserve,
+    Reserved,
+    RestoreFailed,
+    Saved,
+    Segment,
+    Stock,
+    TakeStock,
+    Verified,
+)
+from megatron_ft.core.wording import counted
+from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.memory.digests import MakeHasher
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
+from megatron_ft.keeper import work
+from megatron_ft.keeper.callers import Caller, Callers
+from megatron_ft.keeper.segments import Held, Segments, State
+from megatron_ft.keeper.work import Worker
+
+_SEND_S = 5.0
+
+
+class LauncherGoneError(Exception):
+    """Raised to end the keeper: its launcher has ended."""
+
+
+class KeeperService:
+    """Serves until the launcher's end of ``launcher`` is closed."""
+
+    def __init__(self, listener: socket.socket, launcher: Channel, make_hasher: MakeHasher) -> None:
+        self._listener = listener
+        self._launcher = launcher
+        self._make_hasher = make_hasher
+        self._selector = selectors.DefaultSelector()
+        self._done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._allocator = Worker("ft_allocate", self._done_fd)
+        self._verifier = Worker("ft_verify", self._done_fd)
+        self._segments = Segments()
+        self._callers = Callers()
+        self._prepared: Prepare | None = None
+        self._complete: SnapshotKey | None = None
+        self._saved: SnapshotKey | None = None
+        """Newest snapshot that the launcher was told of."""
+        self._released: SnapshotKey | None = None
+        """What isn't complete up to this one never will be."""
+        self._demands: dict[int, Demand] = {}
+        """Memory for each rank that has asked for it."""
+        self._questions: list[TakeStock] = []
+        self._said: set[str] = set()
+
+    def run(self) -> None:
+        """Serve."""
+        self._watch(self._launcher.fileno(), lambda: None)
+        self._watch(self._done_fd, self._take_results)
+        try:
+            while True:
+                ready = self._selector.select()
+                # always first: a rank's hello must not overtake what the launcher said before it started the rank
+                self._hear_launcher()
+                for key, _ in ready:
+                    if self._is_watched(key):
+                        key.data()
+        except LauncherGoneError:
+            return
+
+    # -- descriptors ------------------------------------------------------------------------------------------
+
+    def _watch(self, fd: int, callback: Callable[[], object]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def _is_watched(self, key: selectors.SelectorKey) -> bool:
+        current = self._selector.get_map().get(key.fd)
+        return current is not None and current.data is key.data
+
+    def _take_results(self) -> None:
+        os.eventfd_read(self._done_fd)
+        self._allocator.serve()
+        self._verifier.serve()
+
+    # -- the launcher -----------------------------------------------------------------------------------------
+
+    def _tell(self, message: KeeperToLauncher, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._launcher.send(message, fds, timeout_s=_SEND_S)
+        except ChannelClosedError:
+            raise LauncherGoneError from None
+
+    def _say(self, subject: str, text: str) -> None:
+        """Have the launcher print a line, once per subject and cycle."""
+        if subject not in self._said:
+            self._said.add(subject)
+            self._tell(KeeperSays(text))
+
+    def _hear_launcher(self) -> None:
+        try:
+            for message, fds in self._launcher.receive():
+                self._obey(LAUNCHER_TO_KEEPER.parse(message), fds)
+        except (ChannelClosedError, ProtocolError):
+            raise LauncherGoneError from None
+
+    def _obey(self, order: Any, fds: tuple[int, ...]) -> None:
+        match order:
+            case Prepare():
+                self._prepare(order)
+            case Complete(key):
+                if self._complete is None or key > self._complete:
+                    self._complete = key
+                    self._tidy()
+                    self._go_on()
+            case Release(key):
+                self._released = key
+                self._release()
+            case TakeStock():
+                self._read_all_ranks()
+                self._questions.append(order)
+                self._answer_questions()
+            case Adopt(number, rank):
+                (fd,) = fds
+                held = self._segments.add(rank, fd, os.fstat(fd).st_size, State.SEALED, number)
+                held.is_with_launcher = True
+                self._verify(held)
+            case Dropped(number):
+                self._segments.pop(number, None)
+                self._go_on()
+
+    def _prepare(self, order: Prepare) -> None:
+        is_first, self._prepared = self._prepared is None, order
+        for caller in list(self._callers.values()):
+            self._forget(caller)
+        for held in list(self._segments.stale(order.cycle, order.restore, order.ranks)):
+            self._drop(held)
+        self._complete = self._saved = order.restore
+        self._released = None
+        self._demands.clear()
+        self._said.clear()
+        if is_first:  # from now on it is known which ranks there are
+            self._watch(self._listener.fileno(), self._accept)
+
+    def _answer_questions(self) -> None:
+        """Answer, unless segments are still being verified."""
+        if self._questions and not any(each.state is State.SEALED for each in self._segments.values()):
+            kept = self._segments.stock()
+            for question in self._questions:
+                self._tell(Stock(question.question, kept))
+            self._questions.clear()
+
+    # -- connections of ranks ---------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        caller = self._callers.accept(self._listener)
+        if caller is not None:
+            self._watch(caller.fd, partial(self._read, caller))
+            self._watch(caller.pidfd, partial(self._read, caller, has_ended=True))
+
+    def _read_all_ranks(self) -> None:
+        for caller in list(self._callers.values()):
+            self._read(caller)
+
+    def _read(self, caller: Caller, *, has_ended: bool = False) -> None:
+        """Read what a rank has sent, also just before it ended."""
+        try:
+            received: list[Received] = caller.channel.receive()
+            for message, fds in received:
+                close_fds(fds)
+                if self._callers.get(caller.fd) is caller:
+                    self._serve(caller, RANK_TO_KEEPER.parse(message))
+        except ChannelClosedError:
+            has_ended = True
+        except ProtocolError as error:
+            caller.answer(NotKept(f"the keeper can't read the request: {error}"))
+            has_ended = True
+        if has_ended and self._callers.get(caller.fd) is caller:
+            self._forget(caller)
+
+    def _forget(self, caller: Caller) -> None:
+        """Close a connection; what its rank was writing is worthless."""
+        self._selector.unregister(caller.fd)
+        self._selector.unregister(caller.pidfd)
+        self._callers.forget(caller)
+        for held in self._segments.of(caller.rank, State.WRITING):
+            self._drop(held)
+
+    def _serve(self, caller: Caller, request: Any) -> None:
+        if isinstance(request, KeeperHello):
+            refused = self._refuse(caller, request)
+            if not refused:
+                caller.rank = request.rank
+            caller.answer(NotKept(refused) if refused else KeeperWelcome())
+            return
+        if caller.rank < 0:
+            raise ProtocolError("a request came before the hello")
+        match request:
+            case Reserve(segment_bytes, copies_bytes):
+                self._reserve(caller, Demand(segment_bytes, copies_bytes))
+            case Begin() | Fetch():
+                caller.waits_for = request
+                self._go_on_with(caller)
+            case Commit():
+                self._commit(caller, request)
+            case Abandon():
+                for held in self._segments.of(caller.rank, State.WRITING):
+                    held.state, held.key = State.SPARE, None  # all of it will be written anew
+            case RankRestored(key, seconds):
+                self._tell(RankRestored(key, seconds, caller.rank))
+            case RestoreFailed(key, why):
+                self._tell(RestoreFailed(key, why, caller.rank))
+
+    def _refuse(self, caller: Caller, hello: KeeperHello) -> str:
+        assert self._prepared is not None
+        if hello.cycle != self._prepared.cycle:
+            return f"this is cycle {self._prepared.cycle}, not {hello.cycle}"
+        if hello.rank not in self._prepared.ranks:
+            return f"rank {hello.rank} is not of this node"
+        if self._callers.living(hello.rank, caller) is not None:
+            return f"another process is connected as rank {hello.rank}"
+        for gone in self._callers.of(hello.rank):
+            self._forget(gone)
+        return ""
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def _reserve(self, caller: Caller, demand: Demand) -> None:
+        assert self._prepared is not None
+        demands = {**self._demands, caller.rank: demand}
+        copies = sum(each.copies_bytes for each in self._demands.values())
+        held = self._segments.held_bytes() + copies
+        refused = retention.refusal(demands, self._prepared.ranks, held, node_memory())
+        if refused:
+            text = f"no memory checkpoints on this node, training goes on without them: {refused}"
+            self._say("memory", text)
+            caller.answer(NotKept(refused))
+            return
+        self._demands = demands
+        for held_segment in self._segments.of(caller.rank, State.SPARE, State.ALLOCATING):
+            if held_segment.nbytes < demand.segment_bytes:
+                self._drop(held_segment)
+        caller.answer(Reserved())
+        self._allocate_ahead(caller.rank)
+
+    def _allocate_ahead(self, rank: int) -> None:
+        """Allocate the segment that the rank will write next, if there is room for it."""
+        demand = self._demands.get(rank)
+        if demand is None or self._segments.of(rank, State.SPARE, State.ALLOCATING, State.WRITING):
+            return
+        if len(self._segments.of(rank)) < retention.SEGMENTS:
+            self._allocate(rank, demand.segment_bytes)
+
+    def _allocate(self, rank: int, nbytes: int) -> None:
+        held = self._segments.add(rank, segment.create(), nbytes, State.ALLOCATING)
+        fd = os.dup(held.fd)  # of the thread: this one may close its own at any time
+
+        def allocate() -> Callable[[], None]:
+            why = work.allocate(fd, nbytes, lambda: held.state is State.ALLOCATING)
+            os.close(fd)
+            return partial(self._allocated, held, why)
+
+        self._allocator.post(allocate)
+
+    def _allocated(self, held: Held, why: str) -> None:
+        if held.state is not State.ALLOCATING:
+            return  # dropped meanwhile
+        if not why:
+            held.state = State.SPARE
+            self._go_on()
+            return
+        self._drop(held)
+        text = f"rank {held.rank} can't get {gigabytes(held.nbytes)} for a memory checkpoint, training goes on: {why}"
+        self._say("pressure", text)
+        for caller in self._callers.of(held.rank):
+            if isinstance(caller.waits_for, Begin):
+                caller.waits_for = None
+                caller.answer(NotKept(why))
+
+    def _drop(self, held: Held) -> None:
+        """Let go of a segment. It counts as memory until the launcher has let go of it, too."""
+        held.close()
+        if held.is_with_launcher:
+            if held.state is not State.LEAVING:
+                held.state = State.LEAVING
+                self._tell(Drop(held.number))
+        else:
+            held.state = State.LEAVING
+            self._segments.pop(held.number, None)
+
+    def _pinned(self) -> set[SnapshotKey]:
+        """Return what the launcher was told of, and hasn't decided about."""
+        assert self._prepared is not None
+        common = self._segments.common(self._prepared.ranks)
+        return {key for key in common if self._released is None or key > self._released}
+
+    def _release(self) -> None:
+        """Drop what was given up for the job."""
+        assert self._prepared is not None
+        for rank in self._prepared.ranks:
+            for key, held in self._segments.verified(rank).items():
+                if self._released is not None and key <= self._released and key != self._complete:
+                    self._drop(held)
+        self._go_on()
+
+    def _tidy(self) -> None:
+        assert self._prepared is not None
+        for rank in self._prepared.ranks:
+            for held in self._segments.unneeded(rank, self._complete):
+                self._drop(held)
+            self._allocate_ahead(rank)
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Answer the requests that can be answered by now."""
+        for caller in list(self._callers.values()):
+            self._go_on_with(caller)
+            self._allocate_ahead(caller.rank)
+
+    def _go_on_with(self, caller: Caller) -> None:
+        match caller.waits_for:
+            case Begin():
+                self._begin(caller, caller.waits_for)
+            case Fetch(key):
+                self._fetch(caller, key)
+
+    def _begin(self, caller: Caller, request: Begin) -> None:
+        """Hand out a segment, or see that there will be one."""
+        assert self._prepared is not None
+        rank = caller.rank
+        for held in self._segments.of(rank, State.WRITING):
+            self._drop(held)  # of a snapshot that the rank has given up
+        for held in self._segments.of(rank, State.SPARE):
+            if held.nbytes >= request.segment_bytes:
+                held.state = State.WRITING
+                held.key = SnapshotKey(self._prepared.cycle, request.iteration)
+                caller.waits_for = None
+                caller.answer(Segment(), (held.fd,))
+                return
+            self._drop(held)
+        if self._segments.of(rank, State.ALLOCATING, State.LEAVING, State.SEALED):
+            return
+        goes = self._segments.place_taker(rank, self._complete, self._pinned())
+        if goes is not None:
+            self._drop(goes)
+        if len(self._segments.of(rank)) < retention.SEGMENTS:  # else the launcher's word is awaited
+            self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Demand(0)).segment_bytes))
+
+    def _commit(self, caller: Caller, request: Commit) -> None:
+        assert self._prepared is not None
+        key = SnapshotKey(self._prepared.cycle, request.iteration)
+        held = next((each for each in self._segments.of(caller.rank, State.WRITING) if each.key == key), None)
+        if held is None or request.nbytes > held.nbytes:
+            caller.answer(NotKept(f"there is no segment of {request.nbytes} bytes for iteration {request.iteration}"))
+            return
+        try:
+            segment.seal(held.fd, request.nbytes)
+        except OSError as error:
+            self._drop(held)
+            caller.answer(NotKept(f"the segment can't be sealed: {error.strerror}"))
+            return
+        held.nbytes, held.state = request.nbytes, State.SEALED
+        held.is_with_launcher = True
+        self._tell(Hold(held.number, held.rank), (held.fd,))
+        self._verify(held)
+
+    def _verify(self, held: Held) -> None:
+        fd = os.dup(held.fd)
+
+        def verify() -> Callable[[], None]:
+            found = work.check(fd, self._make_hasher)
+            os.close(fd)
+            return partial(self._verified, held, found)
+
+        self._verifier.post(verify)
+
+    def _verified(self, held: Held, found: Layout | str) -> None:
+        if held.state is not State.SEALED:
+            return  # dropped meanwhile
+        was_written = held.key is not None
+        is_stale = isinstance(found, Layout) and self._is_stale(found)
+        why = found if isinstance(found, str) else self._misplaced(held, found)
+        if is_stale:
+            self._drop(held)
+        elif why:
+            self._drop(held)
+            iteration = f" of iteration {held.key.iteration}" if held.key else ""
+            text = f"the memory checkpoint{iteration} of rank {held.rank} is damaged and not used: {why}"
+            self._say(text, text)
+        elif isinstance(found, Layout):
+            held.state, held.key, held.world = State.VERIFIED, found.key, found.world
+        if was_written:
+            for caller in self._callers.of(held.rank):
+                caller.answer(NotKept(why) if why else Verified())
+        self._tell_saved()
+        if self._prepared is not None:
+            self._tidy()
+        self._go_on()
+        self._answer_questions()
+
+    def _misplaced(self, held: Held, layout: Layout) -> str:
+        """Return what is wrong with a segment for its place; empty if nothing is."""
+        if layout.rank != held.rank or held.key not in (None, layout.key):
+            return f"it holds iteration {layout.key.iteration} of rank {layout.rank}"
+        prepared = self._prepared
+        if prepared is not None and layout.key.cycle == prepared.cycle and layout.world != prepared.world:
+            return f"it is of a job of {counted(layout.world, 'rank')}"
+        return ""
+
+    def _is_stale(self, layout: Layout) -> bool:
+        prepared = self._prepared
+        return prepared is not None and retention.is_stale(layout.key, prepared.cycle, prepared.restore)
+
+    def _tell_saved(self) -> None:
+        """Tell the launcher of the newest snapshot that all ranks of this node have."""
+        if self._prepared is None:
+            return
+        newest = max(self._segments.common(self._prepared.ranks), default=None)
+        if newest is not None and newest.cycle == self._prepared.cycle:
+            if self._saved is None or newest > self._saved:
+                self._saved = newest
+                self._tell(Saved(newest))
+
+    # -- restoring --------------------------------------------------------------------------------------------
+
+    def _fetch(self, caller: Caller, key: SnapshotKey) -> None:
+        held = self._segments.verified(caller.rank).get(key)
+        if held is None and self._segments.of(caller.rank, State.SEALED):
+            return  # it may be one of these
+        caller.waits_for = None
+        if held is not None:
+            caller.answer(Segment(), (held.fd,))
+            return
+        why = f"rank {caller.rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
+        caller.answer(NotKept(why))

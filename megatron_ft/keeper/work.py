@@ -1,0 +1,76 @@
+"""Work that takes long, in threads of the keeper: allocating memory, and comparing digests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from megatron_ft.core.errors import LayoutError
+from megatron_ft.core.memory.layout import Layout
+from megatron_ft.core.memory.retention import refuse_chunk
+from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.memory.digests import MakeHasher
+
+_CHUNK = 64 << 20
+_NICENESS = 10
+
+Result = Callable[[], None]
+
+
+class Worker:
+    """One thread with a queue of jobs; what each returns is called in the thread that calls ``serve``."""
+
+    def __init__(self, name: str, done_fd: int) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._done_fd = done_fd
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def post(self, job: Callable[[], Result]) -> None:
+        self._jobs.put(job)
+
+    def serve(self) -> None:
+        """Call the results of jobs that are done."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._results.get_nowait()()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
+        while True:
+            self._results.put(self._jobs.get()())
+            os.eventfd_write(self._done_fd, 1)
+
+
+def allocate(fd: int, nbytes: int, is_wanted: Callable[[], bool]) -> str:
+    """Allocate the memory of a segment, asking before each chunk whether it fits. Return why it doesn't, or ""."""
+    for offset in range(0, nbytes, _CHUNK):
+        if not is_wanted():
+            return "no longer needed"
+        count = min(_CHUNK, nbytes - offset)
+        try:
+            refused = refuse_chunk(count, node_memory())
+            if refused:
+                return refused
+            os.posix_fallocate(fd, offset, count)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def check(fd: int, make_hasher: MakeHasher) -> Layout | str:
+    """Return the layout of a sealed segment once all digests are compared, or what is wrong with it."""
+    try:
+        layout = segment.read_layout(fd, make_hasher)
+        segment.verify(fd, layout, make_hasher, lambda: time.sleep(0))
+    except LayoutError as error:
+        return str(error)
+    except OSError as error:
+        return f"it can't be read: {error.strerror}"
+    return layout

@@ -1,0 +1,356 @@
+"""The keeper process of this node: started when the first rank connects, replaced if it dies, ended with the job.
+
+The launcher has a descriptor of each sealed segment, and hands all of them to a keeper that replaces another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
+from megatron_ft.core.messages.keeper import (
+    KEEPER_TO_LAUNCHER,
+    Adopt,
+    Complete,
+    Drop,
+    Dropped,
+    Hold,
+    KeeperSays,
+    LauncherToKeeper,
+    Prepare,
+    RankRestored,
+    Release,
+    RestoreFailed,
+    Saved,
+    Stock,
+    TakeStock,
+)
+from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
+from megatron_ft.ipc.linux.processes import send_signal, wait_gone
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
+
+_QUICK_S = 10.0
+_MOST_QUICK = 5
+"""Number of keepers in a row that may end within that time before the job goes on without one."""
+_SEND_S = 1.0
+_STOP_WAIT_S = 2.0
+
+KeeperEvent = Saved | RankRestored | RestoreFailed
+"""``Saved``: all ranks of this node are verified. The others: of one rank; ``rank`` is global."""
+
+
+class Keeper:
+    """Owner of the keeper's socket, its process, and a second descriptor of each segment."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        path: str,
+        *,
+        xxhash: str | None,
+        say: Callable[[str], None],
+        on_event: Callable[[KeeperEvent], None],
+    ) -> None:
+        """``path``: of the socket, in the run directory; ``xxhash``: extension module, None: ranks are told of none."""
+        self.path = path
+        self._reactor = reactor
+        self._xxhash = xxhash
+        self._say = say
+        self._on_event = on_event
+        self._listener: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._channel: Channel | None = None
+        self._held: dict[int, tuple[int, int]] = {}
+        """Rank and descriptor of each sealed segment, by number."""
+        self._prepared: Prepare | None = None
+        self._complete: SnapshotKey | None = None
+        self._restoring: set[int] = set()
+        """Ranks of this node that haven't restored yet what was chosen for the cycle."""
+        self._question = 0
+        self._asked: tuple[Callable[[Kept], None], Timer] | None = None
+        self._started_s = 0.0
+        self._quick = 0
+        self.is_given_up = xxhash is None
+
+    # -- for the run directory and the list of children -------------------------------------------------------
+
+    def pids(self) -> set[int]:
+        """Return the process id of the keeper, as long as it runs."""
+        return set() if self._process is None else {self._process.pid}
+
+    def is_lost(self) -> bool:
+        """Return True if the socket was removed."""
+        return self._listener is not None and not os.path.lexists(self.path)
+
+    def listen_again(self) -> None:
+        """Recreate the socket if it was removed, with a keeper that serves it.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        if self.is_lost():
+            lost = self._listener
+            assert lost is not None
+            self._listener = listen(self.path)
+            self._reactor.unwatch(lost.fileno())
+            lost.close()
+            if self._process is None:
+                self._start_on_first_connection()
+            else:
+                self._replace("has lost its socket")
+
+    def listen(self) -> None:
+        """Create the socket: ranks can connect, and the first one has the keeper started.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        if not self.is_given_up:
+            self._listener = listen(self.path)
+            self._start_on_first_connection()
+
+    # -- what the owner asks for ------------------------------------------------------------------------------
+
+    def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
+        """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
+        self._prepared = Prepare(cycle, tuple(ranks), world, restore)
+        self._complete = restore
+        self._restoring = set() if restore is None else set(ranks)
+        self._order(self._prepared)
+        if restore is not None and self.is_given_up:
+            self._fail_restores("this node keeps no memory checkpoints any more")
+
+    def complete(self, key: SnapshotKey) -> None:
+        """Say that all ranks of the job have this snapshot."""
+        self._complete = key
+        self._order(Complete(key))
+
+    def release(self, key: SnapshotKey) -> None:
+        """Say that what isn't complete up to this snapshot never will be."""
+        self._order(Release(key))
+
+    def take_stock(self, then: Callable[[Kept], None], timeout_s: float = 10.0) -> None:
+        """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
+
+        Without a keeper ``then`` is called before this returns. A keeper that doesn't answer is replaced.
+        """
+        self._answer(Kept())  # the earlier question has no answer
+        if self._process is None:
+            then(Kept())
+            return
+        self._question += 1
+        self._asked = then, self._reactor.call_later(timeout_s, self._stock_overdue)
+        self._order(TakeStock(self._question))
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables of each rank of the prepared cycle. An empty socket: the launcher has no xxhash."""
+        restore = None if self._prepared is None else self._prepared.restore
+        return {
+            KEEPER_SOCKET_VARIABLE: "" if self._xxhash is None else self.path,
+            RESTORE_VARIABLE: "" if restore is None else f"{restore.cycle}:{restore.iteration}",
+        }
+
+    def close(self) -> None:
+        """End the keeper and let go of all memory."""
+        self._answer(Kept())
+        if self._process is not None:
+            self._end()
+        self._let_go_of_socket()
+        self._drop_all()
+
+    # -- the life of the process ------------------------------------------------------------------------------
+
+    def _start_on_first_connection(self) -> None:
+        assert self._listener is not None
+        self._reactor.watch(self._listener.fileno(), self._start)
+
+    def _start(self) -> None:
+        if self._listener is None or self._prepared is None:
+            return
+        self._reactor.unwatch(self._listener.fileno())
+        self._started_s = time.monotonic()
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = self._spawn(theirs.fileno())
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            ours.close()
+            self._process = None
+            self._ended(f"can't be started ({error.strerror})")
+            return
+        finally:
+            theirs.close()
+        self._channel = Channel(ours)
+        self._reactor.watch(self._channel.fileno(), self._read)
+        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
+        for number, (rank, fd) in list(self._held.items()):
+            self._order(Adopt(number, rank), (fd,))
+        self._order(self._prepared)
+        if self._complete is not None:
+            self._order(Complete(self._complete))
+        if self._asked is not None:
+            self._order(TakeStock(self._question))
+
+    def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
+        assert self._listener is not None
+        assert self._xxhash is not None
+        fds = [self._listener.fileno(), launcher_fd]
+        command = [*isolated_command("megatron_ft.keeper"), "--socket-fd", str(fds[0]), "--launcher-fd", str(fds[1])]
+        command += ["--parent", str(os.getpid()), "--xxhash", self._xxhash]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")}
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=fds,
+            env=environment,
+            start_new_session=True,
+        )
+        restore_file_limit_of(process.pid)
+        return process
+
+    def _died(self) -> None:
+        self._read()
+        if self._process is not None:
+            process = self._process
+            self._end()
+            self._ended(f"exited ({lines.exit_code(process.returncode)})")
+
+    def _replace(self, reason: str) -> None:
+        self._end()
+        self._ended(reason)
+
+    def _end(self) -> None:
+        """Kill the process, reap it and close its descriptors."""
+        assert self._process is not None
+        send_signal(self._pidfd, signal.SIGKILL)
+        if wait_gone(self._pidfd, _STOP_WAIT_S):
+            self._process.wait()
+        self._reactor.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._close_channel()
+        self._process = None
+
+    def _ended(self, how: str) -> None:
+        lived_s = time.monotonic() - self._started_s
+        self._quick = self._quick + 1 if lived_s < _QUICK_S else 1
+        if self._quick < _MOST_QUICK:
+            self._say(lines.keeper_replaced(how, len(self._held)))
+            self._start()
+            return
+        self.is_given_up = True
+        self._say(lines.keeper_given_up(how))
+        self._let_go_of_socket()
+        self._drop_all()
+        self._answer(Kept())
+        self._fail_restores("this node keeps no memory checkpoints any more")
+
+    def _let_go_of_socket(self) -> None:
+        if self._listener is not None:
+            self._reactor.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+    def _drop_all(self) -> None:
+        close_fds([fd for _, fd in self._held.values()])
+        self._held.clear()
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def _order(self, order: LauncherToKeeper, fds: tuple[int, ...] = ()) -> None:
+        if self._channel is None:
+            return
+        fd = self._channel.fileno()
+        try:
+            self._channel.send(order, fds, timeout_s=_SEND_S)
+        except ChannelClosedError:  # the process is ending, which its pidfd reports, or it takes no messages
+            self._reactor.unwatch(fd)
+            self._channel = None
+            send_signal(self._pidfd, signal.SIGKILL)
+
+    def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self._reactor.unwatch(channel.fileno())
+            channel.close()
+
+    def _read(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        fd, received = channel.fileno(), deque[Received]()
+        try:
+            received.extend(channel.receive())
+            while received:
+                message, fds = received.popleft()
+                self._take(KEEPER_TO_LAUNCHER.parse(message), fds)
+        except (ChannelClosedError, ProtocolError):
+            for _, unread in received:
+                close_fds(unread)
+            if self._channel is channel:
+                self._reactor.unwatch(fd)
+                channel.close()
+                self._channel = None
+                send_signal(self._pidfd, signal.SIGKILL)  # one that can't be understood is replaced
+
+    def _take(self, message: Any, fds: tuple[int, ...]) -> None:
+        match message:
+            case Hold(number, rank):
+                if len(fds) != 1 or number in self._held:
+                    close_fds(fds)
+                    raise ProtocolError("a segment comes with one descriptor, once")
+                self._held[number] = rank, fds[0]
+                return
+            case Drop(number):
+                _, fd = self._held.pop(number, (0, -1))
+                close_fds([fd])
+                self._order(Dropped(number))
+            case Stock(question, kept):
+                if question == self._question:
+                    self._answer(kept)
+            case KeeperSays(text):
+                self._say(text)
+            case RankRestored(key, _, rank) | RestoreFailed(key, _, rank):
+                if self._prepared is not None and key == self._prepared.restore and rank in self._restoring:
+                    self._restoring.discard(rank)
+                    self._on_event(message)
+            case Saved():
+                self._on_event(message)
+        close_fds(fds)
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    def _answer(self, kept: Kept) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            then, timer = asked
+            timer.cancel()
+            then(kept)
+
+    def _stock_overdue(self) -> None:
+        self._answer(Kept())
+        self._replace("did not say what it has")
+
+    def _fail_restores(self, why: str) -> None:
+        assert self._prepared is not None
+        restore, ranks = self._prepared.restore, sorted(self._restoring)
+        self._restoring.clear()
+        for rank in ranks:
+            assert restore is not None
+            self._on_event(RestoreFailed(restore, why, rank))

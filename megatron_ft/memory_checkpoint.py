@@ -1,0 +1,97 @@
+"""Keep the training state in the node's memory, and go on from it after a restart without redoing an iteration.
+
+    from megatron_ft import memory_checkpoint
+
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": 0}
+    if memory_checkpoint.restore(state) is not None:
+        optimizer.load_state_dict(state["optimizer"])
+    for iteration in range(state["iteration"], 1000):
+        train_step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration + 1}
+        memory_checkpoint.save(iteration + 1, state)
+
+Under `ft_launcher`; without it `save` does nothing and `restore` returns None. Importing this module does nothing. A
+state is a dict of tensors, numbers, strings, None, and dicts, lists and tuples of them. No call is a collective.
+"""
+
+from __future__ import annotations
+
+from megatron_ft.core.errors import SnapshotError
+from megatron_ft.ipc.memory import digests
+from megatron_ft.ipc.memory.digests import MakeHasher
+from megatron_ft.rank.base import say
+from megatron_ft.rank.memory import saving
+from megatron_ft.rank.memory.connection import Place, find_place
+from megatron_ft.rank.memory.restoring import restore as _restore
+
+__all__ = ["SnapshotError", "restore", "save", "wait"]
+
+
+def save(iteration: int, state: object, *, every: int = 1) -> None:
+    """Keep the state after ``iteration`` completed iterations, if that is a multiple of ``every``.
+
+    Training goes on while a thread copies: the next step of the optimizer waits until its tensors are read. All other
+    tensors are copied within the call. If the snapshot before isn't done, this one is skipped.
+
+    Raises:
+        SnapshotError: the state has something that can't be kept; the message names its path.
+        ValueError: ``iteration`` is negative, or ``every`` isn't positive.
+    """
+    if iteration < 0 or every < 1:
+        raise ValueError(f"iteration {iteration} or every={every} is out of range")
+    if iteration % every:
+        return
+    place = find_place()
+    make_hasher = None if place is None else _hasher(place)
+    if place is None:
+        say.warn("memory checkpoints are off: this job wasn't started with ft_launcher")
+    elif make_hasher is not None:
+        saving.saver(place, make_hasher).save(iteration, state, every)
+
+
+def restore(state: object, *, newer_than: int | None = None) -> int | None:
+    """Give ``state`` what was saved, if this cycle goes on from memory. Return the iteration, else None.
+
+    Tensors are overwritten in place, missing ones are created on the CPU, and other values are replaced; call
+    ``load_state_dict`` with what isn't in place. Digests are compared before the first tensor is touched.
+
+    Args:
+        newer_than: iteration of the checkpoint that the caller has otherwise; an older snapshot isn't restored. The
+            same on all ranks.
+
+    Raises:
+        SnapshotError: the state that was chosen for all ranks can't be had; the launcher restarts the cycle.
+    """
+    place = find_place()
+    if place is None or place.restore is None:
+        return None
+    key = place.restore
+    if newer_than is not None and key.iteration <= newer_than:
+        return None
+    make_hasher = _hasher(place)
+    if make_hasher is None:
+        raise SnapshotError("a memory checkpoint was chosen, but this rank can't read it")
+    running = saving.running()
+    if running is not None:
+        running.give_up()
+    _restore(place, key, state, make_hasher)
+    return key.iteration
+
+
+def wait() -> None:
+    """Return when no snapshot of this rank is on its way any more."""
+    running = saving.running()
+    if running is not None:
+        running.wait()
+
+
+def _hasher(place: Place) -> MakeHasher | None:
+    """Return the hash function; None, and a line, without it or without a keeper."""
+    make_hasher = digests.installed()
+    if make_hasher is None:
+        say.warn("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
+        return None
+    if not place.path:
+        say.warn("memory checkpoints are off: the job has several nodes, or ft_launcher's Python has no xxhash")
+        return None
+    return make_hasher

@@ -1,0 +1,153 @@
+"""Connection of a rank to its node's keeper."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from megatron_ft.core.errors import ProtocolError, SnapshotError
+from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.messages.keeper import (
+    KEEPER_TO_RANK,
+    KeeperHello,
+    KeeperToRank,
+    KeeperWelcome,
+    NotKept,
+    RankToKeeper,
+)
+from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, connect
+from megatron_ft.rank.base.agreement import RankInfo
+
+_CONNECT_S = 30.0
+_HELLO_S = 30.0
+_RETRY_S = 0.05
+_T = TypeVar("_T")
+
+
+class RefusedError(SnapshotError):
+    """Raised if the keeper refuses a request; the connection stays."""
+
+
+class Place(NamedTuple):
+    """Where this rank saves and restores. ``path``: of the keeper's socket; empty: its launcher has no keeper."""
+
+    path: str
+    restore: SnapshotKey | None
+    info: RankInfo
+
+
+def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """Return the place of this rank; None if it wasn't started by a launcher that knows of memory checkpoints.
+
+    Raises:
+        SnapshotError: the variables are malformed.
+    """
+    path = environ.get(KEEPER_SOCKET_VARIABLE)
+    if path is None:
+        return None
+    text = environ.get(RESTORE_VARIABLE, "")
+    cycle, _, iteration = text.partition(":")
+    if text and not (cycle.isdecimal() and iteration.isdecimal()):
+        raise SnapshotError(f"{RESTORE_VARIABLE}={text!r} is not CYCLE:ITERATION")
+    restore = SnapshotKey(int(cycle), int(iteration)) if text else None
+    return Place(path, restore, RankInfo.from_environment(environ, "", os.getpid()))
+
+
+class KeeperConnection:
+    """Requests and answers, one at a time, in one thread at a time."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._channel: Channel | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._channel is not None
+
+    def open(self) -> None:
+        """Connect and say hello, unless connected. A keeper that dies is replaced, so this retries for a while.
+
+        Raises:
+            SnapshotError: no keeper answers, or it refuses this rank.
+        """
+        if self._channel is not None:
+            return
+        deadline_s = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                self._channel = connect(self._place.path, _CONNECT_S)
+                self.ask(KeeperHello(self._place.info.cycle, self._place.info.global_rank), KeeperWelcome, _HELLO_S)
+            except RefusedError:
+                self.close()
+                raise
+            except (OSError, ProtocolError, SnapshotError) as error:
+                self.close()
+                if time.monotonic() > deadline_s or isinstance(error, FileNotFoundError):
+                    raise SnapshotError(f"no keeper answers at {self._place.path}: {error}") from None
+                time.sleep(_RETRY_S)
+            else:
+                return
+
+    def ask(self, request: RankToKeeper, answer: type[_T], timeout_s: float) -> _T:
+        """Send a request and return its answer, which has no descriptor.
+
+        Raises:
+            RefusedError: the keeper refuses the request.
+            SnapshotError: the keeper is gone or doesn't answer; the connection is closed.
+        """
+        found, fds = self._exchange(request, timeout_s)
+        close_fds(fds)
+        if not isinstance(found, answer):
+            self.close()
+            raise SnapshotError(f"the keeper answers {type(found).__name__} to {type(request).__name__}")
+        return found
+
+    def ask_segment(self, request: RankToKeeper, timeout_s: float) -> int:
+        """Send a request and return the descriptor in its answer, which is the caller's. Raises as `ask`."""
+        _, fds = self._exchange(request, timeout_s)
+        if len(fds) != 1:
+            close_fds(fds)
+            self.close()
+            raise SnapshotError(f"the keeper sent {len(fds)} descriptors, one was expected")
+        return fds[0]
+
+    def tell(self, message: RankToKeeper) -> None:
+        """Send a message that has no answer.
+
+        Raises:
+            SnapshotError: the keeper is gone; the connection is closed.
+        """
+        if self._channel is None:
+            raise SnapshotError("the keeper is gone")
+        try:
+            self._channel.send(message)
+        except ChannelClosedError as error:
+            self.close()
+            raise SnapshotError(f"the keeper is gone: {error}") from None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _exchange(self, request: RankToKeeper, timeout_s: float) -> tuple[KeeperToRank, tuple[int, ...]]:
+        self.tell(request)
+        assert self._channel is not None
+        try:
+            message, fds = self._channel.wait_message(timeout_s)
+        except (ChannelClosedError, ProtocolError, TimeoutError) as error:
+            self.close()
+            raise SnapshotError(f"the keeper doesn't answer: {error}") from None
+        try:
+            found = KEEPER_TO_RANK.parse(message)
+        except ProtocolError as error:
+            close_fds(fds)
+            self.close()
+            raise SnapshotError(f"the keeper's answer can't be read: {error}") from None
+        if isinstance(found, NotKept):
+            close_fds(fds)
+            raise RefusedError(found.why)
+        return found, fds

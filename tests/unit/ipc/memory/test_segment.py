@@ -1,0 +1,73 @@
+"""Segments: sealed, and read only if every digest is right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_ft.core.errors import LayoutError
+from megatron_ft.ipc.memory import digests, segment
+from tests.memory.flips import HASHER, filled
+
+CONTENT = {"a": bytes(range(256)) * 8, "b": b"x" * 32, "empty": b""}
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    made = filled(CONTENT)
+    yield made
+    os.close(made)
+
+
+def test_sealed_segment_is_verified(fd: int) -> None:
+    segment.seal(fd, os.fstat(fd).st_size)
+    layout = segment.read_layout(fd, HASHER)
+    segment.verify(fd, layout, HASHER)
+    assert [entry.path for entry in layout.tensors] == [("a",), ("b",), ("empty",)]
+
+
+def test_segment_that_is_not_sealed_is_refused(fd: int) -> None:
+    with pytest.raises(LayoutError, match="isn't sealed"):
+        segment.read_layout(fd, HASHER)
+
+
+def test_descriptor_of_another_kind_is_refused() -> None:
+    with open(os.devnull) as file, pytest.raises(LayoutError):
+        segment.read_layout(file.fileno(), HASHER)
+
+
+def test_sealed_segment_can_be_neither_written_nor_cut(fd: int) -> None:
+    segment.seal(fd, os.fstat(fd).st_size)
+    for change in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 10), lambda: os.ftruncate(fd, 10**6)):
+        with pytest.raises(PermissionError):
+            change()
+
+
+def test_sealing_cuts_what_was_allocated_ahead(fd: int) -> None:
+    length = os.fstat(fd).st_size
+    os.posix_fallocate(fd, 0, 1 << 20)
+    segment.seal(fd, length)
+    segment.verify(fd, segment.read_layout(fd, HASHER), HASHER)
+
+
+def test_segment_cut_off_by_a_byte_is_refused(fd: int) -> None:
+    segment.seal(fd, os.fstat(fd).st_size - 1)
+    with pytest.raises(LayoutError):
+        segment.read_layout(fd, HASHER)
+
+
+def test_empty_segment_is_refused() -> None:
+    fd = segment.create()
+    segment.seal(fd, 0)
+    with pytest.raises(LayoutError, match="too short"):
+        segment.read_layout(fd, HASHER)
+    os.close(fd)
+
+
+def test_hash_function_is_xxh3_128() -> None:
+    made = HASHER()
+    made.update(b"")
+    assert made.hexdigest() == "99aa06d3014798d86001c324468d497f"  # published by xxHash
+    assert digests.installed() is digests.installed()
