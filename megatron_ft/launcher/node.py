@@ -12,6 +12,7 @@ from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import become_subreaper
+from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -26,7 +27,7 @@ from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import shares_output
-from megatron_ft.launcher.memory.single_node import SingleNodeMemory
+from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
@@ -70,7 +71,7 @@ class LauncherNode:
         self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
-        self._inbox: Inbox[edge.Event | SignalsArrived] = Inbox()
+        self._inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent] = Inbox()
         self._orphan_watch = OrphanWatch(
             self._reactor,
             lambda text: self._inbox.put(Abandoned(text=text)),
@@ -91,7 +92,7 @@ class LauncherNode:
         self._control = self._make_control(status)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
-        self._memory = self._make_memory()
+        self._keeper = self._make_keeper()
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
         self.joins_by = joining.Launcher(self._reactor, self._stop, self._children, self._say, says_all=line.says_all)
@@ -106,7 +107,7 @@ class LauncherNode:
             log=log,
             say=self._say,
             status=status,
-            memory=self._memory,
+            keeper=self._keeper,
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
@@ -167,14 +168,17 @@ class LauncherNode:
         self._run_dir.add(control)
         return control
 
-    def _make_memory(self) -> SingleNodeMemory | None:
-        """Return the memory checkpoints of a job of one node; None for others."""
-        if self._line.max_nodes > 1:
-            return None
-        memory = SingleNodeMemory(self._reactor, os.path.join(self._run_dir.path, "keeper.sock"), say=self._say)
-        self._children.add(memory.keeper.pids)
-        self._run_dir.add(memory.keeper)
-        return memory
+    def _make_keeper(self) -> Keeper:
+        keeper = Keeper(
+            self._reactor,
+            os.path.join(self._run_dir.path, "keeper.sock"),
+            xxhash=digests.find_module(),
+            say=self._say,
+            on_event=self._inbox.put,
+        )
+        self._children.add(keeper.pids)
+        self._run_dir.add(keeper)
+        return keeper
 
     def _make_health_check(self) -> HealthCheck | None:
         options = self._line.options
@@ -195,7 +199,7 @@ class LauncherNode:
         termination = Termination(
             reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
         )
-        variables = RankVariables(line, monitors=self.monitors, control=self._control)
+        variables = RankVariables(line, monitors=self.monitors, control=self._control, keeper=self._keeper)
         starter = RankStarter(
             line=line,
             reactor=reactor,
@@ -227,8 +231,7 @@ class LauncherNode:
             self._control.start()
             self.monitors.listen()
             self.monitors.start()
-            if self._memory is not None:
-                self._memory.keeper.listen()
+            self._keeper.listen()
             if self._forking is not None:
                 self._forking.prepare(command)
         except OSError as error:
@@ -238,8 +241,13 @@ class LauncherNode:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
         steps: list[Callable[[], object]] = [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
-        steps += [] if self._memory is None else [self._memory.keeper.close]
-        steps += [self.monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
+        steps += [
+            self._keeper.close,
+            self.monitors.stop,
+            self._control.close,
+            self._run_dir.remove,
+            self._run_dir.release,
+        ]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]
         failed: list[OSError] = []
         for step in [*steps, self._reactor.close]:

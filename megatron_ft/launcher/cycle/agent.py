@@ -38,11 +38,10 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.cycle.memory_checkpoints import Keeper, MemoryCheckpoints
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
-from megatron_ft.launcher.memory import single_node
-from megatron_ft.launcher.memory.single_node import SingleNodeMemory
+from megatron_ft.launcher.memory.keeper import KeeperEvent
+from megatron_ft.launcher.memory.memory_checkpoints import KeeperOrders, MemoryCheckpoints
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
@@ -66,14 +65,13 @@ class LauncherServices:
     reactor: Reactor
     signals: SignalWatch
     stop: StopRequests
-    inbox: Inbox[edge.Event | SignalsArrived]
+    inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent]
     orphan_watch: OrphanWatch
     control: ControlSocket
     log: EventLog
     say: Callable[[str], None]
     status: JobStatus
-    memory: SingleNodeMemory | None
-    """Memory checkpoints; None in a job of several nodes."""
+    keeper: KeeperOrders
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -90,7 +88,6 @@ class FaultTolerantAgent(TorchAgent):
         health: HealthCheck | None,
         ranks: NodeRanks,
         coordination: Coordination,
-        keeper: Keeper | None = None,
         on_over: Callable[[edge.Over], None],
         **torch_arguments: Any,
     ) -> None:
@@ -104,7 +101,7 @@ class FaultTolerantAgent(TorchAgent):
         options = _options(launcher.line)
         self._machine = Agent(options, monitors.paused, coordination.assignment)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
-        self.memory = MemoryCheckpoints(keeper, self._hear)
+        self._memory = MemoryCheckpoints(launcher.keeper, self._hear)
         self._restarts_left = 0
         self._shift = 0
         self._restore: Restore | None = None
@@ -169,9 +166,11 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _receive(self, event: edge.Event | SignalsArrived) -> None:
+    def _receive(self, event: edge.Event | SignalsArrived | KeeperEvent) -> None:
         if isinstance(event, SignalsArrived):
             self._signalled(event.continued)
+        elif isinstance(event, KeeperEvent):
+            self._memory.hear(event)
         else:
             self._hear(event)
 
@@ -254,7 +253,7 @@ class FaultTolerantAgent(TorchAgent):
             case Release():
                 self._monitors.release(effect)
             case edge.KeepSnapshot() | edge.ReleaseSnapshots():
-                self.memory.act(effect)
+                self._memory.act(effect)
             case _ if isinstance(effect, Said):
                 self._coordination.tell(effect)
             case _:
@@ -305,7 +304,7 @@ class FaultTolerantAgent(TorchAgent):
         there = self._ranks.terminate(work, end_rest)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
         stuck = lines.stuck(there) if there else ""
-        self.memory.take_stock(lambda kept: self._hear(edge.RanksEnded(stuck, processes, kept)))
+        self._memory.take_stock(lambda kept: self._hear(edge.RanksEnded(stuck, processes, kept)))
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
@@ -332,7 +331,7 @@ class FaultTolerantAgent(TorchAgent):
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(edge.RanksMet(ranks, group.group_rank or 0, nodes, size))
-        self.memory.prepare(self._machine.cycle.record.cycle, ranks, size, self._restore)
+        self._memory.prepare(self._machine.cycle.record.cycle, ranks, size, self._restore)
 
     def _check_wanted(self) -> None:
         self._signalled(continued=False)
@@ -340,14 +339,8 @@ class FaultTolerantAgent(TorchAgent):
 
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
         """Return the ranks of a cycle, once there is room for them."""
-        cycle = self._machine.cycle.record.cycle
-        memory = self._launcher.memory
-        if memory is not None:
-            memory.before_ranks(cycle, self._machine.cycle.record.ranks, envs, self._check_wanted)
-        else:
-            single_node.say_none(envs)
         return self._ranks.make(
-            cycle=cycle,
+            cycle=self._machine.cycle.record.cycle,
             restarts_left=self._restarts_left,
             on_start=self._started,
             on_exit=self._ended,

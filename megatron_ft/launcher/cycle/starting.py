@@ -21,6 +21,7 @@ from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.memory.keeper import Keeper
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.termination import Termination
@@ -82,9 +83,11 @@ class RankVariables:
         *,
         monitors: Monitors,
         control: ControlSocket,
+        keeper: Keeper,
     ) -> None:
         self._monitors = monitors
         self._control = control
+        self._keeper = keeper
         self._watch = "on" if line.options.watches_collectives else "off"
         self._infra_rank = reference_names.infra_rank(line, os.environ)
 
@@ -93,6 +96,7 @@ class RankVariables:
         now = time.time()
         for local_rank, env in envs.items():
             env.update(self._of_rank(local_rank, cycle))
+            env.update(self._keeper.variables())
             env.update(reference_names.variables(cycle, now, self._infra_rank))
 
     def _of_rank(self, local_rank: int, cycle: int) -> dict[str, str]:

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
@@ -47,8 +48,14 @@ _MOST_QUICK = 5
 _SEND_S = 1.0
 _STOP_WAIT_S = 2.0
 
-KeeperEvent = Saved | RankRestored | RestoreFailed
-"""``Saved``: all ranks of this node are verified. The others: of one rank; ``rank`` is global."""
+
+@dataclass(frozen=True, slots=True)
+class KeeperReplaced:
+    """Another keeper, or none, has the segments now, and no question about the stock is open."""
+
+
+KeeperEvent = Saved | RankRestored | RestoreFailed | KeeperReplaced
+"""``Saved``: all ranks of this node are verified. The next two: of one rank; ``rank`` is global."""
 
 
 class Keeper:
@@ -77,8 +84,6 @@ class Keeper:
         """Rank and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
         self._complete: SnapshotKey | None = None
-        self._restoring: set[int] = set()
-        """Ranks of this node that haven't restored yet what was chosen for the cycle."""
         self._question = 0
         self._asked: tuple[Callable[[Kept], None], Timer] | None = None
         self._started_s = 0.0
@@ -128,7 +133,6 @@ class Keeper:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
         self._prepared = Prepare(cycle, tuple(ranks), world, restore)
         self._complete = restore
-        self._restoring = set() if restore is None else set(ranks)
         self._order(self._prepared)
         if restore is not None and self.is_given_up:
             self._fail_restores("this node keeps no memory checkpoints any more")
@@ -251,6 +255,8 @@ class Keeper:
         if self._quick < _MOST_QUICK:
             self._say(lines.keeper_replaced(how, len(self._held)))
             self._start()
+            if self._asked is None:
+                self._on_event(KeeperReplaced())
             return
         self.is_given_up = True
         self._say(lines.keeper_given_up(how))
@@ -258,6 +264,7 @@ class Keeper:
         self._drop_all()
         self._answer(Kept())
         self._fail_restores("this node keeps no memory checkpoints any more")
+        self._on_event(KeeperReplaced())
 
     def _let_go_of_socket(self) -> None:
         if self._listener is not None:
@@ -327,8 +334,7 @@ class Keeper:
             case KeeperSays(text):
                 self._say(text)
             case RankRestored(key, _, rank) | RestoreFailed(key, _, rank):
-                if self._prepared is not None and key == self._prepared.restore and rank in self._restoring:
-                    self._restoring.discard(rank)
+                if self._prepared is not None and key == self._prepared.restore and rank in self._prepared.ranks:
                     self._on_event(message)
             case Saved():
                 self._on_event(message)
@@ -349,8 +355,6 @@ class Keeper:
 
     def _fail_restores(self, why: str) -> None:
         assert self._prepared is not None
-        restore, ranks = self._prepared.restore, sorted(self._restoring)
-        self._restoring.clear()
-        for rank in ranks:
-            assert restore is not None
-            self._on_event(RestoreFailed(restore, why, rank))
+        if self._prepared.restore is not None:
+            for rank in self._prepared.ranks:
+                self._on_event(RestoreFailed(self._prepared.restore, why, rank))

@@ -11,7 +11,10 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
-from megatron_ft.launcher.cycle.memory_checkpoints import MemoryCheckpoints
+from megatron_ft.core.messages import keeper as messages
+from megatron_ft.core.messages.keeper import RankRestored, Saved
+from megatron_ft.launcher.memory.keeper import KeeperReplaced
+from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 
 KEY = SnapshotKey(0, 7)
 STOCK = Kept((KeptSnapshot(KEY, 2, (4, 5)),))
@@ -55,42 +58,32 @@ def test_orders_of_the_machine_reach_the_keeper(heard: list[edge.FromKeeper]) ->
 def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper]) -> None:
     memory = MemoryCheckpoints(Recorder(), heard.append)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
-    memory.rank_restored(KEY, 0.7, 4)
-    memory.rank_restored(KEY, 0.7, 4)
+    memory.hear(RankRestored(KEY, 0.7, 4))
+    memory.hear(RankRestored(KEY, 0.7, 4))
     assert heard == []
-    memory.rank_restored(KEY, 0.2, 5)
-    memory.rank_restored(KEY, 0.2, 5)
+    memory.hear(RankRestored(KEY, 0.2, 5))
+    memory.hear(RankRestored(KEY, 0.2, 5))
     assert heard == [SnapshotRestored(cycle=1, key=KEY, seconds=0.7)]
 
 
 def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromKeeper]) -> None:
     memory = MemoryCheckpoints(Recorder(), heard.append)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
-    memory.rank_restored(KEY, 0.7, 4)
-    memory.restore_failed(KEY, "its digest differs", 5)
-    memory.rank_restored(KEY, 0.7, 5)
+    memory.hear(RankRestored(KEY, 0.7, 4))
+    memory.hear(messages.RestoreFailed(KEY, "its digest differs", 5))
+    memory.hear(RankRestored(KEY, 0.7, 5))
     assert heard == [RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")]
 
 
 def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.FromKeeper]) -> None:
     memory = MemoryCheckpoints(Recorder(), heard.append)
     memory.prepare(1, [4, 5], 8, None)
-    memory.restore_failed(KEY, "its digest differs", 5)
+    memory.hear(messages.RestoreFailed(KEY, "its digest differs", 5))
     assert heard == []
 
 
-def test_snapshots_and_changed_stock_are_told(heard: list[edge.FromKeeper]) -> None:
+def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.FromKeeper]) -> None:
     memory = MemoryCheckpoints(Recorder(), heard.append)
-    memory.saved(KEY)
-    memory.stock_changed(STOCK)
+    memory.hear(Saved(KEY))
+    memory.hear(KeeperReplaced())
     assert heard == [edge.SnapshotSaved(KEY), StockTaken(STOCK)]
-
-
-def test_without_a_keeper_there_is_no_stock_and_nothing_to_restore(heard: list[edge.FromKeeper]) -> None:
-    memory, stock = MemoryCheckpoints(None, heard.append), []
-    memory.prepare(0, [4, 5], 8, None)
-    memory.act(edge.KeepSnapshot(KEY))
-    memory.take_stock(stock.append)
-    assert (stock, heard) == ([Kept()], [])
-    memory.prepare(1, [4, 5], 8, Restore(KEY))
-    assert [type(each) for each in heard] == [RestoreFailed]
