@@ -296,11 +296,10 @@ class Sockets:
             peer.close()
 
 
-class Announcer(Listener):
+class Announcer:
     """Says where the job is coordinated, at the address where launchers look for it that are started again.
 
-    If no process listens there, or another program, or a coordinator that knows it, nothing changes: of what the
-    connection says only ``opened`` matters.
+    If no process listens there, or another program, or a coordinator that knows it, nothing changes.
     """
 
     def __init__(self, reactor: Reactor, secret: bytes | None) -> None:
@@ -314,9 +313,23 @@ class Announcer(Listener):
     def close(self) -> None:
         self._sockets.close(within_s=0.0)
 
+    # -- what the connection says -----------------------------------------------------------------------------
+
     def opened(self) -> None:
         if self._moved is not None:
             self._sockets.transmit(self._moved)
+
+    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
+        """No process listens there."""
+
+    def broken(self, *, silent: bool = False) -> None:
+        """The message was received, or the process there has ended."""
+
+    def refused(self, text: str) -> None:
+        """Ignore another job's coordinator."""
+
+    def heard(self, message: ToMember) -> None:
+        """No answer is expected."""
 
 
 def _failure(sock: socket.socket) -> int:
