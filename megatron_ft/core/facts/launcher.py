@@ -270,7 +270,7 @@ class SnapshotRestored:
         key: the snapshot, by the cycle in which it was written and its iteration.
         ranks: ranks of this node.
         seconds: taken by the slowest of them.
-        redone: iterations from the snapshot to the end of the cycle before; null if that is unknown.
+        redone: iterations from the snapshot to the end of the cycle before; null if unknown.
     """
 
     cycle: Cycle

@@ -9,10 +9,10 @@ from megatron_ft.core.codec import Count, Cycle, Rank, WorldSize
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotKey:
-    """Name of a snapshot; the greatest one is the newest.
+    """Name of a snapshot; the greatest one is the newest. Two cycles may have made different states of one iteration.
 
     Args:
-        cycle: in which it was written. Iterations alone would mix what two cycles made of the same iteration.
+        cycle: in which it was written.
         iteration: steps completed.
     """
 
