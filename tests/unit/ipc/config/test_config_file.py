@@ -170,7 +170,7 @@ class TestWriting:
     def test_failed_write_leaves_the_old_file_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write(tmp_path, "old")
 
-        def fail(*_args: object) -> None:
+        def fail(*_args: object, **_folders: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "replace", fail)
@@ -185,7 +185,7 @@ class TestWriting:
         synced: list[str] = []
         real = os.replace
         monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-        monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), real(a, b)))
+        monkeypatch.setattr(os, "replace", lambda a, b, **folders: (synced.append("renamed"), real(a, b, **folders)))
         write_whole(tmp_path / "a", "x")
         assert synced == ["renamed"]
         synced.clear()

@@ -125,7 +125,7 @@ def test_files_set_aside_dont_replace_each_other(path: str) -> None:
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_state(path, {"old": 1})
 
-    def fail(*args: Any) -> None:
+    def fail(*args: Any, **folders: Any) -> None:
         raise OSError(28, "No space left on device")
 
     for function in ("fsync", "replace"):
@@ -145,9 +145,9 @@ def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest
         steps.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
         fsync(fd)
 
-    def traced_replace(source: str, target: str) -> None:
+    def traced_replace(source: str, target: str, **folders: Any) -> None:
         steps.append("rename")
-        replace(source, target)
+        replace(source, target, **folders)
 
     monkeypatch.setattr(os, "fsync", traced_fsync)
     monkeypatch.setattr(os, "replace", traced_replace)
