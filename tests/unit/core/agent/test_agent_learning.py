@@ -9,7 +9,6 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.learning import ANSWER_NS, READ_NS
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import Release
@@ -29,23 +28,11 @@ from megatron_ft.core.timeouts.exchange import (
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.sketch import Sketch
-from tests.support.agents import Driven, found_hung, verdict
+from tests.support.agents import Driven, found_hung, hung, verdict
 from tests.support.agents import attached as rank_attached
 
 PATH = "/ckpt/ft_state.json"
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=6.1,
-    timeout_s=5.0,
-    iteration=60,
-    at_ns=0,
-    learned=True,
-)
+HANG = hung(elapsed_s=6.1, timeout_s=5.0, iteration=60, learned=True)
 KNOWN = budget_rule.after_update(Known(), Sketch(ended=100, longest_s=1.0, tail=((80, 100.0),)), factor=5.0)
 NOT_WRITTEN = "timeouts learned in this run are not written"
 

@@ -9,11 +9,10 @@ from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
-from tests.support.agents import Driven, attached, found_hung, observed, signalled, trains, verdict
+from tests.support.agents import Driven, attached, found_hung, hung, observed, signalled, trains, verdict
 from tests.unit.core.board.test_monitor_state import board, section
 
 MS = 1_000_000
@@ -78,18 +77,7 @@ def test_late_report_of_a_failed_cycle_does_not_count_as_training_again() -> Non
 def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_got_no_cpu() -> None:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
-    hang = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=10,
-        local_rank=1,
-        kind="section",
-        section="step",
-        elapsed_s=2.0,
-        timeout_s=1.0,
-        iteration=3,
-        at_ns=0,
-    )
+    hang = hung(rank=10, local_rank=1, iteration=3)
     driven.hear(found_hung(1, 0, hang))
     assert isinstance(driven.told[1], m.Hang)
     driven.run_delays_ns[1] = {101: 4_000_000_000}
@@ -167,18 +155,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     driven = Driven(max_nodes=2, startup_timeout_s=None if by_monitor else 1.0)
     driven.run(2, nodes=2)
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_s=7)
-    hang = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=0,
-        local_rank=0,
-        kind="section",
-        section="step",
-        elapsed_s=2.0,
-        timeout_s=1.0,
-        iteration=3,
-        at_ns=0,
-    )
+    hang = hung(iteration=3)
     if not by_monitor:
         driven.hear(attached(0, 0, driven.now_ns))
         driven.wait(2.0)
@@ -203,16 +180,11 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
     driven.run(2, nodes=2)
     driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     found = {
-        local_rank: RankHung(
-            cycle=0,
-            since_ns=0,
+        local_rank: hung(
             rank=10 * local_rank,
             local_rank=local_rank,
-            kind="section",
-            section="step",
             elapsed_s=3.2,
             timeout_s=3.0,
-            iteration=7,
             at_ns=driven.now_ns,
             state="T" if local_rank == 1 else None,
         )
@@ -242,18 +214,7 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
     driven.run(2, nodes=2)
     driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
     driven.words[1] = CrashOutput(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
-    hang = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=1,
-        local_rank=1,
-        kind="exit",
-        section=None,
-        elapsed_s=3.2,
-        timeout_s=3.0,
-        iteration=7,
-        at_ns=driven.now_ns,
-    )
+    hang = hung(rank=1, local_rank=1, kind="exit", section=None, elapsed_s=3.2, timeout_s=3.0, at_ns=driven.now_ns)
     driven.hear(found_hung(1, 0, hang))
     driven.exits(1, -15, sent=(15,))
     driven.wait(2.0)
@@ -372,18 +333,7 @@ def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -
     driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(3)))
     driven.stop()
     for local_rank in (0, 1):
-        hang = RankHung(
-            cycle=0,
-            since_ns=0,
-            rank=0,
-            local_rank=local_rank,
-            kind="section",
-            section="checkpointing",
-            elapsed_s=2.0,
-            timeout_s=2.0,
-            iteration=7,
-            at_ns=driven.now_ns,
-        )
+        hang = hung(local_rank=local_rank, section="checkpointing", timeout_s=2.0, at_ns=driven.now_ns)
         more = {"waits_in": "barrier"} if local_rank == 0 else {"frame": "save.py:9 write"}
         note = RankSnapshot(
             rank=10 * local_rank, local_rank=local_rank, found_hung=True, state="S", has_stack=True, **more

@@ -5,25 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
-from tests.support.agents import Driven, attached, checked, suspected
+from tests.support.agents import Driven, attached, checked, hung, suspected
 
-SLOW = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=10.0,
-    timeout_s=10.0,
-    iteration=7,
-    at_ns=10**12,
-    learned=True,
-)
+SLOW = hung(elapsed_s=10.0, timeout_s=10.0, at_ns=10**12, learned=True)
 BOUND_S = 1.9
 
 
