@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", action="store_true", help="name every test that finds a mutant, not the first one")
     parser.add_argument("--runs", type=int, default=30, help="simulated jobs for a mutant that no unit test finds")
     parser.add_argument("--trace", type=Path, help="keep which lines each test executes, for the next run")
-    parser.add_argument("--known", type=Path, help="the output of an earlier run: the same mutants again")
+    parser.add_argument("--known", type=Path, help="the output of an earlier run: what was found there, again")
     options = parser.parse_args(argv)
     campaign = Campaign(options)
     settings.register_profile("mutation", deadline=None, database=None, derandomize=True, max_examples=20)
@@ -110,7 +110,7 @@ class Campaign:
             found = "time" if found is None else found
             print(f"{mutant.name}\t{mutant.path.relative_to(ROOT)}:{mutant.line}\t{found}", flush=True)
             counts[found if found in ("missed", "left out", "simulation", "time") else "unit tests"] += 1
-            if found == "missed" and known.get(mutant.name, "missed") not in ("missed", "left out"):
+            if known and found == "missed":
                 self.missed_again = 1
                 say(f"{mutant.name} was found by {known[mutant.name]}")
         say(f"{len(mutants)} mutants: {dict(counts)}, {time.monotonic() - began_s:.0f} s")
@@ -126,7 +126,7 @@ class Campaign:
         known = self._known()
         every = [mutant for path in sorted(CORE.rglob("*.py")) for mutant in mutants_of(path)]
         if known:
-            return [mutant for mutant in every if mutant.name in known]
+            return [mutant for mutant in every if known.get(mutant.name, "missed") not in ("missed", "left out")]
         every = [m for m in every if (str(m.path), m.line) in executed and self.options.only in m.name]
         if not self.options.mutants or len(every) <= self.options.mutants:
             return every
