@@ -12,7 +12,6 @@ name, its line, and what found it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib
 import json
@@ -22,6 +21,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +43,8 @@ MEMORY = 6 << 30
 TRACED = 100  # calls: a loop of a test makes thousands
 SLOW_S = 2.0  # tests that are left out, traced
 TEST_S, MUTANT_S = 10, 120  # a mutant may loop for ever
+BETWEEN = " | "  # names of tests
+UNFOUND = ("missed", "left out")
 Lines = set[tuple[str, int]]
 Functions = Mapping[tuple[str, int, str], Sequence[FunctionType]]
 
@@ -69,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "-p",
         "no:xdist",
         "--tb=no",
+        "-p",
+        "no:warnings",
     ]
     pytest.main([*args, f"--timeout={TEST_S}"], plugins=[campaign])
     return campaign.missed_again
@@ -79,7 +83,7 @@ class Campaign:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.missed_again = 0
+        self.missed_again = 1  # unless the loop begins
         self._failed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -93,6 +97,7 @@ class Campaign:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Trace the tests, then try each mutant against those that execute its line."""
         items = [item for item in session.items if isinstance(item, pytest.Function)]
+        self.missed_again = 0
         began_s = time.monotonic()
         tests = self._tests_of_lines(items)
         importlib.import_module("tests.simulation.simulate")  # once, not in each fork
@@ -103,13 +108,12 @@ class Campaign:
         known = self._known()
         counts: dict[str, int] = defaultdict(int)
         for mutant in mutants:
-            before = known.get(mutant.name, "").split(" ")
+            before = known.get(mutant.name, "").split(BETWEEN)
             chosen = [items[number] for number in tests[str(mutant.path), mutant.line]]
             chosen.sort(key=lambda item: item.nodeid not in before)
             found = in_child(lambda m=mutant, c=chosen: self._try(m, c, functions))  # type: ignore[misc]
-            found = "time" if found is None else found
             print(f"{mutant.name}\t{mutant.path.relative_to(ROOT)}:{mutant.line}\t{found}", flush=True)
-            counts[found if found in ("missed", "left out", "simulation", "time") else "unit tests"] += 1
+            counts[found if "::" not in found else "unit tests"] += 1
             if known and found == "missed":
                 self.missed_again = 1
                 say(f"{mutant.name} was found by {known[mutant.name]}")
@@ -126,7 +130,7 @@ class Campaign:
         known = self._known()
         every = [mutant for path in sorted(CORE.rglob("*.py")) for mutant in mutants_of(path)]
         if known:
-            return [mutant for mutant in every if known.get(mutant.name, "missed") not in ("missed", "left out")]
+            return [mutant for mutant in every if known.get(mutant.name, "missed") not in UNFOUND]
         every = [m for m in every if (str(m.path), m.line) in executed and self.options.only in m.name]
         if not self.options.mutants or len(every) <= self.options.mutants:
             return every
@@ -139,7 +143,7 @@ class Campaign:
         if kept is not None and kept.exists():
             traced = json.loads(kept.read_text())
         text = in_child(lambda: self._traced([item for item in items if item.nodeid not in traced]), limit_s=1800)
-        assert text, "the tests don't end"
+        assert text not in ("time", "crash"), "the tests can't be traced"
         traced |= json.loads(text)
         if kept is not None:
             kept.write_text(json.dumps(traced))
@@ -174,7 +178,7 @@ class Campaign:
                 if not self.options.every:
                     break
         if found:
-            return " ".join(found)
+            return BETWEEN.join(found)
         return "simulation" if simulation_finds(self.options.runs) else "missed"
 
     def _fails(self, item: pytest.Function) -> bool:
@@ -237,16 +241,19 @@ def simulation_finds(runs: int) -> bool:
         return True
 
 
-def in_child(act: Callable[[], str], limit_s: float = MUTANT_S) -> str | None:
-    """Return what a fork of this process returns, None if it doesn't within the limit."""
+def in_child(act: Callable[[], str], limit_s: float = MUTANT_S) -> str:
+    """Return what a fork of this process returns; "time" or "crash" if it returns nothing."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reader)
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            with contextlib.suppress(BrokenPipeError):
-                os.write(writer, b"") if not (text := act()) else Path(f"/proc/self/fd/{writer}").write_text(text)
+            text = act()
+            with os.fdopen(writer, "w") as file:
+                file.write(text)
+        except BaseException:  # noqa: BLE001 - the parent says so, and there is nothing else to end in order
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writer)
@@ -254,10 +261,10 @@ def in_child(act: Callable[[], str], limit_s: float = MUTANT_S) -> str | None:
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         with os.fdopen(reader) as file:
-            return file.read() or None
+            return file.read() or "crash"
     except TimeoutError:
         os.kill(pid, signal.SIGKILL)
-        return None
+        return "time"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.waitpid(pid, 0)
