@@ -3,6 +3,7 @@
     python tests/mutation/run.py --mutants 350 --seed 0      # a sample
     python tests/mutation/run.py --only places               # all mutants whose name contains this
     python tests/mutation/run.py --known before.txt          # exit code 1 if one that was found there is missed
+    python tests/mutation/run.py --mutants 0 --every         # hours: all, and which tests find none that others miss
 
 The tests are collected once; each mutant gets a fork, in which the code of one function is replaced and the unit tests
 run that execute the changed line. What these miss, a short simulation tries. A line of the output is a mutant: its
@@ -107,6 +108,7 @@ class Campaign:
         mutants = self._mutants(set(tests))
         known = self._known()
         counts: dict[str, int] = defaultdict(int)
+        finders: dict[str, list[str]] = {}
         for mutant in mutants:
             before = known.get(mutant.name, "").split(BETWEEN)
             chosen = [items[number] for number in tests[str(mutant.path), mutant.line]]
@@ -117,6 +119,10 @@ class Campaign:
             if known and found == "missed":
                 self.missed_again = 1
                 say(f"{mutant.name} was found by {known[mutant.name]}")
+            finders[mutant.name] = found.split(BETWEEN) if "::" in found else []
+        if self.options.every:
+            names = sorted({item.nodeid.partition("[")[0] for item in items})
+            print("\n".join(f"# finds none alone: {name}" for name in needless(finders, names)), flush=True)
         say(f"{len(mutants)} mutants: {dict(counts)}, {time.monotonic() - began_s:.0f} s")
         return True
 
@@ -185,6 +191,19 @@ class Campaign:
         self._failed = False
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return self._failed
+
+
+def needless(finders: Mapping[str, Sequence[str]], tests: Sequence[str]) -> list[str]:
+    """Return test functions without which all mutants are still found; those that find least are left out first."""
+    left = {mutant: {test.partition("[")[0] for test in found} for mutant, found in finders.items() if found}
+    finds = Counter(test for found in left.values() for test in found)
+    result = []
+    for test in sorted(tests, key=lambda test: (finds[test], test)):
+        if all(found != {test} for found in left.values()):
+            result.append(test)
+            for found in left.values():
+                found.discard(test)
+    return result
 
 
 def tracer(lines: Lines) -> Callable[[FrameType, str, Any], Any]:
