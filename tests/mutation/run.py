@@ -1,7 +1,7 @@
 """Bugs planted in megatron_ft/core, one at a time: does a unit test or the simulation find each? `make mutate`.
 
     python tests/mutation/run.py --mutants 350 --seed 0      # a sample
-    python tests/mutation/run.py --only places               # all mutants whose name contains this
+    python tests/mutation/run.py --only places               # all mutants whose name matches this
     python tests/mutation/run.py --known before.txt          # exit code 1 if one that was found there is missed
     python tests/mutation/run.py --mutants 0 --every         # hours: all, and which tests find none that others miss
 
@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=350, help="so many, 0 for all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("--only", default="", help="mutants whose name matches this pattern")
     parser.add_argument("--every", action="store_true", help="name every test that finds a mutant, not the first one")
     parser.add_argument("--runs", type=int, default=30, help="simulated jobs for a mutant that no unit test finds")
     parser.add_argument("--trace", type=Path, help="keep which lines each test executes, for the next run")
@@ -137,7 +138,7 @@ class Campaign:
         every = [mutant for path in sorted(CORE.rglob("*.py")) for mutant in mutants_of(path)]
         if known:
             return [mutant for mutant in every if known.get(mutant.name, "missed") not in UNFOUND]
-        every = [m for m in every if (str(m.path), m.line) in executed and self.options.only in m.name]
+        every = [m for m in every if (str(m.path), m.line) in executed and re.search(self.options.only, m.name)]
         if not self.options.mutants or len(every) <= self.options.mutants:
             return every
         return random.Random(self.options.seed).sample(every, self.options.mutants)  # the first ones are a sample, too
