@@ -65,6 +65,13 @@ def test_the_maximum_over_ranks_counts_and_its_rank_is_known() -> None:
     assert {name: c.rank_of_max for name, c in how.items()} == {"a": 3, "b": 0, OUT_OF_SECTION: 3}
 
 
+def test_calculation_without_an_observation_is_not_ready_and_changes_nothing() -> None:
+    old = SectionTimeouts({"a": 1.0})
+    result = calculate_sections({"a": NO_OBSERVATION}, old, RULE, alone)
+    assert result == NotReady(["a"])
+    assert old.section == {"a": 1.0}
+
+
 def test_a_section_that_nobody_has_closed_is_not_ready_however_old_it_is() -> None:
     old = SectionTimeouts({"epoch": None, "step": 60.0})
     observed = {"epoch": NO_OBSERVATION, "step": 0.05}
