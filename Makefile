@@ -5,6 +5,7 @@
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
 # make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
 # make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
+# make mutate   bugs planted in megatron_ft/core: which no test finds     MUTATE_ARGS="--only places", "--known before.txt"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
 # make megatron an unmodified checkout of Megatron-LM on the CPU, with faults     MEGATRON_ARGS="CHECKOUT ..."
 # make slurm    jobs on a real Slurm in namespaces of this machine, and what clusters do to them     SLURM_ARGS="--only scancel"
@@ -30,7 +31,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos simulate fuzz endurance megatron slurm clean
+.PHONY: help demo test lint bench verdicts chaos simulate mutate fuzz endurance megatron slurm clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -59,6 +60,9 @@ chaos: $(INSTALLED)
 
 simulate: $(INSTALLED)
 	@$(BIN)/python tests/simulation/run.py $(SIMULATE_ARGS)
+
+mutate: $(INSTALLED)
+	@nice $(BIN)/python tests/mutation/run.py $(MUTATE_ARGS)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)

@@ -29,18 +29,6 @@ from megatron_ft.core.pauses import Pauses
 
 T = TypeVar("T")
 START_NS = 1_000_000_000_000
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=3.0,
-    timeout_s=3.0,
-    iteration=7,
-    at_ns=10**12,
-)
 
 
 def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -> Held:
@@ -92,6 +80,15 @@ def trains(local_rank: int, cycle: int, began_ns: int, at_ns: int) -> edge.Monit
     """A rank is through its first step."""
     step = FirstStep(rank=10 * local_rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns)
     return edge.MonitorReport(local_rank, step)
+
+
+def hung(**changes: Any) -> RankHung:
+    """Rank 0 is late in a step."""
+    facts = {"cycle": 0, "rank": 0, "kind": "section", "section": "step", "iteration": 7, "at_ns": 0, "since_ns": 0}
+    return RankHung(**{**facts, "elapsed_s": 2.0, "timeout_s": 1.0, **changes})
+
+
+HANG = hung(elapsed_s=3.0, timeout_s=3.0, at_ns=START_NS)
 
 
 def found_hung(local_rank: int, cycle: int, verdict: RankHung, *, observed_only: bool = False) -> edge.MonitorReport:

@@ -131,14 +131,16 @@ def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message:
     assert str(error.value).startswith("plan.yaml: ")
 
 
-def test_fault_on_a_rank_beyond_the_world_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fault 1: rank must be below the number of ranks, 1, not 1"):
-        resolve(plan(FAULT), 1)
-
-
-def test_second_fault_at_the_same_moment_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fault 2: rank 1 already has one after iteration 25 of cycle 0"):
-        resolve(plan(FAULT, {**FAULT, "type": "slow"}), 2)
+@pytest.mark.parametrize(
+    ("faults", "world", "words"),
+    [
+        ([FAULT], 1, "fault 1: rank must be below the number of ranks, 1, not 1"),
+        ([FAULT, {**FAULT, "type": "slow"}], 2, "fault 2: rank 1 already has one after iteration 25 of cycle 0"),
+    ],
+)
+def test_fault_that_cannot_happen_is_refused(faults: list[dict[str, Any]], world: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(plan(*faults), world)
 
 
 def test_the_shipped_plans_can_be_read() -> None:

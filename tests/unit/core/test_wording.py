@@ -22,14 +22,12 @@ def test_list_of_many_names_the_first_ones() -> None:
     assert listed([]) == ""
 
 
-def test_the_number_is_that_of_the_last_one_in_megatrons_log() -> None:
-    assert when(99) == "after iteration 99"
-    assert begins(99) == "iteration 100 begins"
-
-
-def test_iteration_0_is_described_as_the_first() -> None:
-    assert when(0) == "in the first iteration"
-    assert begins(0) == "iteration 1 begins"
+@pytest.mark.parametrize(
+    ("iteration", "ended", "begun"),
+    [(99, "after iteration 99", "iteration 100 begins"), (0, "in the first iteration", "iteration 1 begins")],
+)
+def test_iteration_has_the_number_of_megatrons_log(iteration: int, ended: str, begun: str) -> None:
+    assert (when(iteration), begins(iteration)) == (ended, begun)
 
 
 def test_evidence_says_it_alike() -> None:

@@ -217,22 +217,19 @@ def loaded_by(*folders: str) -> set[str]:
     return {name.split(".")[0] for name in output_of(script).split()}
 
 
-def test_floors_below_the_ranks_load_neither_torch_nor_numpy() -> None:
-    assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor", "coordinator")
-
-
-def test_the_report_loads_no_torch_and_no_plotting_before_it_draws() -> None:
-    assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("cli")
-
-
-def test_a_coordinator_loads_little() -> None:
-    """It is started when the one before it has died: each tenth of a second is one of the job's."""
-    assert not {"torch", "numpy", "yaml", "logging", "asyncio", "rich"} & loaded_by("coordinator")
-
-
-def test_a_monitor_loads_little() -> None:
-    """Every rank has a monitor: what it loads is paid for on every node as often as there are ranks."""
-    assert not {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"} & loaded_by("monitor")
+@pytest.mark.parametrize(
+    ("folders", "heavy"),
+    [
+        (["core", "ipc", "monitor", "coordinator"], {"torch", "numpy"}),
+        (["cli"], {"torch", "matplotlib", "plotly", "rich"}),  # before it draws
+        # it is started when the one before it has died: each tenth of a second is one of the job's
+        (["coordinator"], {"torch", "numpy", "yaml", "logging", "asyncio", "rich"}),
+        # every rank has one: what it loads is paid for on every node as often as there are ranks
+        (["monitor"], {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"}),
+    ],
+)
+def test_folders_load_nothing_heavy(folders: list[str], heavy: set[str]) -> None:
+    assert not heavy & loaded_by(*folders)
 
 
 def test_process_that_prints_nothing_does_not_import_logging() -> None:

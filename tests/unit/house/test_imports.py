@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.house.fresh_interpreter import output_of
 
+COLLECTIVES = """
+from megatron_ft.rank.crash_reporter.flight_recorder import collectives
+assert collectives().error == "torch.distributed isn't imported"
+"""
 
-def test_the_hooks_import_no_torch() -> None:
-    code = "import sys, megatron_ft.fault_tolerance; print({'torch', 'numpy'} & set(sys.modules))"
-    assert output_of(code).strip() == "set()"
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        pytest.param("import megatron_ft.fault_tolerance", {"torch", "numpy"}, id="hooks"),
+        pytest.param("from megatron_ft.ipc.linux import nvml; nvml.load()", {"torch"}, id="driver_of_the_gpus"),
+        pytest.param(COLLECTIVES, {"torch"}, id="collectives_of_a_process_without_torch"),
+    ],
+)
+def test_code_of_ranks_imports_nothing_heavy(code: str, heavy: set[str]) -> None:
+    assert output_of(f"{code}\nimport sys; print({heavy!r} & set(sys.modules))").strip() == "set()"
 
 
 def test_the_config_class_imports_no_yaml() -> None:
@@ -30,14 +44,3 @@ def test_a_check_of_a_config_file_imports_no_torch(tmp_path: Path) -> None:
         "print(sorted({'torch', 'numpy'} & set(sys.modules)), code)"
     )
     assert output_of(code, "check-config", str(file)).splitlines()[-1] == "[] 0"
-
-
-def test_the_driver_is_asked_without_torch() -> None:
-    code = "import sys; from megatron_ft.ipc.linux import nvml; nvml.load(); print('torch' in sys.modules)"
-    assert output_of(code).strip() == "False"
-
-
-def test_process_without_torch_has_no_collectives_and_does_not_import_it() -> None:
-    code = "import sys; from megatron_ft.rank.crash_reporter.flight_recorder import collectives; "
-    code += "print(collectives().error, 'torch' in sys.modules)"
-    assert output_of(code).strip() == "torch.distributed isn't imported False"

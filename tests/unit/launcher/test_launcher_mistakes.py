@@ -23,8 +23,6 @@ from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import run_command
 from megatron_ft.launcher.outcome import LauncherEnd
 
-YAML = "fault_tolerance:\n  {line}\n"
-
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -70,8 +68,6 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--local-ranks-filter=x"], ["local_ranks_filter"]),
         (["--log-dir", os.path.abspath(__file__)], ["--log-dir", os.path.basename(__file__)]),
         (["--ft-log-dir", os.path.abspath(__file__)], ["--ft-log-dir", "no directory"]),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["--rdzv-endpoint", "host:port"]),
-        (["--nnodes=2", "--master-addr=host", "--master-port=70000"], ["--master-port", "host:70000"]),
         (["--numa-binding=node"], ["--numa-binding", "no CUDA GPU"]),
         (["--event-log-handler=nothing"], ["--event-log-handler", "'nothing'"]),
         (["--rdzv-backend=nothing"], ["--rdzv-backend", "'nothing'", "--rdzv-backend c10d"]),
@@ -87,14 +83,9 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--signals-to-handle=SIGKILL"], ["SIGKILL"]),
         (["--shutdown-timeout=-5"], ["--shutdown-timeout", "-5"]),
         (["--no-python", "-m"], ["--no-python", "--module"]),
-        (["--restart-policy=sometimes"], ["sometimes", "any-failed"]),
         (["--ft-param-rank_section_timeouts=setup:abc"], ["rank_section_timeouts", "abc"]),
-        (["--ft-param-rank_heartbeat_timeout=-1"], ["rank_heartbeat_timeout", "-1"]),
-        (["--ft-param-rank_termination_signal=SIGNOPE"], ["rank_termination_signal", "SIGNOPE"]),
         (["--ft-param-rank_hartbeat_timeout=5"], ["'--ft-rank-heartbeat-timeout'"]),
         (["--max-restart-count=3"], ["unrecognized", "--max-restart"]),
-        (["--fault-tol-cfg-path=/no/such.yaml"], ["/no/such.yaml"]),
-        (["--term-timeout=soon"], ["--term-timeout", "soon"]),
     ],
 )
 def test_mistake_in_an_option_is_one_line_and_code_2(
@@ -106,23 +97,14 @@ def test_mistake_in_an_option_is_one_line_and_code_2(
     assert not list((tmp_path / "state").glob("megatron_ft/*"))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("rank_hartbeat_timeout: 5", ["rank_hartbeat_timeout", "rank_heartbeat_timeout"]),
-        ("rank_heartbeat_timeout: -5", ["rank_heartbeat_timeout", "-5"]),
-        ("rank_heartbeat_timeout: soon", ["rank_heartbeat_timeout", "soon"]),
-        ("rank_termination_signal: SIGNOPE", ["rank_termination_signal", "SIGNOPE"]),
-    ],
-)
 def test_mistake_in_the_configuration_file_is_one_line_and_code_2(
-    text: str, words: list[str], script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "ft.yaml"
-    path.write_text(YAML.format(line=text))
+    path.write_text("fault_tolerance:\n  rank_hartbeat_timeout: 5\n")
     line = mistake(capfd, script, ["--fault-tol-cfg-path", str(path), str(script)])
-    for word in words:
-        assert word in line
+    assert "rank_hartbeat_timeout" in line
+    assert "rank_heartbeat_timeout" in line
 
 
 def test_command_line_without_a_script_is_one_line_and_code_2(script: Path, capfd: pytest.CaptureFixture[str]) -> None:

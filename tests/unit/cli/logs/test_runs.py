@@ -140,51 +140,44 @@ def test_late_launcher_that_joins_a_silently_training_run_belongs_to_it(
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("first", "second", "opened"),
     [
-        pytest.param([meets(), TRAINS, OVER], [meets()], id="it-had-ended"),
-        pytest.param([meets(), TRAINS], [meets(), (1.0, "cycle_started", started(0, 0))], id="it-counts-from-0"),
-        pytest.param([meets("alone"), TRAINS], [meets("alone")], id="it-is-alone"),
-        pytest.param([meets(rank=0), TRAINS], [meets(rank=0)], id="it-has-the-rank-of-the-one-that-was-killed"),
+        pytest.param([meets(), TRAINS, OVER], [meets()], 60.0, id="it-had-ended"),
+        pytest.param([meets(), TRAINS], [meets(), TRAINS], 60.0, id="it-counts-from-0"),
+        pytest.param([meets("alone"), TRAINS], [meets("alone")], 60.0, id="it-is-alone"),
+        pytest.param([meets(rank=0), TRAINS], [meets(rank=0)], 60.0, id="it-has-the-rank-of-the-one-that-was-killed"),
+        pytest.param([TRAINS], [], 30 * HOUR, id="the-first-was-silent-for-long"),
     ],
 )
-def test_late_launcher_after_an_end_or_with_the_same_place_begins_another_run(
-    tmp_path: Path, first: list[Record], second: list[Record]
+def test_late_launcher_begins_another_run_where_the_first_has_ended_or_had_its_place(
+    tmp_path: Path, first: list[Record], second: list[Record], opened: float
 ) -> None:
     write(tmp_path, "a", *first)
-    write(tmp_path, "b", *second, opened=60.0)
+    write(tmp_path, "b", *second, opened=opened)
     assert runs(tmp_path) == [["a"], ["b"]]
 
 
-def test_a_killed_launcher_does_not_keep_a_run_open_that_has_ended_on_the_others(tmp_path: Path) -> None:
-    write(tmp_path, "a", TRAINS, OVER)
-    write(tmp_path, "b", TRAINS)
-    write(tmp_path, "c", opened=60.0)
-    assert runs(tmp_path) == [["a", "b"], ["c"]]
+FAILED = (9.5, "cycle_ended", ended(0, "crash", 0, ""))
 
 
 @pytest.mark.parametrize(
-    "goes_on",
-    [[TRAINS], [TRAINS, (9.5, "cycle_ended", ended(0, "crash", 0, "")), (9.6, "cycle_started", started(1, 0))]],
+    ("first", "second", "is_open"),
+    [
+        pytest.param([TRAINS, OVER], [TRAINS], False, id="the-other-was-killed"),
+        pytest.param([ASKED, OVER], [TRAINS], True, id="it-was-asked-to-leave"),
+        pytest.param(
+            [ASKED, OVER], [TRAINS, FAILED, (9.6, "cycle_started", started(1, 0))], True, id="the-other-restarts"
+        ),
+        pytest.param([TRAINS, OVER], [TRAINS, (10.0, "cycle_started", started(1, 0))], True, id="it-left-before"),
+    ],
 )
-def test_launcher_that_was_asked_to_leave_has_not_ended_the_run(tmp_path: Path, goes_on: list[Record]) -> None:
-    write(tmp_path, "a", ASKED, OVER)
-    write(tmp_path, "b", *goes_on)
+def test_run_is_open_after_the_end_of_a_launcher_if_another_trains_on(
+    tmp_path: Path, first: list[Record], second: list[Record], is_open: bool
+) -> None:
+    write(tmp_path, "a", *first)
+    write(tmp_path, "b", *second)
     write(tmp_path, "c", opened=60.0)
-    assert runs(tmp_path) == [["a", "b", "c"]]
-
-
-def test_launcher_that_left_before_the_newest_cycle_has_not_ended_the_run(tmp_path: Path) -> None:
-    write(tmp_path, "a", TRAINS, OVER)
-    write(tmp_path, "b", TRAINS, (10.0, "cycle_started", started(1, 0)))
-    write(tmp_path, "c", opened=60.0)
-    assert runs(tmp_path) == [["a", "b", "c"]]
-
-
-def test_run_that_was_silent_for_long_counts_as_killed(tmp_path: Path) -> None:
-    write(tmp_path, "a", TRAINS)
-    write(tmp_path, "b", opened=30 * HOUR)
-    assert runs(tmp_path) == [["a"], ["b"]]
+    assert runs(tmp_path) == ([["a", "b", "c"]] if is_open else [["a", "b"], ["c"]])
 
 
 @pytest.mark.parametrize(("last_h", "is_same"), [(1.0, False), (4.5, True)])

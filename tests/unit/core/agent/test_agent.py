@@ -23,6 +23,7 @@ from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
 
 EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode, description="bad memory", rank=0, pid=100)
+ILL = NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1)
 SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload, description="enough", rank=0, pid=100)
 
 
@@ -31,6 +32,25 @@ def running(ranks: int = 2, **options: object) -> Driven:
     driven = Driven(**{"max_restarts": 3, "max_nodes": 2, **options})
     driven.run(ranks, nodes=2)
     driven.done.clear()
+    return driven
+
+
+def succeeded() -> Driven:
+    """A node whose ranks have succeeded, like all others."""
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
+    return driven
+
+
+def excluded(*heard: edge.Event) -> Driven:
+    """A node one of whose ranks has asked to be left out."""
+    driven = running()
+    driven.hear(EXCLUDE)
+    driven.exits(0, 1)
+    driven.hear(edge.RanksEnded(), *heard)
     return driven
 
 
@@ -57,17 +77,13 @@ def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
 def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
     assert driven.hear(edge.Tick()) == [edge.CheckHealth()]
-    driven.hear(
-        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="no disk", seconds=0.1)
-    )
+    driven.hear(replace(ILL, last_line="no disk"))
     assert driven.told == [m.Aside("exited with code 3")]
     assert driven.wait(1.9) == []
     assert driven.wait(0.2) == [edge.CheckHealth()]
-    driven.hear(
-        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="no disk", seconds=0.1)
-    )
+    driven.hear(replace(ILL, last_line="no disk"))
     assert driven.wait(4.1) == [edge.CheckHealth()]
-    driven.hear(NodeHealth(cycle=0, good=True, text="", exit_code=0, last_line="", seconds=0.1))
+    driven.hear(replace(ILL, good=True, text="", exit_code=0))
     assert driven.told[1:] == [m.Ready()]
     assert driven.said == [
         "node health check failed: exited with code 3 (no disk); retrying in 2 s",
@@ -78,11 +94,7 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
 
 def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
     driven = Driven(checks_health=True)
-    driven.hear(
-        edge.Tick(),
-        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1),
-        job.Leave(0),
-    )
+    driven.hear(edge.Tick(), ILL, job.Leave(0))
     assert driven.said[-1] == "the job ended without this node: its health check failed"
     assert over(driven) == (Exit.LEFT, 0)
 
@@ -145,7 +157,7 @@ def test_health_result_after_the_end_of_the_job_is_logged_and_changes_nothing() 
     driven.hear(edge.Tick(), job.Leave(0))
     assert driven.agent.phase is AgentPhase.OVER
     told = len(driven.all_of(job.Say))
-    driven.hear(NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1))
+    driven.hear(ILL)
     assert len(driven.all_of(job.Say)) == told
     assert driven.agent.phase is AgentPhase.OVER
     assert driven.told == []
@@ -248,21 +260,9 @@ def test_agent_whose_ranks_succeed_ends_with_0() -> None:
     assert over(driven) == (Exit.SUCCEEDED, 0)
 
 
-def test_a_coordinator_that_had_not_heard_of_the_success_goes_on() -> None:
-    driven = running()
-    driven.exits(0)
-    driven.exits(1)
-    driven.ends(Outcome.SUCCEEDED, restarts=False)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Begin(held(1)))
-    assert driven.done[-1] == edge.StartRanks(3)
-
-
-def test_a_coordinator_that_had_not_heard_of_the_success_says_why_it_goes_on() -> None:
-    driven = running()
-    driven.exits(0)
-    driven.exits(1)
-    driven.ends(Outcome.SUCCEEDED, restarts=False)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
+def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
+    assert succeeded().hear(job.Begin(held(1)))[-1] == edge.StartRanks(3)
+    driven = succeeded()
     again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
     driven.hear(again)
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
@@ -436,10 +436,7 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 93, 94])
 def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends(code: int) -> None:
-    driven = running()
-    driven.hear(EXCLUDE)
-    driven.exits(0, 1)
-    driven.hear(edge.RanksEnded(), job.LeftOut())
+    driven = excluded(job.LeftOut())
     assert driven.agent.phase is AgentPhase.EXCLUDED
     assert driven.written[-1] == "cycle_ended"
     assert driven.wait(1000.0) == []
@@ -449,10 +446,7 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends(code: int) ->
 
 @pytest.mark.parametrize("has_heard", [True, False])
 def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
-    driven = running()
-    driven.hear(EXCLUDE)
-    driven.exits(0, 1)
-    driven.hear(edge.RanksEnded(), *([job.LeftOut()] if has_heard else []))
+    driven = excluded(*([job.LeftOut()] if has_heard else []))
     assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
     driven.hear(job.Leave(0))
     assert over(driven) == (Exit.STOPPED, 0)
@@ -497,11 +491,8 @@ def test_rank_that_fails_as_the_launcher_gives_up_is_no_failure_of_the_script() 
 
 
 def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
-    driven = running()
-    driven.exits(0)
-    driven.exits(1)
-    driven.ends(Outcome.SUCCEEDED, restarts=False)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), GONE, job.Leave(0))
+    driven = succeeded()
+    driven.hear(GONE, job.Leave(0))
     assert over(driven) == (Exit.SUCCEEDED, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -133,32 +134,40 @@ def test_late_start_under_observe_only_kills_no_rank() -> None:
     assert driven.said[-1].endswith("not killed (observe-only)")
 
 
-def test_a_pause_counts_for_nobody() -> None:
-    driven = started(startup_timeout_s=30.0)
+def pause(driven: Driven) -> None:
     driven.pauses.begin(driven.now_ns)
     driven.wait(100.0)
     driven.pauses.end(driven.now_ns)
-    driven.wait(29.0)
-    assert late(driven) == []
-    driven.wait(1.2)
-    assert [kind for _, kind, _ in late(driven)] == ["startup"]
 
 
-def test_a_node_that_stood_still_counts_for_nobody() -> None:
-    driven = started(startup_timeout_s=30.0)
+def stand_still(driven: Driven) -> None:
     driven.wait(100.0, late=True)
-    assert late(driven) == []
-    driven.wait(29.9)
-    assert late(driven) == []
-    driven.wait(0.2)
-    assert late(driven) == [(0, "startup", 30.0)]
 
 
-def test_a_stand_still_that_was_over_before_the_timer_counts_for_nobody_either() -> None:
+def be_stopped_between_timers(driven: Driven) -> None:
     """No timer is late then, but SIGCONT came: the launcher was stopped, and its ranks with it."""
-    driven = started(startup_timeout_s=30.0)
     driven.wait(20.0)
     driven.hear(edge.Continued())
+
+
+def stand_still_in_a_pause(driven: Driven) -> None:
+    """Taken off once: by the pause and a late timer, the rank would have as much more time than it is given."""
+    driven.pauses.begin(driven.now_ns)
+    driven.now_ns += 60_000_000_000
+    driven.pauses.end(driven.now_ns)
+
+
+def be_stopped_in_a_pause(driven: Driven) -> None:
+    stand_still_in_a_pause(driven)
+    driven.hear(edge.Continued())
+
+
+@pytest.mark.parametrize(
+    "spend", [pause, stand_still, be_stopped_between_timers, stand_still_in_a_pause, be_stopped_in_a_pause]
+)
+def test_time_in_which_no_rank_could_run_is_not_that_of_its_start(spend: Callable[[Driven], None]) -> None:
+    driven = started(startup_timeout_s=30.0)
+    spend(driven)
     driven.wait(29.0)
     assert late(driven) == []
     driven.wait(1.1)
@@ -176,21 +185,6 @@ def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(i
     assert late(driven) == []
     driven.wait(1.1)
     assert late(driven) == [(0, "exit", 20.0)]
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_stand_still_in_a_pause_is_taken_off_once(is_told: bool) -> None:
-    """By SIGCONT or a late timer, and by the pause; the rank would have as much more time than it is given."""
-    driven = started(startup_timeout_s=30.0)
-    driven.pauses.begin(driven.now_ns)
-    driven.now_ns += 60_000_000_000
-    driven.pauses.end(driven.now_ns)
-    if is_told:
-        driven.hear(edge.Continued())
-    driven.wait(29.0)
-    assert late(driven) == []
-    driven.wait(1.1)
-    assert late(driven) == [(0, "startup", 30.0)]
 
 
 def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill() -> None:

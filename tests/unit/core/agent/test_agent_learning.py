@@ -9,7 +9,6 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.learning import ANSWER_NS, READ_NS
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import Release
@@ -29,22 +28,13 @@ from megatron_ft.core.timeouts.exchange import (
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.sketch import Sketch
-from tests.support.agents import Driven, found_hung, verdict
+from tests.support.agents import Driven, found_hung, hung, verdict
 from tests.support.agents import attached as rank_attached
 
 PATH = "/ckpt/ft_state.json"
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=6.1,
-    timeout_s=5.0,
-    iteration=60,
-    at_ns=0,
-    learned=True,
+HANG = hung(elapsed_s=6.1, timeout_s=5.0, iteration=60, learned=True)
+REVIEW = Reviewed(
+    cycle=0, asker=0, text="x", elapsed_s=6.1, timeout_s=5.0, rank=0, is_waited=True, timed="step", iteration=60
 )
 KNOWN = budget_rule.after_update(Known(), Sketch(ended=100, longest_s=1.0, tail=((80, 100.0),)), factor=5.0)
 NOT_WRITTEN = "timeouts learned in this run are not written"
@@ -216,8 +206,7 @@ def test_timeout_that_is_only_reported_is_doubled_once_it_was_exceeded() -> None
     learned = {"step": timeout(5.0)}
     driven.hear(result(moment=Moment.STEPS, enforces=False, writes=False, timeouts=learned, known={"step": KNOWN}))
     for iteration, expected_s in [(60, 10.0), (61, 20.0), (61, 20.0)]:
-        review = Reviewed(cycle=0, asker=0, text="x", elapsed_s=6.0, timeout_s=5.0, timed="step", iteration=iteration)
-        driven.hear(review)
+        driven.hear(replace(REVIEW, rank=None, is_waited=False, iteration=iteration))
         assert arms(driven)[0]["step"].timeout_s == expected_s
         assert not arms(driven)[0]["step"].enforced
     assert len([line for line in driven.said if line.startswith("would be a hang")]) == 2
@@ -435,22 +424,11 @@ def test_hang_under_report_is_diagnosed_on_all_nodes_and_ends_nothing() -> None:
         driven.hear(found_hung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
     (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
     assert hang.passive
-    review = Reviewed(
-        cycle=0,
-        asker=0,
-        elapsed_s=6.1,
-        timeout_s=5.0,
-        text="rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s), in recv",
-        rank=0,
-        is_waited=True,
-        timed="step",
-        iteration=60,
-    )
+    text = "rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s), in recv"
     for _ in range(2):
-        driven.hear(review)
+        driven.hear(replace(REVIEW, text=text))
     assert [line for line in driven.said if line.startswith("would be a hang")] == [
-        "would be a hang: rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s), in recv; "
-        "set timeouts or --calc-ft-timeouts to restart"
+        f"would be a hang: {text}; set timeouts or --calc-ft-timeouts to restart"
     ]
     driven.wait(60.0)
     assert not driven.all_of(edge.SignalRanks)
@@ -465,11 +443,8 @@ def test_learned_timeout_exceeded_under_observe_only_is_told_once_with_the_rank_
     (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
     assert hang.passive
     text = "rank 1 in 'step' for 6.1 s (learned timeout 5.0 s), in recv; rank 0 waits in all_reduce"
-    review = Reviewed(
-        cycle=0, asker=0, elapsed_s=6.1, timeout_s=5.0, text=text, rank=1, is_waited=True, timed="step", iteration=60
-    )
     for _ in range(2):
-        driven.hear(review)
+        driven.hear(replace(REVIEW, text=text, rank=1))
     assert [line for line in driven.said if "not killed" in line] == [
         f"would be a hang: {text}: not killed (observe-only)"
     ]

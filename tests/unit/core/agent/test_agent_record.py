@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 
 from megatron_ft.core.agent import edge
@@ -9,14 +11,14 @@ from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
-from tests.support.agents import Driven, attached, found_hung, observed, signalled, trains, verdict
+from tests.support.agents import Driven, attached, found_hung, hung, observed, signalled, trains, verdict
 from tests.unit.core.board.test_monitor_state import board, section
 
 MS = 1_000_000
+T = TypeVar("T")
 
 
 def restarted() -> Driven:
@@ -31,6 +33,19 @@ def restarted() -> Driven:
     driven.run(2, 4, nodes=2)
     driven.now_ns += 1000 * MS
     return driven
+
+
+def running(ranks: int = 2, *, nodes: int = 2, watched: bool = True, **options: object) -> Driven:
+    driven = Driven(max_nodes=nodes, **options)
+    driven.run(ranks, nodes=nodes)
+    if watched:
+        driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(ranks)))
+    return driven
+
+
+def sent(driven: Driven, kind: type[T]) -> list[T]:
+    """Messages of this kind to the coordinator."""
+    return [message for message in driven.told if isinstance(message, kind)]
 
 
 def again(driven: Driven) -> list[str]:
@@ -76,27 +91,15 @@ def test_late_report_of_a_failed_cycle_does_not_count_as_training_again() -> Non
 
 
 def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_got_no_cpu() -> None:
-    driven = Driven(max_nodes=2)
-    driven.run(2, nodes=2)
-    hang = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=10,
-        local_rank=1,
-        kind="section",
-        section="step",
-        elapsed_s=2.0,
-        timeout_s=1.0,
-        iteration=3,
-        at_ns=0,
-    )
+    driven = running(watched=False)
+    hang = hung(rank=10, local_rank=1, iteration=3)
     driven.hear(found_hung(1, 0, hang))
     assert isinstance(driven.told[1], m.Hang)
     driven.run_delays_ns[1] = {101: 4_000_000_000}
     driven.wait(23.9)
-    assert [message for message in driven.told if isinstance(message, m.Report)] == []
+    assert sent(driven, m.Report) == []
     driven.wait(0.2)
-    (report,) = [message for message in driven.told if isinstance(message, m.Report)]
+    (report,) = sent(driven, m.Report)
     assert (report.state, report.cause.rank) == (NodeState.UNHEALTHY, 10)
 
 
@@ -104,8 +107,7 @@ def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_go
 @pytest.mark.parametrize("forked", [False, True])
 def test_phases_of_a_start_are_timed_by_the_last_rank(has_group: bool, forked: bool) -> None:
     """Up to its hello nothing is known of a script; whether it had a process group by then is."""
-    driven = Driven()
-    driven.run(2)
+    driven = running(nodes=1, watched=False)
     start = driven.now_ns
     for local_rank in (0, 1):
         # the last rank counts, and of one that connects again only the first time
@@ -123,8 +125,7 @@ def test_phases_of_a_start_are_timed_by_the_last_rank(has_group: bool, forked: b
 
 
 def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
-    driven = Driven()
-    driven.run(2)
+    driven = running(nodes=1, watched=False)
     driven.hear(attached(0, 0, driven.now_ns))
     driven.hear(*(trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
     assert list(driven.record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]
@@ -148,7 +149,7 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     driven.boards.update({local_rank: board(last_transition_ns=moved_ns) for local_rank in (0, 1)})
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_ns=raised_ns)
     driven.ends()
-    reports = [message.cause.text for message in driven.told if isinstance(message, m.Report)]
+    reports = [message.cause.text for message in sent(driven, m.Report)]
     assert reports == ([] if told is None else [told])
 
 
@@ -167,24 +168,13 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     driven = Driven(max_nodes=2, startup_timeout_s=None if by_monitor else 1.0)
     driven.run(2, nodes=2)
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_s=7)
-    hang = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=0,
-        local_rank=0,
-        kind="section",
-        section="step",
-        elapsed_s=2.0,
-        timeout_s=1.0,
-        iteration=3,
-        at_ns=0,
-    )
+    hang = hung(iteration=3)
     if not by_monitor:
         driven.hear(attached(0, 0, driven.now_ns))
         driven.wait(2.0)
     driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hang))
     driven.hear(signalled(0, 9), observed(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
-    notes = [message for message in driven.told if isinstance(message, m.Notes)]
+    notes = sent(driven, m.Notes)
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
         driven.exits(local_rank, -9, sent=(9,))
@@ -199,20 +189,13 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
     first: int, ends: bool
 ) -> None:
     """On a machine that is busy enough its monitor can't wait until the launcher has seen the other ranks."""
-    driven = Driven(max_nodes=2)
-    driven.run(2, nodes=2)
-    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven = running()
     found = {
-        local_rank: RankHung(
-            cycle=0,
-            since_ns=0,
+        local_rank: hung(
             rank=10 * local_rank,
             local_rank=local_rank,
-            kind="section",
-            section="step",
             elapsed_s=3.2,
             timeout_s=3.0,
-            iteration=7,
             at_ns=driven.now_ns,
             state="T" if local_rank == 1 else None,
         )
@@ -226,10 +209,10 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
         driven.exits(1, -2, sent=(2,))
     driven.hear(observed(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
     driven.wait(2.0)
-    (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
+    (notes,) = sent(driven, m.Notes)
     (unseen,) = (note for note in notes.notes if note.rank == 10)
     assert (unseen.found_hung, unseen.gone, unseen.state, unseen.raised) == (True, False, "T", "")
-    (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
+    (hang,) = sent(driven, m.Hang)
     cause = blamed(notes.notes, hang.verdict, are_all=True, several=False)
     assert cause is not None
     assert (cause.kind, cause.rank) == (CauseKind.HANG, 10)
@@ -238,26 +221,13 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
 
 
 def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
-    driven = Driven(max_nodes=2)
-    driven.run(2, nodes=2)
-    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven = running()
     driven.words[1] = CrashOutput(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
-    hang = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=1,
-        local_rank=1,
-        kind="exit",
-        section=None,
-        elapsed_s=3.2,
-        timeout_s=3.0,
-        iteration=7,
-        at_ns=driven.now_ns,
-    )
+    hang = hung(rank=1, local_rank=1, kind="exit", section=None, elapsed_s=3.2, timeout_s=3.0, at_ns=driven.now_ns)
     driven.hear(found_hung(1, 0, hang))
     driven.exits(1, -15, sent=(15,))
     driven.wait(2.0)
-    (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
+    (notes,) = sent(driven, m.Notes)
     assert [(note.rank, note.raised, note.gone) for note in notes.notes] == [
         (0, "", False),
         (10, "ValueError: empty", False),
@@ -272,9 +242,7 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
     ],
 )
 def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_on: bool, text: str) -> None:
-    driven = Driven()
-    driven.run(2)
-    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven = running(nodes=1)
     raised_ns = driven.now_ns
     moved_ns = raised_ns + 5 if has_gone_on else raised_ns - 5
     driven.boards[1] = board(iteration=7, last_transition_ns=moved_ns)
@@ -291,9 +259,7 @@ def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_o
 def test_rank_that_reports_progress_after_an_exception_is_no_cause_when_it_is_terminated(
     progress: str, has_gone_on: bool
 ) -> None:
-    driven = Driven()
-    driven.run(2)
-    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven = running(nodes=1)
     raised_ns, moved_ns = driven.now_ns, driven.now_ns + (10_000 * MS if has_gone_on else -5)
     driven.boards[1] = {
         "section": board(last_transition_ns=moved_ns),
@@ -320,7 +286,7 @@ def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_
         driven.now_ns += round(after_s * 1e9)
         driven.words[1] = CrashOutput(**words)
         driven.exits(1, exitcode)
-        (report,) = (message for message in driven.told if isinstance(message, m.Report))
+        (report,) = sent(driven, m.Report)
         assert report.reached is not None
         return report.reached.trained, report.reached.start
 
@@ -339,8 +305,7 @@ def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_
 
 
 def test_kill_by_the_monitor_counts_as_sent_by_the_launcher() -> None:
-    driven = Driven(max_nodes=2)
-    driven.run(2, nodes=2)
+    driven = running(watched=False)
     for number in (18, 9):
         driven.hear(signalled(0, number))  # type: ignore[arg-type]
     driven.exits(0, -9)
@@ -356,9 +321,7 @@ def test_kill_by_the_monitor_counts_as_sent_by_the_launcher() -> None:
 def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was_signalled(
     error: str, kept: list[int]
 ) -> None:
-    driven = Driven()
-    driven.run(2)
-    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven = running(nodes=1)
     driven.words[1] = CrashOutput(error=error, raised_at_ns=driven.now_ns if error else 0)
     driven.wait(0.1)
     driven.exits(0, 1)  # it has lost its peer, and is quicker
@@ -367,23 +330,10 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
 
 
 def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -> None:
-    driven = Driven()
-    driven.run(3)
-    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(3)))
+    driven = running(3, nodes=1)
     driven.stop()
     for local_rank in (0, 1):
-        hang = RankHung(
-            cycle=0,
-            since_ns=0,
-            rank=0,
-            local_rank=local_rank,
-            kind="section",
-            section="checkpointing",
-            elapsed_s=2.0,
-            timeout_s=2.0,
-            iteration=7,
-            at_ns=driven.now_ns,
-        )
+        hang = hung(local_rank=local_rank, section="checkpointing", timeout_s=2.0, at_ns=driven.now_ns)
         more = {"waits_in": "barrier"} if local_rank == 0 else {"frame": "save.py:9 write"}
         note = RankSnapshot(
             rank=10 * local_rank, local_rank=local_rank, found_hung=True, state="S", has_stack=True, **more

@@ -8,26 +8,14 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
-from tests.support.agents import Driven, attached, checked, suspected
+from tests.support.agents import Driven, attached, checked, hung, suspected
 from tests.unit.core.job.test_lost_peer import left, stuck, waiting
 
-LATE = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=4.1,
-    timeout_s=4.0,
-    iteration=7,
-    at_ns=10**12,
-)
+LATE = hung(elapsed_s=4.1, timeout_s=4.0, at_ns=10**12)
 
 
 def running(**options: object) -> Driven:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from megatron_ft.core.agent import edge
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
-from tests.support.agents import Driven, attached, checked, suspected
+from tests.support.agents import Driven, attached, checked, hung, suspected
 
-SLOW = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=10.0,
-    timeout_s=10.0,
-    iteration=7,
-    at_ns=10**12,
-    learned=True,
-)
+SLOW = hung(elapsed_s=10.0, timeout_s=10.0, at_ns=10**12, learned=True)
 BOUND_S = 1.9
 
 
@@ -107,14 +96,19 @@ def test_the_line_is_said_once_for_each_interval() -> None:
     assert len(driven.said) == 2
 
 
-def test_four_timeouts_are_the_most_whoever_moves() -> None:
+@pytest.mark.parametrize(("limits", "limit_s"), [({}, 40.0), ({"limit_s": 240.0}, 240.0)])
+def test_extensions_end_at_four_timeouts_or_the_limit_of_the_interval_whoever_moves(
+    limits: dict[str, object], limit_s: float
+) -> None:
     driven = running(1)
-    suspect(driven, elapsed_s=35.0)
+    suspect(driven, elapsed_s=limit_s - 1.0, **limits)
     looked(driven, 0, "computes in train.py:9 step")
-    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 40.0))]
+    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, limit_s))]
+    assert driven.said[0].endswith(f"extending the timeout, to at most {limit_s} s in total")
     driven.done.clear()
-    assert kinds(suspect(driven, elapsed_s=40.01)) == [Say, ConfirmHang]
-    assert "its timeout is extended to at most 40.0 s, terminating it although ranks make progress" in driven.said[0]
+    assert kinds(suspect(driven, elapsed_s=limit_s + 0.01, **limits)) == [Say, ConfirmHang]
+    words = f"its timeout is extended to at most {limit_s} s, terminating it although ranks make progress"
+    assert words in driven.said[0]
 
 
 def test_hang_under_observe_only_is_confirmed_without_a_line() -> None:
@@ -206,16 +200,6 @@ def test_nodes_that_decide_for_themselves_ask_nobody() -> None:
     assert driven.told == []
     (asked,) = looked(driven, 0)
     assert isinstance(asked, m.Hang)  # for a review of all ranks
-
-
-def test_the_limit_of_an_interval_bounds_its_extensions() -> None:
-    driven = running(1)
-    suspect(driven, elapsed_s=239.0, limit_s=240.0)
-    looked(driven, 0, "waits for its file system (in rpc_wait_bit_killable)")
-    assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 240.0))]
-    assert driven.said[0].endswith("extending the timeout, to at most 240.0 s in total")
-    driven.done.clear()
-    assert kinds(suspect(driven, elapsed_s=240.01, limit_s=240.0)) == [Say, ConfirmHang]
 
 
 def test_a_rank_that_stands_still_is_confirmed_long_before_its_limit() -> None:

@@ -225,17 +225,25 @@ def test_error_of_a_rank_that_lost_a_peer_is_a_consequence(error: str, follows: 
     assert not is_secondary_failure(ended(1, -9, error=error))
 
 
-def test_a_consequence_that_was_seen_first_is_not_the_cause() -> None:
-    cause = find_cause([ended(0, 1, 0, error=LOST), ended(1, 7, 200, where="loader.py:88 next_batch")], [])
+@pytest.mark.parametrize(
+    ("others", "rank", "line"),
+    [
+        (
+            [ended(1, 7, 200, where="loader.py:88 next_batch")],
+            1,
+            "rank 1 exited with code 7, in loader.py:88 next_batch, 1 other failed because of it",
+        ),
+        ([ended(1, -6, 5000)], 0, "likely a consequence of another rank's exit"),  # much later
+        ([], 0, "likely a consequence of another rank's exit"),
+    ],
+)
+def test_lost_peer_is_the_cause_only_if_no_other_rank_failed_at_that_time(
+    others: list[RankExited], rank: int, line: str
+) -> None:
+    cause = find_cause([ended(0, 1, 0, error=LOST), *others], [])
     assert cause is not None
-    assert cause.line == "rank 1 exited with code 7, in loader.py:88 next_batch, 1 other failed because of it"
-    assert not cause.follows
-
-
-def test_exit_much_later_is_not_the_cause_of_a_lost_peer() -> None:
-    cause = find_cause([ended(0, 1, 0, error=LOST), ended(1, -6, 5000)], [])
-    assert cause is not None
-    assert cause.rank == 0
+    assert (cause.rank, cause.follows) == (rank, rank == 0)
+    assert cause.line.endswith(line)
 
 
 def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_have_ended_it() -> None:
@@ -263,13 +271,6 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
     cause = find_cause([first, asked], [])
     assert cause is not None
     assert cause.rank == 0
-
-
-def test_lost_peer_without_a_local_cause_is_described_as_a_consequence() -> None:
-    cause = find_cause([ended(0, 1, error=LOST)], [])
-    assert cause is not None
-    assert cause.follows
-    assert cause.line.endswith("likely a consequence of another rank's exit")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from megatron_ft.core.timeouts.sketch import Sketch
 from megatron_ft.core.timeouts.tail import bucket_of
 
 KNOWN = frozenset({"setup", "step", "checkpointing"})
-CONFIGURED = {
+CONFIGURED: dict[str, Any] = {
     "rank_section_timeouts": {"setup": 600.0, "step": 180.0},
     "rank_out_of_section_timeout": 300.0,
 }
@@ -52,53 +52,49 @@ def chosen(state: LearnedState, configured: dict[str, Any]) -> Choice:
     return choose(state, configured=configured, known_sections=KNOWN)
 
 
-def with_step(value: float | None) -> dict[str, Any]:
-    return {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": value}}
+def with_section(name: str, value: float | None) -> dict[str, Any]:
+    return {**CONFIGURED, "rank_section_timeouts": {**CONFIGURED["rank_section_timeouts"], name: value}}
 
 
 # --- which apply ---
 
 
-def test_learned_wins_over_configured() -> None:
-    choice = chosen(learned(), CONFIGURED)
-    assert choice.timeouts == {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
-    assert choice.superseded == ()
+LEARNED = {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
 
 
-@pytest.mark.parametrize("now", [200.0, 179.999, None])
-def test_a_configured_value_that_was_changed_since_wins(now: float | None) -> None:
-    choice = chosen(learned(), with_step(now))
-    assert "step" not in choice.timeouts
-    assert choice.timeouts["setup"] == 11.0
-    (superseded,) = choice.superseded
-    assert superseded.describe() == (
-        f"'step' keeps its configured timeout of {'infinity' if now is None else f'{now:.4g} s'}: "
-        "it was changed (from 180 s) since 12 s was learned"
-    )
-
-
-def test_a_value_that_the_user_no_longer_sets_doesnt_supersede() -> None:
-    choice = chosen(learned(), {"rank_section_timeouts": {"setup": 600.0}})
-    assert choice.timeouts == {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
-
-
-def test_a_value_that_the_user_sets_for_the_first_time_wins() -> None:
-    configured = {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": 180.0, "checkpointing": 99.0}}
+@pytest.mark.parametrize(
+    ("configured", "changed"),
+    [
+        pytest.param(CONFIGURED, None, id="as_it_was"),
+        pytest.param({"rank_section_timeouts": {"setup": 600.0}}, None, id="no_longer_set"),
+        pytest.param(with_section("checkpointing", None), None, id="set_to_null_that_was_absent"),
+        pytest.param(with_section("checkpointing", 99.0), "checkpointing", id="set_for_the_first_time"),
+        pytest.param(with_section("step", 200.0), "step", id="raised"),
+        pytest.param(with_section("step", 179.999), "step", id="lowered_a_little"),
+        pytest.param(with_section("step", None), "step", id="set_to_null"),
+        pytest.param({**CONFIGURED, "rank_out_of_section_timeout": 301.0}, "out_of_section", id="out_of_section"),
+        pytest.param({**CONFIGURED, "rank_out_of_section_timeout": None}, "out_of_section", id="out_of_section_null"),
+    ],
+)
+def test_learned_timeout_applies_unless_its_configured_value_was_changed_since(
+    configured: dict[str, Any], changed: str | None
+) -> None:
     choice = chosen(learned(), configured)
-    assert "checkpointing" not in choice.timeouts
-    assert "from infinity" in choice.superseded[0].describe()
+    assert choice.timeouts == {name: timeout for name, timeout in LEARNED.items() if name != changed}
+    assert [each.name for each in choice.superseded] == ([] if changed is None else [changed])
 
 
-def test_an_explicit_null_that_was_absent_before_changes_nothing() -> None:
-    configured = {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": 180.0, "checkpointing": None}}
-    assert chosen(learned(), configured).superseded == ()
-
-
-@pytest.mark.parametrize("now", [301.0, None])
-def test_changed_timeout_out_of_section_wins_over_the_learned_one(now: float | None) -> None:
-    choice = chosen(learned(), {**CONFIGURED, "rank_out_of_section_timeout": now})
-    assert set(choice.timeouts) == KNOWN
-    assert choice.superseded[0].name == "out_of_section"
+@pytest.mark.parametrize(
+    ("name", "now", "words"),
+    [
+        ("step", 200.0, "200 s: it was changed (from 180 s) since 12 s was learned"),
+        ("step", None, "infinity: it was changed (from 180 s) since 12 s was learned"),
+        ("checkpointing", 99.0, "99 s: it was changed (from infinity) since 10 s was learned"),
+    ],
+)
+def test_configured_timeout_that_wins_is_told_with_what_it_was(name: str, now: float | None, words: str) -> None:
+    (superseded,) = chosen(learned(), with_section(name, now)).superseded
+    assert superseded.describe() == f"'{name}' keeps its configured timeout of {words}"
 
 
 def test_heartbeats_are_kept_as_a_pair() -> None:
@@ -109,7 +105,7 @@ def test_heartbeats_are_kept_as_a_pair() -> None:
 
 
 def test_learned_timeout_wins_if_no_configuration_is_remembered() -> None:
-    assert set(chosen(learned(configured=None), with_step(1.0)).timeouts) == {*KNOWN, "out_of_section"}
+    assert set(chosen(learned(configured=None), with_section("step", 1.0)).timeouts) == {*KNOWN, "out_of_section"}
 
 
 def test_unknown_sections_are_left_out_and_named() -> None:
@@ -125,11 +121,6 @@ def test_loaded_timeout_below_the_floor_is_raised_to_it() -> None:
     assert choice.learned["step"] == LearnedTimeout(
         timeout_s=LEARNED_FLOOR_S, first_s=LEARNED_FLOOR_S, limit_s=LEARNED_FLOOR_S
     )
-
-
-def test_choice_without_learned_timeouts_is_empty() -> None:
-    assert chosen(LearnedState(), CONFIGURED).is_empty
-    assert not chosen(LearnedState(heartbeats=(1.0, 1.0)), {}).is_empty
 
 
 def test_client_understands_the_state_of_chosen_timeouts() -> None:
@@ -156,10 +147,6 @@ def test_timeouts_that_a_client_calculated_are_kept() -> None:
     state = kept(client_state(step=9.0))
     assert (state.sections, state.out_of_section) == ({"step": from_timeout(9.0)}, from_timeout(7.0))
     assert (state.configured, state.world_size) == (CONFIGURED, 4)
-
-
-def test_remembered_configuration_has_timeouts_only() -> None:
-    assert kept(client_state(), configured={**CONFIGURED, "safety_factor": 2.0}).configured == CONFIGURED
 
 
 def test_job_of_another_size_is_told() -> None:
@@ -198,12 +185,6 @@ def test_survey_replaces_its_timeouts_and_keeps_the_others() -> None:
     assert state.known["step"].reference_s == 33.0
     assert (state.heartbeats, state.configured, state.world_size) == ((50.0, 5.0), CONFIGURED, 4)
     assert parse(json.loads(json.dumps(to_document(state)))) == state
-
-
-def test_timeout_that_gave_way_to_the_configuration_stays_out_of_the_file() -> None:
-    state = after(learned(), survey(setup=33.0), with_step(200.0))
-    assert "step" not in state.timeouts
-    assert "step" not in chosen(state, with_step(200.0)).timeouts
 
 
 def test_armed_timeouts_that_are_only_reported_leave_out_configured_sections() -> None:

@@ -439,12 +439,9 @@ def test_milestones_are_each_save_and_the_end_once() -> None:
     assert milestones.take(ending._replace(closing=True)) == []
 
 
-def test_a_rank_that_only_ends_its_monitoring_has_no_end_of_its_run() -> None:
-    assert Milestones().take(BOARD._replace(closing=True)) == []
-
-
-def test_a_rank_without_hooks_has_no_milestones() -> None:
-    assert Milestones().take(BOARD._replace(watch_only=True, steps=64, saves=1, closing=True)) == []
+@pytest.mark.parametrize("more", [{}, {"watch_only": True, "steps": 64, "saves": 1}], ids=["no_end", "no_hooks"])
+def test_end_of_the_monitoring_alone_is_no_milestone(more: dict[str, Any]) -> None:
+    assert Milestones().take(BOARD._replace(closing=True, **more)) == []
 
 
 def test_facts_are_those_of_the_board() -> None:

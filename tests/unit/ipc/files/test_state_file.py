@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +78,19 @@ def test_broken_content_is_refused_with_a_reason(content: bytes, why: str, path:
     assert "\n" not in str(error.value)
 
 
-def test_directory_in_place_of_the_state_file_is_an_error(path: str) -> None:
-    os.mkdir(path)
-    with pytest.raises(UnreadableStateFile, match="is a directory"):
-        read_state(path)
-
-
-def test_fifo_in_place_of_the_state_file_does_not_wait_for_a_writer(path: str) -> None:
-    os.mkfifo(path)
-    with pytest.raises(UnreadableStateFile, match="is not a regular file"):
-        read_state(path)
-
-
-def test_loop_of_links_in_place_of_the_state_file_is_an_error(path: str) -> None:
-    os.symlink(path, path)
-    with pytest.raises(UnreadableStateFile, match="can't be read"):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(os.mkdir, "is a directory", id="directory"),
+        pytest.param(os.mkfifo, "is not a regular file", id="fifo_without_a_writer"),
+        pytest.param(lambda path: os.symlink(path, path), "can't be read", id="loop_of_links"),
+    ],
+)
+def test_anything_else_in_place_of_the_state_file_is_an_error_at_once(
+    path: str, make: Callable[[str], None], words: str
+) -> None:
+    make(path)
+    with pytest.raises(UnreadableStateFile, match=words):
         read_state(path)
 
 
