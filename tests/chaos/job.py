@@ -24,8 +24,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LAUNCH = "FT_CHAOS_LAUNCH"
-SKIP_LOAD = "FT_CHAOS_SKIP_LOAD"
-"""A planted violation, for the test of the campaign: what was saved isn't loaded."""
 
 
 class Rank:
@@ -179,8 +177,6 @@ def main() -> None:
     before(ft, "shutdown", lambda _: rank.reach("shutdown"))
     after(ft, "shutdown", lambda _: rank.leave())
     after(gpt_utils, "print_weights_hash", lambda *_: rank.note("finished"))
-    if os.environ.get(SKIP_LOAD):
-        gpt_checkpoint._read_tracker = lambda _: None
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,6 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPT = ROOT / "examples/autoresume/launch.sh"
 LAUNCHER = [sys.executable, "-m", "megatron_ft.launcher"]
 START_S = 60.0
-ITERATIONS = 4000
-"""So many that a rank is still training when it is killed."""
 
 
 class Loop:
@@ -98,42 +97,34 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
         assert left == []
 
 
-def test_loop_restarts_killed_jobs_until_the_training_is_finished(loop: Loop, tmp_path: Path) -> None:
-    """Three real jobs: of the first the launcher is killed, of the second a rank; the third comes to the end."""
-    save = tmp_path / "save"
-    # an optimizer imports the compiler, and here once for both ranks
-    preload = "--ft-preload=torch._dynamo"
-    command = [*LAUNCHER, "--nproc-per-node=2", preload, "--ft-log-dir", str(tmp_path / "logs")]
-    train = [str(ROOT / "examples/autoresume/train.py"), "--save", str(save), f"--train-iters={ITERATIONS}"]
-    loop.start(*command, *train)
+def test_loop_restarts_a_killed_job_until_the_training_is_finished(loop: Loop, tmp_path: Path) -> None:
+    """Real jobs: the launcher of the first is killed, and the second goes on from its checkpoint to the end."""
+    save, iterations = tmp_path / "save", tmp_path / "iterations"
+    iterations.write_text("1000000000")
+    job = [*LAUNCHER, "--ft-log-dir", str(tmp_path / "logs"), str(ROOT / "examples/autoresume/train.py")]
+    asks = ["bash", "-c", f'exec "$@" --train-iters="$(cat {iterations})"', "bash"]
+    command = [*asks, *job, "--save", str(save), "--save-interval=5"]
+    loop.start(*command)
 
-    loop.wait_for("saved iteration 50,")
+    loop.wait_for("saved iteration 5,")
     (launcher,) = loop.pids("megatron_ft.launcher")
+    saved = re.findall(r"saved iteration (\d+),", loop.text())[-1]
+    iterations.write_text(str(int(saved) + 100))  # for the second job
     os.kill(launcher, signal.SIGKILL)
 
-    loop.wait_for("[launch.sh] job 2 starts")
-    before = loop.text().count("saved iteration")
-    wait_until(lambda: loop.text().count("saved iteration") >= before + 2, START_S)
-    ranks = set(loop.pids("--save", str(save))) - set(loop.pids("megatron_ft.launcher"))
-    _, rank = (pid for pid in ranks if Path(f"/proc/{pid}/comm").read_text() != "ft_fork_server\n")
-    os.kill(rank, signal.SIGKILL)
-
     assert loop.wait() == 0, loop.text()
+    ended = f"the training is finished: {iterations.read_text()} iterations"
     assert loop.says() == [
         "job 1 starts",
         "job 1 failed with exit code 137: failure 1 of at most 3",
         "job 2 starts",
-        "job 2 failed with exit code 1: failure 2 of at most 3",
-        "job 3 starts",
-        f"job 3 ended with exit code 0, and {loop.flag} says: the training is finished: {ITERATIONS} iterations",
+        f"job 2 ended with exit code 0, and {loop.flag} says: {ended}",
     ]
     begins = [int(line.split()[-1]) for line in loop.text().splitlines() if line.startswith("training from iteration")]
-    assert begins[0] == 0 < begins[1] < begins[2]
+    assert begins[0] == 0 < begins[1]
     # started again, it has nothing to do
-    assert loop.run(*command, *train) == 0
-    assert loop.says() == [
-        f"nothing to do: {loop.flag} says: the training is finished: {ITERATIONS} iterations (remove it to train again)"
-    ]
+    assert loop.run(*command) == 0
+    assert loop.says() == [f"nothing to do: {loop.flag} says: {ended} (remove it to train again)"]
 
 
 FAIL = "echo failing; exit 3"
@@ -142,7 +133,6 @@ FAIL = "echo failing; exit 3"
 @pytest.mark.parametrize(
     ("script", "environment", "code", "jobs", "last"),
     [
-        (FAIL, {"MAX_FAILURES": "2"}, 3, 2, "job 2 failed with exit code 3: failure 2 of at most 2"),
         (FAIL, {}, 3, 3, "job 3 failed with exit code 3: failure 3 of at most 3"),
         ("kill -9 $$", {"MAX_FAILURES": "1"}, 137, 1, "job 1 failed with exit code 137: failure 1 of at most 1"),
         ("exit 2", {}, 2, 1, "job 1 ended with exit code 2, a mistake that another job would meet again"),
@@ -154,28 +144,13 @@ FAIL = "echo failing; exit 3"
             1,
             "job 1 ended with exit code 7: it gets no further, and another job wouldn't either",
         ),
-        (
-            "exit 94",
-            {"NO_RESTART_EXIT_CODE": "94"},
-            94,
-            1,
-            "job 1 ended with exit code 94: it gets no further, and another job wouldn't either",
-        ),
         ("exit 94", {"MAX_JOBS": "4"}, 1, 4, "4 jobs, and the training isn't finished"),
-        ("true", {"MAX_JOBS": "4"}, 1, 4, "4 jobs, and the training isn't finished"),
         (
             'echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"',
             {},
             0,
             1,
             "job 1 ended with exit code 0, and {flag} says: done",
-        ),
-        (
-            'echo shut down > "$FAULT_TOL_FINISHED_FLAG_FILE"; exit 1',
-            {},
-            1,
-            1,
-            "job 1 ended with exit code 1, and {flag} says: shut down",
         ),
     ],
 )
@@ -229,7 +204,7 @@ def test_a_signal_that_comes_before_the_number_of_the_job_is_known_is_passed_on(
     assert loop.text().count("passing SIGTERM on to the job") == 1
 
 
-@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130), ("HUP", 129)])
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
 def test_a_signal_is_passed_on_and_waited_for(loop: Loop, name: str, code: int) -> None:
     # the job takes a moment to save, as a training would
     script = f"trap 'sleep 0.3; echo saved; exit 0' {name}; echo ready; while :; do sleep 0.02; done"

@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-
-@pytest.mark.parametrize("buffer", ["2000", "0"])
-def test_counts_move_with_collectives_and_end_with_the_group(buffer: str, tmp_path: Path) -> None:
-    """Also with the recorder turned off, by which torch numbers them all the same."""
+def test_counts_move_with_collectives_and_end_with_the_group(tmp_path: Path) -> None:
+    """The recorder is turned off: torch numbers them all the same."""
     code = f"""
 import time, torch, torch.distributed as dist
 from megatron_ft.rank.crash_reporter.flight_recorder import counts
@@ -26,7 +23,7 @@ for _ in range(2):
 dist.destroy_process_group()
 print(counts())
 """
-    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": buffer}
+    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "0"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, timeout=60)
     before, first, second, after = done.stdout.split()
     assert (before, after) == ("None", "None")

@@ -17,7 +17,6 @@ from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from tests.bench.control import Swarm
-from tests.bench.stand_ins import StandIns
 
 SECRET = "0123456789abcdef0123"
 
@@ -46,13 +45,6 @@ class Coordinators:
 
 @pytest.fixture
 def coordinators() -> Iterator[Coordinators]:
-    made = Coordinators()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def second() -> Iterator[Coordinators]:
     made = Coordinators()
     yield made
     made.close()
@@ -88,79 +80,20 @@ def test_nodes_meet_lose_one_meet_again_and_end(coordinators: Coordinators) -> N
     assert process.wait(timeout=20) == 0
 
 
-def test_another_host_takes_over_and_the_cycle_goes_on(coordinators: Coordinators, second: Coordinators) -> None:
-    coordinators.start()
-    swarm = Swarm(coordinators.address, range(4), 4, can_coordinate=second.address)
-    swarm.start()
-    until(swarm, lambda: all(each.member.memory.decided is not None for each in swarm.all))  # the spare knows it, too
-    assert {each.cycle for each in swarm.all[:3]} == {0}
-
-    coordinators.close()
-    process = second.start("--takes-over")
-    until(swarm, lambda: all(each.member.led_at == second.address for each in swarm.all[:3]))
-    assert {each.cycle for each in swarm.all[:3]} == {0}
-    assert not any(each.was_ended for each in swarm.all[:3])
-
-    swarm.all.pop(2).close()
-    until(swarm, lambda: all(each.cycle == 1 for each in swarm.all))  # the spare, too, has found its way
-    for each in swarm.all:
-        each.do(each.member.tell(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
-    until(swarm, lambda: all(each.code is not None for each in swarm.all))
-    assert {each.code for each in swarm.all} == {0}
-    assert process.wait(timeout=20) == 0
+NO_HELLO = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, encode({"type": "ready"}), encode({"type": "hello", "job": 7}))
 
 
-def test_launcher_with_another_secret_is_not_admitted(
-    coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coordinators.start(FT_SECRET=SECRET)
-    monkeypatch.setenv("FT_SECRET", SECRET[::-1])
-    stranger = Swarm(coordinators.address, range(1), 2)
-    stranger.start()
-    monkeypatch.setenv("FT_SECRET", SECRET)
-    swarm = Swarm(coordinators.address, range(2), 3)
-    swarm.start()
-    until(swarm, lambda: all(each.cycle == 0 for each in swarm.all))
-    stranger.run_until(time.monotonic() + 1)
-    assert not stranger.all[0].member.is_led
-    assert stranger.all[0].cycle == -1
-
-
-def test_a_launcher_of_another_job_is_told_so(coordinators: Coordinators) -> None:
+def test_bytes_that_are_no_hello_end_their_own_connection_only(coordinators: Coordinators) -> None:
     coordinators.start()
     swarm = Swarm(coordinators.address, range(2), 3)
     swarm.start()
     until(swarm, lambda: all(each.cycle == 0 for each in swarm.all))
-    other = Swarm(coordinators.address, range(7, 8), 3, job="another")
-    other.start()
-    until(other, lambda: other.all[0].code is not None)
-    assert other.all[0].code == 2
-    assert {each.cycle for each in swarm.all} == {0}
-
-
-@pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, encode({"type": "ready"}), encode({"type": "hello", "job": 7})]
-)
-def test_bytes_that_are_no_hello_end_their_own_connection_only(coordinators: Coordinators, data: bytes) -> None:
-    coordinators.start()
-    swarm = Swarm(coordinators.address, range(2), 3)
-    swarm.start()
-    until(swarm, lambda: all(each.cycle == 0 for each in swarm.all))
-    with socket.create_connection(coordinators.listener.getsockname(), timeout=20) as stranger:
-        stranger.sendall(data)
-        assert stranger.recv(100) == b""
+    for data in NO_HELLO:
+        with socket.create_connection(coordinators.listener.getsockname(), timeout=20) as stranger:
+            stranger.sendall(data)
+            assert stranger.recv(100) == b""
     swarm.run_until(time.monotonic() + 0.2)
     assert all(each.member.is_led for each in swarm.all)
-
-
-def test_the_stand_ins_of_the_benchmark_meet_and_meet_again(coordinators: Coordinators) -> None:
-    coordinators.start()
-    stand_ins = StandIns(coordinators.address, range(8), 8)
-    stand_ins.start()
-    assert stand_ins.run_until_in(0, 30.0)
-    stand_ins.lose(1)
-    assert stand_ins.run_until_in(1, 30.0)
-    stand_ins.close()
 
 
 def by_hand(*options: str) -> subprocess.Popen[str]:

@@ -157,18 +157,6 @@ def test_endpoint_is_served_by_the_next_launcher_on_its_host_when_an_older_coord
     first.assert_nothing_left()
 
 
-def test_half_of_the_nodes_cannot_go_on_without_the_host_of_the_first(launcher: Launcher, hosts: Hosts) -> None:
-    job = Job(launcher, "--nnodes=1:2", "--rdzv-conf=join_timeout=20", hosts=hosts)
-    job.start(2)
-    for rank, node in enumerate(job.nodes):
-        trains(node, 0, rank=rank, world=2)
-    hosts.power_off(1, job.nodes[0])
-    (ended,) = wait_for_all(job.nodes[1:])
-    assert ended.code == 94
-    told = [line for line in ended.lines if "no coordinator reachable that can continue the job" in line]
-    assert len(told) == 1
-
-
 def test_host_that_is_cut_off_ends_its_ranks_and_stands_by_when_it_is_back(launcher: Launcher, hosts: Hosts) -> None:
     job = Job(launcher, "--nnodes=2:3", hosts=hosts)
     job.start(3)

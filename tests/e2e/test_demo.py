@@ -12,13 +12,14 @@ import pytest
 
 from tests.support.launching import ROOT, clean_environment
 
-SHORT_STEPS = ["--micro-batch-size=2", "--global-batch-size=8"]
+SMALL = ["--micro-batch-size=2", "--global-batch-size=4", "--hidden-size=32", "--seq-length=16", "--vocab-size=32"]
+SHORT = ["--train-iters=40", "--eval-interval=0"]
 
 
 @pytest.mark.timeout(300)
 def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save", *SHORT_STEPS],
+        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save", *SMALL, *SHORT],
         cwd=ROOT,
         env={**clean_environment(), "TMPDIR": str(tmp_path), "COLUMNS": "160"},
         capture_output=True,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from tests.support.launching import ROOT, Launcher, launcher
+from tests.support.launching import ROOT, Launcher, fresh_launcher
 
-__all__ = ["launcher"]
+__all__ = ["fresh_launcher"]
 
 # loaded by Python itself, before the launcher looks for a driver
 DRIVER = """
@@ -31,12 +31,12 @@ if CYCLE == 0:
 """
 
 
-def test_the_next_ranks_wait_for_the_memory_of_the_last_ones(launcher: Launcher) -> None:
-    held = launcher.directory / "held"
+def test_the_next_ranks_wait_for_the_memory_of_the_last_ones(fresh_launcher: Launcher) -> None:
+    held = fresh_launcher.directory / "held"
     held.touch()
-    (launcher.directory / "sitecustomize.py").write_text(DRIVER)
-    path = os.pathsep.join([str(launcher.directory), str(ROOT)])
-    launched = launcher.start(
+    (fresh_launcher.directory / "sitecustomize.py").write_text(DRIVER)
+    path = os.pathsep.join([str(fresh_launcher.directory), str(ROOT)])
+    launched = fresh_launcher.start(
         SCRIPT, "--nproc-per-node=2", "--max-restarts=1", env={"PYTHONPATH": path, "HELD": str(held)}
     )
     launched.wait_for("waiting for device memory of the last cycle, at most 10 s: process [0-9]+ on GPU 0")

@@ -387,8 +387,12 @@ LOGGED = {
 }
 
 
-@pytest.mark.parametrize("how", LOGGED)
-@pytest.mark.parametrize("ends", ["os._exit(7)", "sys.exit(7)", "os.kill(os.getpid(), 9)", "raise KeyError('mine')"])
+ENDS = ("os._exit(7)", "sys.exit(7)", "os.kill(os.getpid(), 9)", "raise KeyError('mine')")
+
+
+@pytest.mark.parametrize(
+    ("how", "ends"), [*((how, ENDS[-1]) for how in LOGGED), *(("by the main thread", end) for end in ENDS[:-1])]
+)
 def test_exception_that_is_only_logged_by_the_excepthook_is_no_end(subjects: Subjects, how: str, ends: str) -> None:
     body = f"""
 begin()

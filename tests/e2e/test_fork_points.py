@@ -80,6 +80,10 @@ class PointOf:
 def test_program_that_a_users_module_starts_ends_the_shared_part(point: PointOf, call: str) -> None:
     text = f"import functools, os, subprocess\n{call}\n"
     assert point(f"import part\n{END}", part=text) == f"part.py:2 ({PROGRAM})"
+
+
+def test_program_that_a_users_package_starts_ends_the_shared_part(point: PointOf) -> None:
+    text = "import subprocess\nsubprocess.run(['true'])\n"
     assert point(f"import package\n{END}", **{"package/__init__": text}) == f"__init__.py:2 ({PROGRAM})"
 
 
@@ -147,9 +151,8 @@ IMPORTS = "import datetime, email.utils, functools, logging, time\nfrom datetime
 
 @pytest.mark.parametrize("call", CLOCKS)
 def test_date_that_a_users_file_reads_ends_the_shared_part(point: PointOf, call: str) -> None:
-    for script, files in ((f"{IMPORTS}{call}\n", {}), ("import part\n", {"part": f"{IMPORTS}{call}\n"})):
-        found = point(script + END, **files)
-        assert found.startswith(f"{'part' if files else 'script'}.py:3 (reads the clock ({CLOCKS[call]}"), found
+    found = point(f"import part\n{END}", part=f"{IMPORTS}{call}\n")
+    assert found.startswith(f"part.py:3 (reads the clock ({CLOCKS[call]}"), found
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ __all__ = ["launcher"]
 
 SUPPORT = ROOT / "tests" / "support"
 TWO = ("--nproc-per-node", "2")
-FRESH = ("--ft-preload=none",)
 
 
 def was_forked(launched: Launched) -> bool:

@@ -12,29 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, fresh_launcher, launcher
+from tests.support.launching import Launcher, fresh_launcher, launcher, torch_launcher
 
-__all__ = ["fresh_launcher", "launcher"]
+__all__ = ["fresh_launcher", "launcher", "torch_launcher"]
 
 TWO = ("--nproc-per-node", "2")
 
 
-def test_launcher_whose_ranks_succeed_exits_with_0_after_two_lines(fresh_launcher: Launcher) -> None:
-    launched = fresh_launcher.start("say('done', RANK)", *TWO)
-    finished = launched.wait()
-    assert finished.code == 0
-    assert sorted(finished.out.split("\n")) == ["", "done 0", "done 1"]
-    assert len(finished.lines) == 2, "a cycle starts, and ends"
-    assert "Traceback" not in finished.err
-    launched.assert_nothing_left()
-    (ended,) = launched.events("cycle_ended")
-    assert (ended["outcome"], ended["action"], ended["cause"]) == ("succeeded", "finish", None)
-    (run_ended,) = launched.events("run_ended")
-    assert run_ended["exit_code"] == 0
-    assert run_ended["t"] - ended["t"] < 2e9  # monitors that don't end by themselves are killed after so long
-
-
-def test_ranks_have_the_documented_environment_parent_and_session(fresh_launcher: Launcher) -> None:
+def test_ranks_have_the_documented_environment_and_the_launcher_prints_two_lines(
+    fresh_launcher: Launcher,
+) -> None:
     script = """
 import json, stat
 socket_path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
@@ -49,6 +36,15 @@ say(json.dumps({
 """
     launched = fresh_launcher.start(script, *TWO, script_args=["--x", "1"])
     finished = launched.wait()
+    launched.assert_nothing_left()
+    assert finished.code == 0
+    assert len(finished.lines) == 2, "a cycle starts, and ends"
+    assert "Traceback" not in finished.err
+    (ended,) = launched.events("cycle_ended")
+    assert (ended["outcome"], ended["action"], ended["cause"]) == ("succeeded", "finish", None)
+    (run_ended,) = launched.events("run_ended")
+    assert run_ended["exit_code"] == 0
+    assert run_ended["t"] - ended["t"] < 2e9  # monitors that don't end by themselves are killed after so long
     ranks = sorted(map(json.loads, finished.out.splitlines()), key=lambda rank: rank["env"]["RANK"])
     assert len(ranks) == 2
     for number, rank in enumerate(ranks):
@@ -134,7 +130,7 @@ forever()
     launched.assert_nothing_left()
 
 
-def test_kill_exit_code_and_exception_restart_one_after_another(launcher: Launcher) -> None:
+def test_kill_exit_code_and_exception_restart_one_after_another(torch_launcher: Launcher) -> None:
     script = """
 def main():
     raise RuntimeError("boom\\nand more")
@@ -149,7 +145,7 @@ if CYCLE < 3:
     forever()
 say("done", RANK)
 """
-    launched = launcher.start(script, *TWO, "--max-restarts=3")
+    launched = torch_launcher.start(script, *TWO, "--max-restarts=3")
     finished = launched.wait()
     assert finished.code == 0
     launched.assert_nothing_left()
@@ -165,30 +161,12 @@ say("done", RANK)
     assert [event["ranks"] for event in launched.events("cycle_started")][3][1]["rank"] == 1
 
 
-def test_restarts_run_out(launcher: Launcher) -> None:
-    finished = launcher.run("sys.exit(7) if RANK == 0 else forever()", *TWO, "--max-restarts=1")
-    assert finished.code == 1
-    (launched,) = launcher.launches
-    assert launched.ends() == [(0, "crash", "restart", 0), (0, "crash", "give_up", 0)]
-    assert [launched.exits(cycle)[0] for cycle in range(2)] == [(7, False)] * 2
-    # torch's own table, with the right root cause, and no traceback of ours
-    assert re.search(r"Root Cause.*rank +: 0 .*exitcode +: 7", finished.err, re.DOTALL)
-    assert "Traceback (most recent call last)" not in finished.err
-
-
 def test_an_exception_before_monitoring_has_begun_is_named(launcher: Launcher) -> None:
     """Chaos seed 127; torch's table has its traceback, too."""
     finished = launcher.run("def main(): raise ValueError('no such file')\nmain()")
     assert finished.code == 1
     assert "rank 0 raised ValueError: no such file, in script.py:9 main" in finished.lines[-1]
     assert re.search(r"traceback : Traceback .*ValueError: no such file", finished.err, re.DOTALL)
-
-
-def test_failure_without_restarts_ends_the_job_with_1(launcher: Launcher) -> None:
-    finished = launcher.run("sys.exit(1)")
-    assert finished.code == 1
-    assert launcher.launches[0].ends() == [(0, "crash", "give_up", 0)]
-    assert launcher.launches[0].exits() == {0: (1, False)}
 
 
 def test_leftovers_of_a_rank_are_ended(launcher: Launcher) -> None:
@@ -267,28 +245,6 @@ if CYCLE == 0:
     assert 0.5 <= (second["t"] - first["t"]) / 1e9 < 4.5
 
 
-def test_survivor_has_time_to_obey(launcher: Launcher) -> None:
-    script = """
-if CYCLE == 0:
-    if RANK == 0:
-        def obey(number, frame):
-            time.sleep(0.3)
-            say("saved")
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, obey)
-        open("ready", "w")
-        forever()
-    while not os.path.exists("ready"):
-        time.sleep(0.01)
-    sys.exit(5)
-"""
-    finished = launcher.run(script, *TWO, "--max-restarts=1", "--workers-stop-timeout=5")
-    assert finished.code == 0
-    assert "saved" in finished.out
-    assert launcher.launches[0].ends()[0][:2] == (1, "crash")
-    assert launcher.launches[0].exits()[1] == (5, False)
-
-
 def test_survivors_of_a_failure_have_little_time_unless_the_job_ends(launcher: Launcher) -> None:
     """Nothing can be saved together any more, and the job waits; at its end there is no hurry."""
     script = """
@@ -357,29 +313,6 @@ def test_event_logs_go_beside_torchs_log_dir_by_default_and_nothing_to_tmp(launc
     assert list(own.glob("launcher-*.jsonl"))
     assert (own.stat().st_mode & 0o777) == 0o700
     assert f"[ft_launcher] logs: {own}\n" in finished.err
-
-
-def test_ranks_of_a_restarted_cycle_find_an_empty_store(launcher: Launcher) -> None:
-    # a static rendezvous has one store for all rounds in torchrun; here ranks of cycle 1 must find it empty
-    script = """
-from datetime import timedelta
-from torch.distributed import TCPStore
-store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                 timeout=timedelta(seconds=10))
-say("stale", store.check(["address"]))
-store.set("address", "old")
-if CYCLE == 0:
-    sys.exit(1)
-"""
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    for options in (("--master-port", str(port)), ()):
-        finished = launcher.run(script, "--max-restarts=1", *options)
-        assert finished.code == 0, finished.err
-        assert re.findall("stale .*", finished.out) == ["stale False", "stale False"]
 
 
 def test_python_exec_chooses_the_interpreter_of_the_ranks(launcher: Launcher) -> None:

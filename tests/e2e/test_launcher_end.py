@@ -65,12 +65,11 @@ print(codes, all(signal.getsignal(number) is handler for number in numbers))
 """
 
 
-@pytest.mark.parametrize("preload", ["", "none"])
-def test_launcher_in_another_thread_runs_the_job_and_takes_no_signal(tmp_path: Path, preload: str) -> None:
+def test_launcher_in_another_thread_runs_the_job_and_takes_no_signal(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os; assert os.environ['FT_CYCLE'] == '1'")
     words = [sys.executable, "-c", IN_A_THREAD, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", "--max-restarts=1"]
-    words += [f"--ft-preload={preload}", "--ft-forward-signals=SIGUSR1", str(script)]
+    words += ["--ft-forward-signals=SIGUSR1", str(script)]
     environment = clean_environment()
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.stdout.splitlines()[-1] == "[0] True", ended.stderr
@@ -82,41 +81,34 @@ from unittest import mock
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from megatron_ft.launcher.main import main
+print("returned", main([*sys.argv[1:], "well"]))
+try:
+    main([*sys.argv[1:], "fails"])
+except ChildFailedError as error:
+    print("raised", sorted(error.failures))
+with mock.patch.object(LocalElasticAgent, "run", side_effect=KeyError("planted")):
+    try:
+        main([*sys.argv[1:], "well"])
+    except KeyError as error:
+        print("raised", error)
+try:
+    main(["--no-python", "--module", *sys.argv[1:]])
+except ValueError as error:
+    print("raised", error)
 """
-CALLED = "ended = main(sys.argv[1:])\nprint('returned', ended)\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "call", "printed"),
-    [
-        ("", CALLED, "returned 0"),
-        (
-            "raise OSError",
-            "try: main(sys.argv[1:])\nexcept ChildFailedError as error: print('raised', sorted(error.failures))",
-            "raised [0, 1]",
-        ),
-        (
-            "",
-            "with mock.patch.object(LocalElasticAgent, 'run', side_effect=KeyError('planted')):\n"
-            " try: main(sys.argv[1:])\n except KeyError as error: print('raised', error)",
-            "raised 'planted'",
-        ),
-        (
-            "",
-            "try: main(['--no-python', '--module', *sys.argv[1:]])\nexcept ValueError as error: print('raised', error)",
-            "raised --no-python and --module (-m) exclude each other",
-        ),
-    ],
-    ids=["well", "failed", "agent", "mistake"],
-)
-def test_failed_job_raises_to_a_caller_of_main_as_under_torchrun(
-    tmp_path: Path, code: str, call: str, printed: str
-) -> None:
+def test_job_returns_or_raises_to_a_caller_of_main_as_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(code)
-    words = [sys.executable, "-c", CALLS + call, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", str(script)]
+    script.write_text("import sys\nif sys.argv[1] == 'fails':\n    raise OSError\n")
+    words = [sys.executable, "-c", CALLS, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", str(script)]
     ended = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
-    assert ended.stdout.splitlines()[-1:] == [printed], ended.stderr
+    assert ended.stdout.splitlines() == [
+        "returned 0",
+        "raised [0, 1]",
+        "raised 'planted'",
+        "raised --no-python and --module (-m) exclude each other",
+    ], ended.stderr
 
 
 FAILS = """

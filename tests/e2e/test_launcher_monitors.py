@@ -28,32 +28,6 @@ def sections(timeout: float) -> list[str]:
     return [option.format(timeout=timeout) for option in SECTIONS]
 
 
-def test_hung_rank_is_named_with_section_and_iteration(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-for iteration in range(7):
-    client.set_iteration(iteration)
-    with client.section("step"):
-        time.sleep(0.01)
-        if CYCLE == 0 and RANK == 1 and iteration == 5:
-            forever()
-client.shutdown_workload_monitoring()
-if CYCLE == 0:
-    forever()
-"""
-    )
-    launched = launcher.start(script, *TWO, "--max-restarts=3", *sections(0.5))
-    finished = launched.wait()
-    assert finished.code == 0
-    assert launched.ends() == [(1, "hang", "restart", 2), (None, None, "finish", 2)]
-    (verdict,) = launched.events("verdict", "monitor")
-    assert (verdict["rank"], verdict["section"], verdict["timeout_s"], verdict["iteration"]) == (1, "step", 0.5, 5)
-    assert "hung in 'step' for 0.5 s (timeout 0.5 s) after iteration 5, in script.py:8 forever" in finished.lines[1]
-    assert launched.events("cycle_ended")[0]["iteration"] == 5
-    assert launched.exits()[1] == (-9, True)
-
-
 def test_monitor_that_dies_before_its_answer_is_replaced_and_the_hang_found(launcher: Launcher, tmp_path: Path) -> None:
     """The launcher knows of the rank then, and the next monitor takes it over: its hello is one of its own rank."""
     script = """
@@ -90,34 +64,6 @@ forever()
     launched.assert_nothing_left()
 
 
-def test_rank_that_waits_for_a_stopped_one_is_not_blamed(launcher: Launcher) -> None:
-    # rank 1 enters the step first, so its monitor is the first to find its rank overdue
-    script = (
-        CLIENT
-        + """
-client.set_iteration(3)
-if CYCLE == 0 and RANK == 0:
-    while not os.path.exists("waiting"):
-        time.sleep(0.01)
-client.start_section("step")
-if CYCLE == 0:
-    if RANK == 0:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    open("waiting", "w")
-    forever()
-client.end_section("step")
-client.shutdown_workload_monitoring()
-"""
-    )
-    finished = launcher.run(script, *TWO, "--max-restarts=1", *sections(1))
-    assert finished.code == 0
-    (launched,) = launcher.launches
-    assert launched.ends()[0][:2] == (0, "hang")
-    # no verdict of its own monitor is needed for this, which may come too late
-    assert "rank 0 hung in 'step' for " in finished.lines[1]
-    assert "(timeout 1.0 s, process stopped) after iteration 3, in script.py:" in finished.lines[1]
-
-
 def test_rank_that_outlives_its_verdict_with_code_0_has_failed(launcher: Launcher) -> None:
     script = (
         CLIENT
@@ -136,26 +82,6 @@ client.shutdown_workload_monitoring()
     assert launcher.launches[0].exits()[0][0] == 0
 
 
-def test_request_to_shut_down_burns_no_restart(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-if RANK == 1:
-    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ShutdownWorkload, "disk is\\nfull"))
-    os._exit(9)
-forever()
-"""
-    )
-    launched = launcher.start(script, *TWO, "--max-restarts=3")
-    finished = launched.wait()
-    assert finished.code == 1
-    assert len(finished.lines) == 2
-    assert "disk is full" in finished.lines[1]
-    assert "Traceback" not in finished.err
-    assert launched.ends() == [(1, "request", "give_up", 3)]
-    assert launched.events("workload_control")[0]["description"] == "disk is full"
-
-
 def test_rank_that_asks_and_is_killed_at_once_is_heard(launcher: Launcher) -> None:
     script = """
 from megatron_ft.ipc.wire import connect
@@ -168,38 +94,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert launcher.launches[0].ends() == [(0, "request", "give_up", 3)]
     (asked,) = launcher.launches[0].events("workload_control")
     assert (asked["action"], asked["description"]) == ("ShutdownWorkload", "x")
-
-
-def test_requester_may_finish_its_last_words(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ShutdownWorkload, "enough"))
-time.sleep(0.3)
-say("last words")
-client.shutdown_workload_monitoring()
-"""
-    )
-    finished = launcher.run(script, "--max-restarts=3")
-    assert finished.code == 0  # all ranks ended well, nothing is to be restarted
-    assert "last words" in finished.out
-
-
-def test_continue_leaves_the_decision_to_the_policy(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-if CYCLE == 0:
-    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.Continue, "going on"))
-    os._exit(1)
-client.shutdown_workload_monitoring()
-"""
-    )
-    launched = launcher.start(script, "--max-restarts=1")
-    finished = launched.wait()
-    assert finished.code == 0
-    assert any("going on" in line for line in finished.lines)
-    assert [e["action"] for e in launched.events("workload_control")] == ["Continue"]
 
 
 def test_garbage_on_the_control_socket_harms_nobody(launcher: Launcher) -> None:

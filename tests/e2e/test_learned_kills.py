@@ -14,6 +14,7 @@ from tests.support.launching import Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 _MNT_DETACH = 2
 

@@ -78,8 +78,8 @@ def test_import_without_lightning_names_the_extra_to_install(packages: Path) -> 
     assert "pip install 'megatron_ft[lightning]'" in last
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_real_trainer_takes_a_single_callback(packages: Path, package: str) -> None:
+def test_real_trainer_takes_a_single_callback(packages: Path) -> None:
+    package = "lightning.pytorch"
     pytest.importorskip(package, reason="the extra megatron_ft[lightning] isn't installed")
     done = run(
         packages,

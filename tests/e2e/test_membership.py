@@ -61,9 +61,8 @@ def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> Non
     assert [event["outcome"] for event in first.events("cycle_ended")] == ["failed", "succeeded"]
 
 
-@pytest.mark.parametrize("policy", ["any-failed", "min-healthy"])
-def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher, policy: str) -> None:
-    nodes = starts_a_first_and_a_late_one(launcher, f"--restart-policy={policy}", "--ft-scale-up-at-once")
+def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> None:
+    nodes = starts_a_first_and_a_late_one(launcher, "--ft-scale-up-at-once")
     for node in nodes:
         node.wait_for("^cycle 1 of . in 2")
     tell(launcher, "finish")
@@ -71,37 +70,6 @@ def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher, pol
     first = nodes[0]
     assert "on standby" not in first.err
     assert first.ends()[0] == (None, "membership", "restart", 1), "no restart used"
-
-
-def test_a_node_that_was_never_needed_ends_well_with_the_job(launcher: Launcher) -> None:
-    first, late = starts_a_first_and_a_late_one(launcher, join_s=4)
-    late.wait_for(STANDS_BY.format("1 node runs"))
-    # nobody is missing, so the time that a round waits for missing nodes isn't meant
-    with pytest.raises(AssertionError):
-        wait_until(lambda: late.process.poll() is not None, 3)
-    tell(launcher, "finish")
-    ended = wait_for_all([first, late])
-    assert [finished.code for finished in ended] == [0, 0]
-    assert "the job ended without this node" in ended[1].lines[-1]
-
-
-def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None:
-    place = meeting_place("--nnodes=2", "--max-restarts=2", "--ft-scale-up-at-once")
-    nodes = [start(launcher, *place, is_host=not number) for number in range(2)]
-    for node in nodes:
-        node.wait_for("^cycle 0 of . in 2")
-    spare = start(launcher, *place, is_host=False)
-    spare.wait_for(STANDS_BY.format("2 nodes run"))
-    for node in nodes:
-        node.wait_for(f"1 node on standby for the next restart: {socket.gethostname()}")
-    assert [cycles_of(node) for node in nodes] == [["0"], ["0"]]
-    nodes[1].process.kill()
-    nodes[1].process.wait()
-    for node in (nodes[0], spare):
-        node.wait_for("^cycle 1 of . in 2")
-    nodes[0].wait_for(r"its launcher exited; restarting as cycle 1, 1 of 2")
-    tell(launcher, "finish")
-    assert [finished.code for finished in wait_for_all([nodes[0], spare])] == [0, 0]
 
 
 def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Launcher) -> None:

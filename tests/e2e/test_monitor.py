@@ -77,10 +77,11 @@ client.init_workload_monitoring()
 client.start_section("step")
 time.sleep(60)
 """
-    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGUSR1"):
-        for _ in range(4):
-            with rank(tmp_path / "s", script) as process:
-                assert process.wait(20) == 123
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGUSR1"),
+        rank(tmp_path / "s", script) as process,
+    ):
+        assert process.wait(20) == 123
 
 
 def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
@@ -118,29 +119,32 @@ def test_monitor_notices_each_kind_of_hang(tmp_path: Path, fields: dict[str, obj
         assert process.wait(20) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("fields", "script"),
-    [
-        ({"rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
-        ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_section('a')"),
-        ({"rank_out_of_section_timeout": 0.2, "rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
-        ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.shutdown_workload_monitoring()"),
-        ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_all_sections()"),
-        (
-            {"initial_rank_heartbeat_timeout": 0.5, "rank_heartbeat_timeout": 0.5, "rank_section_timeouts": {"a": 60}},
-            "client.start_section('a')",
-        ),
-    ],
-    ids=["null", "closed", "in a section", "shut down", "end all", "sections only"],
-)
-def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[str, object], script: str) -> None:
-    with (
-        monitor(tmp_path / "s", **fields),
-        rank(tmp_path / "s", f"client.init_workload_monitoring()\n{script}\nsay('there')\n{FOREVER}") as process,
-    ):
-        expect(process, "there")
+NOTHING_OVERDUE: list[tuple[dict[str, object], str]] = [
+    ({"rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
+    ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_section('a')"),
+    ({"rank_out_of_section_timeout": 0.2, "rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
+    ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.shutdown_workload_monitoring()"),
+    ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_all_sections()"),
+    (
+        {"initial_rank_heartbeat_timeout": 0.5, "rank_heartbeat_timeout": 0.5, "rank_section_timeouts": {"a": 60}},
+        "client.start_section('a')",
+    ),
+]
+
+
+def test_ranks_with_nothing_overdue_are_left_alone(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for number, (fields, script) in enumerate(NOTHING_OVERDUE):
+            path = tmp_path / str(number)
+            stack.enter_context(monitor(path, **fields))
+            whole = f"client.init_workload_monitoring()\n{script}\nsay('there')\n{FOREVER}"
+            ranks.append(stack.enter_context(rank(path, whole)))
+        for process in ranks:
+            expect(process, "there")
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)  # much longer than the timeouts that must not apply
+            ranks[-1].wait(1.0)  # much longer than the timeouts that must not apply
+        assert [process.poll() for process in ranks] == [None] * len(ranks)
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:

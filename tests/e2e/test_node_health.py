@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -154,13 +153,6 @@ def test_health_check_runs_before_each_round_and_again_until_it_passes(launcher:
     ]
 
 
-def test_a_node_that_is_alone_gives_up_after_the_time_that_a_round_waits(launcher: Launcher) -> None:
-    finished = launcher.run("forever()", "--rdzv-conf=join_timeout=1", "--ft-node-health-command=exit 9")
-    assert finished.code == 94, "it may be started again, on a node that is fit"
-    assert finished.lines[0].startswith("node health check failed: exited with code 9; ")
-    assert finished.lines[-1] == "1 more node did not join within 1 s; 1 node failing the health check"
-
-
 def test_launcher_stopped_during_a_health_check_ends_at_once(launcher: Launcher) -> None:
     child = launcher.directory / "pid"
     launched = launcher.start("forever()", f"--ft-node-health-command=sleep 600 & echo $! > {child}; wait")
@@ -170,20 +162,6 @@ def test_launcher_stopped_during_a_health_check_ends_at_once(launcher: Launcher)
     assert launched.wait().code == 1
     assert time.monotonic() - began < 20
     launched.assert_nothing_left()
-
-
-def test_nodes_that_need_an_unfit_node_wait_for_it(launcher: Launcher) -> None:
-    well = launcher.directory / "well"
-    place = meeting_place("--nnodes=2")
-    first = launcher.start("say('ran')", *place, "--rdzv-conf=is_host=1")
-    ill = launcher.start(
-        "say('ran')", *place, "--rdzv-conf=is_host=0", f"--ft-node-health-command=test -e {well} || exit 5"
-    )
-    ill.wait_for("node health check failed: exited with code 5; ")
-    first.wait_for("waiting for 1 more node ")
-    well.touch()
-    ended = wait_for_all([first, ill])
-    assert [(finished.code, finished.out) for finished in ended] == [(0, "ran\n")] * 2
 
 
 def start(launcher: Launcher, number: int, *options: str) -> Launched:
@@ -198,8 +176,8 @@ def start(launcher: Launcher, number: int, *options: str) -> Launched:
     )
 
 
-@pytest.mark.parametrize("ill", [0, 1])
-def test_unfit_node_is_left_out_and_used_again_at_the_next_restart(launcher: Launcher, ill: int) -> None:
+def test_unfit_node_is_left_out_and_used_again_at_the_next_restart(launcher: Launcher) -> None:
+    ill = 1
     place = meeting_place("--nnodes=1:2", "--max-restarts=3")
     nodes = [start(launcher, number, *place) for number in range(2)]
     for node in nodes:
@@ -220,30 +198,17 @@ def test_unfit_node_is_left_out_and_used_again_at_the_next_restart(launcher: Lau
     tell(launcher, f"ill{ill}")
     tell(launcher, "fail-2-1")
     well.wait_for("^cycle 3 of 0 in 1")
-    # the job ends without it, and it hears that, even if it is the host that all need
-    if ill:
-        nodes[ill].signal(signal.SIGSTOP)  # as on a machine that has other things to do: it asks two seconds late
+    # the job ends without it, and it hears that, though it asks two seconds late, as on a busy machine
+    nodes[ill].signal(signal.SIGSTOP)
     tell(launcher, "finish")
     well.wait_for("all ranks finished after")
-    if ill:
-        time.sleep(2)
-        nodes[ill].signal(signal.SIGCONT)
+    time.sleep(2)
+    nodes[ill].signal(signal.SIGCONT)
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [0, 0], [finished.err for finished in ended]
     assert ended[ill].lines[-1] == "the job ended without this node: its health check failed"
     assert ended[1 - ill].lines[-1].startswith("all ranks finished after")
     assert "is lost" not in ended[0].err + ended[1].err
-
-
-def test_node_whose_storage_check_fails_stands_aside_until_it_passes(launcher: Launcher) -> None:
-    checkpoints = launcher.directory / "checkpoints"
-    health = f"{sys.executable} -m megatron_ft node-health storage,storage:{checkpoints}"
-    launched = launcher.start("say('trains')", f"--ft-node-health-command={health}")
-    launched.wait_for(f"node health check failed: .*storage: {checkpoints}: No such file or directory")
-    checkpoints.mkdir()
-    finished = launched.wait()
-    assert (finished.code, finished.out) == (0, "trains\n")
-    launched.assert_nothing_left()
 
 
 def test_command_gets_the_directories_of_the_job(reactor: Reactor, tmp_path: Path) -> None:

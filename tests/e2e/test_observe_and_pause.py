@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -68,6 +69,8 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     launched = launcher.start(script, *TWO, "--ft-observe-only", "--max-restarts=1", *sections(0.3))
     launched.wait_for("not killed .observe-only")
     wait_until(lambda: len(launched.events("verdict", role="monitor")) == 1, 5)
+    # the rank is looked at after that, and has to be in its step still
+    wait_until(lambda: [*(launched.log_dir / "evidence").glob("rank1-*.json")] != [], 20)
     go(launched)
     finished = launched.wait()
     assert finished.code == 0
@@ -80,27 +83,12 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     (verdict,) = launched.events("verdict", role="monitor")
     assert (verdict["observed_only"], verdict["section"], verdict["timeout_s"]) == (True, "step", 0.3)
     assert launched.events("signalled", role="monitor") == []
+    # faulthandler writes at a signal; py-spy and the rank's own thread need none
+    (page,) = (launched.log_dir / "evidence").glob("rank1-*.json")
+    stacks = json.loads(page.read_text())["stacks"]
+    assert stacks["threads"] == [] or stacks["source"] != "faulthandler"
     (ended,) = launched.events("cycle_ended")
     assert (ended["outcome"], ended["cause"]) == ("succeeded", None)
-
-
-def test_observing_only_still_restarts_after_a_crash(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-client.start_section("step")
-time.sleep(0.5)
-if CYCLE == 0 and RANK == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-client.end_section("step")
-client.shutdown_workload_monitoring()
-"""
-    )
-    finished = launcher.run(script, *TWO, "--ft_observe_only", "--max-restarts=1", *sections(0.1))
-    assert finished.code == 0
-    # what was only observed is no cause
-    assert launcher.launches[0].ends()[0] == (1, "signal", "restart", 0)
-    assert launcher.launches[0].exits()[1] == (-9, False)
 
 
 def test_pause_turns_hang_detection_off_until_resume(launcher: Launcher) -> None:

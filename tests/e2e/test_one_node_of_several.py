@@ -32,25 +32,6 @@ def full_disk(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         process.communicate()
 
 
-def test_node_that_has_finished_comes_back_when_another_one_fails(launcher: Launcher) -> None:
-    script = """
-if RANK == 1:
-    while not os.path.exists(f"{sys.argv[1]}/go-{CYCLE}"):
-        time.sleep(0.02)
-    sys.exit(7 if CYCLE == 0 else 0)
-"""
-    place = meeting_place("--nnodes=2", "--max-restarts=1")
-    where = [str(launcher.directory)]
-    nodes = [launcher.start(script, *place, f"--node-rank={number}", script_args=where) for number in range(2)]
-    for cycle in range(2):
-        nodes[0].wait_for(f"cycle {cycle}: all ranks of this node finished; waiting for 1 other node")
-        (launcher.directory / f"go-{cycle}").touch()
-    finished, failed = wait_for_all(nodes)
-    assert (finished.code, failed.code) == (0, 0)
-    assert [node.ends()[0] for node in nodes] == [(1, "crash", "restart", 0)] * 2
-    assert nodes[1].exits()[1] == (7, False)
-
-
 def test_node_that_is_drained_is_missed_even_if_its_ranks_end_with_0(launcher: Launcher) -> None:
     script = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -43,10 +43,9 @@ def limits_of(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
-@pytest.mark.parametrize("options", [[], ["--ft-preload=none"]])
-def test_file_limit_is_raised_for_the_launcher_only(fresh_launcher: Launcher, options: list[str]) -> None:
+def test_file_limit_is_raised_for_the_launcher_only(fresh_launcher: Launcher) -> None:
     limit = ["prlimit", f"--nofile={LIMIT[0]}:{LIMIT[1]}"]
-    launched = fresh_launcher.start(SCRIPT, *options, prefix=limit)
+    launched = fresh_launcher.start(SCRIPT, prefix=limit)
     (told,) = launched.wait_for(r"^limit (\d+ \d+)$")
     assert told == "600 3000"
     assert limits_of(launched.process.pid) == (3000, 3000)
@@ -106,9 +105,8 @@ def test_a_launcher_that_finds_no_room_for_a_file_at_its_start_says_so(fresh_lau
 
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
-@pytest.mark.parametrize("options", [[], ["--ft-preload=none"]])
-def test_a_launcher_that_finds_no_room_for_a_file_later_says_so(fresh_launcher: Launcher, options: list[str]) -> None:
-    launched = fresh_launcher.start(ENDS_SOON, *options)
+def test_a_launcher_that_finds_no_room_for_a_file_later_says_so(fresh_launcher: Launcher) -> None:
+    launched = fresh_launcher.start(ENDS_SOON)
     launched.wait_for(r"^begins$")
     subprocess.run(["prlimit", f"--pid={launched.process.pid}", "--nofile=3:3"], check=True)
     Path(launched.directory, "go").touch()

@@ -138,7 +138,6 @@ def test_ranks_that_ignore_sigterm_end_within_the_pods_grace(pods: Pods) -> None
     ("script", "options", "code", "why"),
     [
         ("sys.exit(7)", ["--max-restarts=0"], 1, "failed: rank 0 exited with code 7"),
-        ("say('done')", [], 0, "finished"),
         ("say('no')", ["--max-restarts=-1"], 2, "mistake: --max-restarts"),
     ],
 )

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.e2e.test_launcher_nodes import SCRIPT, cycles_of, started
+from tests.e2e.test_launcher_nodes import SCRIPT, cycles_of
 from tests.support.launching import Launched, Launcher, launcher
 from tests.support.nodes import wait_for_all
 
@@ -35,35 +35,3 @@ def test_static_nodes_restart_with_a_fresh_store_and_keep_their_node_ranks(
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
     assert "cycle 1 of 1" in nodes[0].out
     assert "cycle 1 of 0" in nodes[1].out
-
-
-def test_a_dead_node_costs_one_restart_and_is_waited_for(launcher: Launcher) -> None:
-    script = """
-from datetime import timedelta
-from torch.distributed import TCPStore
-say("cycle", CYCLE, "of", RANK)
-store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                 timeout=timedelta(seconds=20))
-store.set(f"rank{RANK}", "here")
-if CYCLE == 0:
-    store.get("never")
-# whose peer isn't there fails, as one does that finds the addresses of the last cycle
-while not store.check([f"rank{1 - RANK}"]):
-    time.sleep(0.02)
-    assert time.monotonic() - started_s < 30, "the other rank isn't there"
-"""
-    script = "import time\nstarted_s = time.monotonic()\n" + script
-    place = meeting_place("--max-restarts=2", "--rdzv-backend=static")
-    nodes = [start(launcher, script, number, place) for number in range(2)]
-    for node in nodes:
-        node.wait_for("^cycle 0 of")
-    nodes[1].process.kill()
-    nodes[1].process.wait()
-    # several cycles of an older launcher
-    nodes[0].wait_for("waiting for 1 more node \\(1 of 2 is here: ")
-    assert started(nodes[0]) == [0]
-    nodes[1] = start(launcher, script, 1, place)
-    ended = wait_for_all(nodes)
-    assert [finished.code for finished in ended] == [0, 0]
-    assert [started(node) for node in nodes] == [[0, 1], [1]]
-    assert nodes[0].ends()[0][2:] == ("restart", 1)

@@ -23,7 +23,6 @@ from tests.support.forked_script import ForkedScript, server_pids, start_server
 
 skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever
 
-Process = subprocess.Popen[bytes] | ForkedScript
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 SHIPPED_PLAN = Path(__file__).parents[2] / "configs" / "faults" / "kill-then-hang.yaml"  # for two ranks
 HELD_IN_SAVES = Path(__file__).parents[1] / "support" / "held_save.py"
@@ -72,19 +71,17 @@ class Trainer:
         }
         self._store: TCPStore | None = None
 
-    def run(self, save: Path, *args: str, ranks: int = 2, fresh: bool = False) -> Finished:
+    def run(self, save: Path, *args: str, ranks: int = 2) -> Finished:
         """Train, and wait for the end."""
-        processes, log = self.start(save, *args, ranks=ranks, fresh=fresh)
+        processes, log = self.start(save, *args, ranks=ranks)
         codes = self._wait_for_all(processes)
         assert codes == [0] * ranks, log.read_text()
         return Finished(save=save, output=log.read_text())
 
-    def start(
-        self, save: Path, *args: str, ranks: int, fresh: bool = False, script: Path = SCRIPT
-    ) -> tuple[list[Process], Path]:
+    def start(self, save: Path, *args: str, ranks: int, script: Path = SCRIPT) -> tuple[list[ForkedScript], Path]:
         """Start the processes that torchrun would start, and name the file of their output.
 
-        They are forks of one process that has imported Megatron, or ``fresh`` interpreters.
+        They are forks of one process that has imported Megatron; ``tests/e2e/test_demo.py`` has fresh interpreters.
         The store is ours, at a port that the kernel chose: no other test can be given the same.
         """
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -99,11 +96,7 @@ class Trainer:
         log = self.directory / f"{uuid.uuid4().hex}.log"
         words = ["--no-ft", "--save", str(save), *SMALL, *args]
         environments = [{**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-        if not fresh:
-            return [ForkedScript(script, words, env, log) for env in environments], log
-        with log.open("w") as output:
-            command = [sys.executable, "-u", str(script), *words]
-            return [subprocess.Popen(command, env=env, stdout=output, stderr=output) for env in environments], log
+        return [ForkedScript(script, words, env, log) for env in environments], log
 
     def copy_of_10(self, straight: Finished) -> Path:
         """A save directory with the first checkpoint of another run as its last."""
@@ -162,7 +155,7 @@ class Trainer:
         while self.leftovers() and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _wait_for_all(self, processes: list[Process]) -> list[int | None]:
+    def _wait_for_all(self, processes: list[ForkedScript]) -> list[int | None]:
         """Exit codes; when one fails or time is up, the others are killed."""
         deadline = time.monotonic() + DEADLINE_S
         try:
@@ -199,7 +192,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 @pytest.fixture(scope="module")
 def straight(trainer: Trainer) -> Finished:
     """Twenty iterations of two data-parallel ranks, with dropout, without a disturbance."""
-    straight = trainer.run(trainer.directory / "straight", "--hash-file", str(trainer.directory / "hash"), fresh=True)
+    straight = trainer.run(trainer.directory / "straight", "--hash-file", str(trainer.directory / "hash"))
     assert (trainer.directory / "hash").read_text() == straight.weights + "\n"
     assert straight.last_iteration == 20
     assert "runs without CUDA; the CPU stands in for" in straight.output

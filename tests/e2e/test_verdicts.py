@@ -158,31 +158,6 @@ client.shutdown_workload_monitoring()
     assert launched.events("cycle_ended")[0]["iteration"] == 4
 
 
-def test_observing_only_signals_nobody_and_still_tells(launcher: Launcher) -> None:
-    script = """
-from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
-client.start_section("step")
-deadline = time.monotonic() + 30
-while not os.path.exists("seen") and time.monotonic() < deadline:
-    time.sleep(0.05)
-client.end_section("step")
-client.shutdown_workload_monitoring()
-"""
-    launched = launcher.start(script, "--ft-observe-only", "--ft-param-rank_section_timeouts=step:0.5")
-    launched.wait_for("not killed .observe-only")
-    # the rank is looked at after that, and has to be in its step still
-    wait_until(lambda: bool(evidence(launched, 0)), 20)
-    (launched.directory / "seen").touch()
-    assert launched.wait().code == 0
-    (document,) = evidence(launched, 0).values()
-    assert document["section"] == "step"
-    # faulthandler writes at a signal; py-spy and the rank's own thread need none
-    assert document["stacks"]["threads"] == [] or document["stacks"]["source"] != "faulthandler"
-    assert launched.events("signalled", "monitor") == []
-
-
 def test_ranks_that_are_asked_to_stop_are_left_alone(launcher: Launcher) -> None:
     """They may be saving something: a verdict on one of them doesn't touch the others."""
     script = """

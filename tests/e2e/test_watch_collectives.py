@@ -8,6 +8,7 @@ from tests.support.launching import Launcher, launcher
 from tests.verdicts.collectives import Fault, arguments, draw, read
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 SEED = 3
 TIMEOUT_S = 3.0

@@ -51,32 +51,6 @@ def test_launcher_without_the_right_secret_is_refused(launcher: Launcher) -> Non
     job.meet(env={"FT_SECRET_FILE": str(path)})
 
 
-def test_launcher_with_a_secret_does_not_join_a_job_without_one(launcher: Launcher) -> None:
-    job = Job(launcher, {})
-    line = job.refused(env={"FT_SECRET": SECRET})
-    told = "has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none"
-    assert line.endswith(told)
-    job.meet(env={})
-
-
-def test_launcher_with_other_options_is_told_which_differ(launcher: Launcher) -> None:
-    job = Job(launcher, {})
-    told = "this launcher's options differ from those of the others: "
-    assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 on this node, 3 on the others"
-    others = ["--nnodes=2:3", "--restart-policy=min-healthy"]
-    policies = "--restart-policy is min-healthy on this node, any-failed on the others"
-    assert job.refused(*others) == f"{told}--nnodes is 2:3 on this node, 2:2 on the others; {policies}"
-    job.meet(env={})
-
-
-def test_launcher_of_another_job_is_refused(launcher: Launcher) -> None:
-    job = Job(launcher, {})
-    line = job.refused("--rdzv-id=another")
-    assert line.startswith("another job already uses this rendezvous endpoint (job")
-    assert "; this launcher's job is another/" in line
-    job.meet(env={})
-
-
 def test_same_script_with_other_arguments_is_another_job_unless_the_job_has_a_name(launcher: Launcher) -> None:
     place = [word for word in meeting_place("--nnodes=1:2") if not word.startswith("--rdzv-id")]
     place += [rendezvous_settings(last_call_s=2)]

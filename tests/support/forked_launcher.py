@@ -216,7 +216,8 @@ def end(imports: Sequence[str]) -> None:
 
 
 def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    names = {name for name in env if name.startswith(_READ_AT_START)} - {"PYTHON_EXEC"}  # which is torchrun's
+    # PYTHONPATH is followed in the fork; PYTHON_EXEC is torchrun's
+    names = {name for name in env if name.startswith(_READ_AT_START)} - {"PYTHONPATH", "PYTHON_EXEC"}
     return frozenset((name, env[name]) for name in names)
 
 
@@ -267,8 +268,10 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     if request["host"] is not None:
         _move_to(request["host"])
     os.chdir(request["cwd"])
+    paths = _python_path()
     os.environ.clear()
     os.environ.update(request["env"])
+    changes_path = _python_path() != paths
     _write_over(old_mark, request["mark"])
     room = process_title.room()
     process_title.set_command_line(request["argv"])
@@ -278,6 +281,9 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     sys.orig_argv = list(request["argv"])
     sys.argv = ["-m", *request["argv"][3:]]
     sys.path[0] = request["cwd"]
+    if changes_path:
+        sys.path[1 : 1 + len(paths)] = _python_path()
+        sys.path += [path for path in paths if path not in sys.path]  # which an editable install has, too
     for name in [
         name for name in sys.modules if name in hidden.modules or name.partition(".")[0] in ("megatron_ft", "tests")
     ]:
@@ -285,6 +291,9 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     sys.meta_path.insert(0, hidden)  # type: ignore[arg-type]
     sys.modules["__main__"] = ModuleType("__main__")
     subprocess.Popen = forked_helpers.popen(room)  # type: ignore[misc]
+    if changes_path:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("sitecustomize")
     if request["ahead"]:
         subprocess.Popen = forked_script_ahead.popen({*sys.modules})  # type: ignore[misc]
     try:
@@ -294,6 +303,11 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     else:
         raise SystemExit(0)
     ahead.run()
+
+
+def _python_path() -> list[str]:
+    """Return what Python makes of PYTHONPATH in ``sys.path``."""
+    return [*dict.fromkeys(map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))]
 
 
 def _move_to(host: int) -> None:

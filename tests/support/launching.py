@@ -277,6 +277,13 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launche
 
 
 @pytest.fixture
+def torch_launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """A ``launcher`` whose scripts find torch imported, in files that don't say ``IMPORTED_BEFORE``."""
+    with _gone_at_the_end(Launcher(tmp_path, ahead=True)) as factory:
+        yield factory
+
+
+@pytest.fixture
 def fresh_launcher(tmp_path: Path) -> Iterator[Launcher]:
     """The same, for tests of how a launcher starts, and of what its ranks inherit: each is a new interpreter."""
     with _gone_at_the_end(Launcher(tmp_path, None)) as factory:
@@ -321,10 +328,11 @@ def command_line(pid: int) -> list[str]:
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
     """Wait for a condition, and fail when it doesn't come."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, 0.01
     while not condition():
         assert time.monotonic() < deadline, f"the condition didn't come in {timeout_s:g} s"
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, 0.05)  # most conditions read files of many processes
 
 
 def _kill(stats: list[ProcessStat]) -> bool:

@@ -64,9 +64,10 @@ def parse_py_spy(document: Any) -> list[ThreadStack]:
     for thread in document if isinstance(document, list) else ():
         if not isinstance(thread, Mapping):
             continue
+        told = thread.get("frames")
         frames = [
             Frame(str(frame.get("filename", "")), _number(frame.get("line")), str(frame.get("name", "")))
-            for frame in thread.get("frames") or ()
+            for frame in (told if isinstance(told, list) else ())
             if isinstance(frame, Mapping) and frame.get("name") != STAND_IN
         ]
         name = str(thread.get("thread_name") or "")

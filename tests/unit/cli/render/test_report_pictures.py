@@ -62,15 +62,32 @@ def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, ran
     assert share_of(pixels, theme.FAULT) > 0.0003
 
 
-def test_picture_is_drawn_without_sections_and_with_nasty_names(tmp_path: Path) -> None:
+def test_picture_is_drawn_without_sections(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     analysis = only(tmp_path)
     draw_png(analysis, str(tmp_path / "out.png"))
     assert share_of(image_of(tmp_path / "out.png"), "#bfbfbf") > 0.1
-    (tmp_path / "nasty").mkdir()
-    write_job(tmp_path / "nasty", GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
-    analysis = only(tmp_path / "nasty")
-    draw_png(analysis, str(tmp_path / "nasty.png"))
+
+
+def test_picture_shows_nasty_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import mathtext
+    from matplotlib.text import Text
+
+    drawn: list[str] = []
+    draw = Text.draw
+
+    def note(text: Text, *arguments: Any, **options: Any) -> None:
+        drawn.append(text.get_text())
+        draw(text, *arguments, **options)
+
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("a name was read as a formula")
+
+    monkeypatch.setattr(Text, "draw", note)
+    monkeypatch.setattr(mathtext.MathTextParser, "parse", refuse)
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
+    draw_png(only(tmp_path), str(tmp_path / "nasty.png"))
+    assert {name.replace("$", r"\$") for name in NASTY} <= {*drawn}
 
 
 def trace_of(directory: Path, **options: Any) -> tuple[dict[str, Any], str]:

@@ -76,8 +76,8 @@ def test_json_of_py_spy_becomes_threads_and_frames() -> None:
     document = [{"thread_id": 99, "os_thread_id": 5, "thread_name": "MainThread", "frames": frames}, 7]
     assert parse_py_spy(document) == [ThreadStack(5, (Frame("/a.py", 3, "f"),), "MainThread")]
     assert main_stack(parse_py_spy(document), 5) == (Frame("/a.py", 3, "f"),)
-    for wrong in (None, {}, [{"frames": 3}] and "x", [{"frames": None}]):
-        assert all(stack.frames == () for stack in parse_py_spy(wrong))
+    assert [parse_py_spy(wrong) for wrong in (None, {}, "x")] == [[], [], []]
+    assert [[stack.frames for stack in parse_py_spy([{"frames": wrong}])] for wrong in (3, None)] == [[()], [()]]
 
 
 TRACEBACK = """Traceback (most recent call last):

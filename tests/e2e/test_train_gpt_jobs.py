@@ -1,7 +1,8 @@
-"""SIGTERM to the launcher of `examples/train_gpt.py`: one last checkpoint where there is something to save."""
+"""`examples/train_gpt.py` under ft_launcher: its last checkpoint at SIGTERM, and the collectives that it issues."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -93,22 +94,6 @@ def test_sigterm_in_training_evaluation_or_a_save_leaves_a_last_checkpoint(launc
     assert job.last_iteration == first + 5
 
 
-def test_a_mistake_on_the_command_line_ends_the_job_with_one_line_and_no_restart(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    arguments = ("--train-iters=10", "--fault-plan=/no/plan.yaml")
-    finished = Job(launcher, tmp_path / "checkpoints").start(*arguments, options=("--max-restarts=3",)).wait()
-    assert finished.code == 1
-    problem = "/no/plan.yaml: the fault plan can't be read: No such file or directory"
-    # a fork of a test's own process takes a CUDA build of torch for initialised, and says that ranks are fresh ones
-    lines = [line for line in finished.lines if not line.startswith("ranks start as fresh interpreters")]
-    assert len(lines) == 2, "a cycle starts, and ends"
-    assert re.search(rf"rank \d asked for ShutdownWorkload: {problem}; not restarting$", finished.lines[-1])
-    # rank 0's own line, if it came to it before the other one's request ended it
-    assert finished.err.count(f"error: {problem}") <= 1
-    assert "Traceback" not in finished.err
-
-
 @pytest.mark.timeout(300)
 def test_sigterm_in_setup_or_a_restart_saves_nothing_new(launcher: Launcher, tmp_path: Path) -> None:
     job = Job(launcher, tmp_path / "checkpoints")
@@ -141,3 +126,40 @@ def test_sigterm_in_setup_or_a_restart_saves_nothing_new(launcher: Launcher, tmp
     assert (last.code, last.lines[-1]) == (0, "all ranks finished after 1 cycle")
     assert f"loaded checkpoint of iteration {kept} " in last.out
     assert [str(job.last_iteration)] == re.findall(LAST, last.out, re.MULTILINE)
+
+
+COUNTING = """
+import json, runpy
+sys.path.insert(0, {examples!r})
+import torch.distributed as dist
+destroy, counts = dist.destroy_process_group, {{}}
+
+def numbers():
+    groups = dist.distributed_c10d._world.pg_names
+    return sorted(group._get_sequence_number_for_group() for group in list(groups))
+
+def count_and_destroy(*arguments):
+    with open({out!r} + str(RANK), "w") as file:
+        json.dump(numbers(), file)
+    destroy(*arguments)
+
+dist.destroy_process_group = count_and_destroy
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def counts(launcher: Launcher, out: Path, *arguments: str) -> list[list[int]]:
+    code = COUNTING.format(examples=str(ROOT / "examples"), out=str(out), script=SCRIPT)
+    finished = launcher.run(
+        code, "--nproc-per-node", "2", script_args=[*SMALL, "--train-iters=30", "--save-interval=10", *arguments]
+    )
+    assert finished.code == 0, finished.err
+    return [json.loads(Path(f"{out}{rank}").read_text()) for rank in range(2)]
+
+
+def test_learning_adds_no_collective_to_a_megatron_run(launcher: Launcher, tmp_path: Path) -> None:
+    plain = counts(launcher, tmp_path / "plain", f"--save={tmp_path / 'a'}", "--no-ft")
+    learning = counts(launcher, tmp_path / "learning", f"--save={tmp_path / 'b'}", "--calc-ft-timeouts")
+    assert learning == plain
+    assert all(sum(each) > 100 for each in plain)
+    assert json.loads((tmp_path / "b" / "ft_state.json").read_text())["sections"].keys() >= {"step", "checkpointing"}
