@@ -289,6 +289,7 @@ MUTANTS = (
         _JOB_CYCLE,
         "if not is_known and (self._missing or has_absent or",
         "if False and (self._missing or has_absent or",
+        unit=f"{_MACHINES}::test_excluded_node_is_the_cause_only_if_no_missing_node_may_be",
     ),
     Mutant(
         "an open diagnosis is ended",
