@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.keeper import Begin, Fetch, KeeperToRank
+from megatron_ft.core.messages.keeper import BeginSegment, Fetch, KeeperToRank
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer
 
@@ -18,13 +18,13 @@ _SEND_S = 0.5
 
 
 @dataclass(eq=False)
-class Caller:
+class RankCaller:
     """One connection. ``rank``: -1 until its hello."""
 
     channel: Channel
     pidfd: int
     rank: int = -1
-    waits_for: Begin | Fetch | None = None
+    waits_for: BeginSegment | Fetch | None = None
     """Request that isn't answered yet."""
     fd: int = field(init=False)
 
@@ -41,10 +41,10 @@ class Caller:
             self.channel.send(message, fds, timeout_s=_SEND_S)
 
 
-class Callers(dict[int, Caller]):
+class RankCallers(dict[int, RankCaller]):
     """All connections, by descriptor."""
 
-    def accept(self, listener: socket.socket) -> Caller | None:
+    def accept(self, listener: socket.socket) -> RankCaller | None:
         """Accept a connection of the same user; None if there is none."""
         try:
             sock, _ = listener.accept()
@@ -59,19 +59,19 @@ class Callers(dict[int, Caller]):
             os.close(pidfd)
             sock.close()
             return None
-        caller = Caller(Channel(sock, takes_fds=False), pidfd)
+        caller = RankCaller(Channel(sock, takes_fds=False), pidfd)
         self[caller.fd] = caller
         return caller
 
-    def of(self, rank: int) -> Iterator[Caller]:
+    def of(self, rank: int) -> Iterator[RankCaller]:
         return (each for each in list(self.values()) if each.rank == rank)
 
-    def living(self, rank: int, besides: Caller) -> Caller | None:
+    def living(self, rank: int, besides: RankCaller) -> RankCaller | None:
         """Return another connection by which a living process is this rank."""
         found = (each for each in self.of(rank) if each is not besides and each.is_open)
         return next((each for each in found if not is_gone(each.pidfd)), None)
 
-    def forget(self, caller: Caller) -> None:
+    def forget(self, caller: RankCaller) -> None:
         """Close a connection."""
         del self[caller.fd]
         caller.channel.close()

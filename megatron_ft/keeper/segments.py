@@ -11,7 +11,7 @@ from megatron_ft.core.memory import retention
 from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, SnapshotKey
 
 
-class State(Enum):
+class SegmentState(Enum):
     ALLOCATING = "being allocated"
     SPARE = "allocated ahead"
     WRITING = "being written"
@@ -21,14 +21,14 @@ class State(Enum):
 
 
 @dataclass(eq=False)
-class Held:
+class HeldSegment:
     """One segment. ``key``: None until a rank begins to write it, or an adopted one is verified."""
 
     number: int
     rank: int
     fd: int
     nbytes: int
-    state: State
+    state: SegmentState
     key: SnapshotKey | None = None
     world: int = 0
     is_with_launcher: bool = False
@@ -39,32 +39,32 @@ class Held:
             self.fd = -1
 
 
-class Segments(dict[int, Held]):
+class Segments(dict[int, HeldSegment]):
     """All segments, by number. Numbers are never used twice, by a keeper that replaces this one, either."""
 
     def __init__(self) -> None:
         super().__init__()
         self._next = 0
 
-    def add(self, rank: int, fd: int, nbytes: int, state: State, number: int | None = None) -> Held:
+    def add(self, rank: int, fd: int, nbytes: int, state: SegmentState, number: int | None = None) -> HeldSegment:
         """Add a segment; ``number``: of an adopted one."""
         number = self._next if number is None else number
         self._next = max(self._next, number + 1)
-        held = self[number] = Held(number, rank, fd, nbytes, state)
+        held = self[number] = HeldSegment(number, rank, fd, nbytes, state)
         return held
 
-    def of(self, rank: int, *states: State) -> list[Held]:
+    def of(self, rank: int, *states: SegmentState) -> list[HeldSegment]:
         """Return the segments of a rank in any of these states; in all if none is given."""
         return [each for each in self.values() if each.rank == rank and (not states or each.state in states)]
 
-    def verified(self, rank: int) -> dict[SnapshotKey, Held]:
-        return {each.key: each for each in self.of(rank, State.VERIFIED) if each.key is not None}
+    def verified(self, rank: int) -> dict[SnapshotKey, HeldSegment]:
+        return {each.key: each for each in self.of(rank, SegmentState.VERIFIED) if each.key is not None}
 
     def held_bytes(self) -> int:
         """Bytes that are allocated or about to be, and not given back yet."""
         return sum(each.nbytes for each in self.values())
 
-    def unneeded(self, rank: int, complete: SnapshotKey | None) -> list[Held]:
+    def unneeded(self, rank: int, complete: SnapshotKey | None) -> list[HeldSegment]:
         """Return the verified segments of a rank that are older than the complete snapshot."""
         verified = self.verified(rank)
         return [verified[key] for key in retention.outdated(verified.keys(), complete)]
@@ -74,7 +74,9 @@ class Segments(dict[int, Held]):
         found = [set(self.verified(rank)) for rank in ranks]
         return set.intersection(*found) if found else set()
 
-    def place_taker(self, rank: int, complete: SnapshotKey | None, pinned: Collection[SnapshotKey]) -> Held | None:
+    def place_taker(
+        self, rank: int, complete: SnapshotKey | None, pinned: Collection[SnapshotKey]
+    ) -> HeldSegment | None:
         """Return the segment that goes to make room for another one of the rank; None if there is room, or none."""
         verified = self.verified(rank)
         key = retention.give_way(verified.keys(), complete, pinned)
@@ -84,17 +86,17 @@ class Segments(dict[int, Held]):
         """Return everything that is verified."""
         found: dict[tuple[SnapshotKey, int], set[int]] = {}
         for each in self.values():
-            if each.state is State.VERIFIED and each.key is not None:
+            if each.state is SegmentState.VERIFIED and each.key is not None:
                 found.setdefault((each.key, each.world), set()).add(each.rank)
         return Kept(
             tuple(KeptSnapshot(key, world, tuple(sorted(ranks))) for (key, world), ranks in sorted(found.items()))
         )
 
-    def stale(self, cycle: int, restore: SnapshotKey | None, ranks: Iterable[int]) -> Iterator[Held]:
+    def stale(self, cycle: int, restore: SnapshotKey | None, ranks: Iterable[int]) -> Iterator[HeldSegment]:
         """Yield what a cycle with these ranks doesn't need: all that isn't verified, or isn't what it restores."""
         local = set(ranks)
         for each in list(self.values()):
             is_old = each.key is not None and retention.is_stale(each.key, cycle, restore)
-            unfinished = each.state in (State.WRITING, State.ALLOCATING, State.SPARE)
-            if each.state is not State.LEAVING and (is_old or unfinished or each.rank not in local):
+            unfinished = each.state in (SegmentState.WRITING, SegmentState.ALLOCATING, SegmentState.SPARE)
+            if each.state is not SegmentState.LEAVING and (is_old or unfinished or each.rank not in local):
                 yield each

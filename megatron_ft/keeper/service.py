@@ -6,24 +6,25 @@ import os
 import selectors
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory import retention
 from megatron_ft.core.memory.layout import Layout
 from megatron_ft.core.memory.retention import Demand, gigabytes
-from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
     Abandon,
     Adopt,
-    Begin,
-    Commit,
-    Complete,
-    Drop,
+    BeginSegment,
+    CommitSegment,
     Dropped,
+    DropSegment,
     Fetch,
     Hold,
     KeeperHello,
@@ -33,11 +34,8 @@ from megatron_ft.core.messages.keeper import (
     NotKept,
     Prepare,
     RankRestored,
-    Release,
     Reserve,
     Reserved,
-    RestoreFailed,
-    Saved,
     Segment,
     Stock,
     TakeStock,
@@ -49,9 +47,9 @@ from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
 from megatron_ft.keeper import work
-from megatron_ft.keeper.callers import Caller, Callers
-from megatron_ft.keeper.segments import Held, Segments, State
-from megatron_ft.keeper.work import Worker
+from megatron_ft.keeper.callers import RankCaller, RankCallers
+from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.keeper.work import BackgroundWorker
 
 _SEND_S = 5.0
 
@@ -69,10 +67,10 @@ class KeeperService:
         self._make_hasher = make_hasher
         self._selector = selectors.DefaultSelector()
         self._done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._allocator = Worker("ft_allocate", self._done_fd)
-        self._verifier = Worker("ft_verify", self._done_fd)
+        self._allocator = BackgroundWorker("ft_allocate", self._done_fd)
+        self._verifier = BackgroundWorker("ft_verify", self._done_fd)
         self._segments = Segments()
-        self._callers = Callers()
+        self._callers = RankCallers()
         self._prepared: Prepare | None = None
         self._complete: SnapshotKey | None = None
         self._saved: SnapshotKey | None = None
@@ -143,7 +141,7 @@ class KeeperService:
                     self._complete = key
                     self._tidy()
                     self._go_on()
-            case Release(key):
+            case Passed(key):
                 self._released = key
                 self._release()
             case TakeStock():
@@ -152,7 +150,7 @@ class KeeperService:
                 self._answer_questions()
             case Adopt(number, rank):
                 (fd,) = fds
-                held = self._segments.add(rank, fd, os.fstat(fd).st_size, State.SEALED, number)
+                held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
                 held.is_with_launcher = True
                 self._verify(held)
             case Dropped(number):
@@ -174,7 +172,7 @@ class KeeperService:
 
     def _answer_questions(self) -> None:
         """Answer, unless segments are still being verified."""
-        if self._questions and not any(each.state is State.SEALED for each in self._segments.values()):
+        if self._questions and not any(each.state is SegmentState.SEALED for each in self._segments.values()):
             kept = self._segments.stock()
             for question in self._questions:
                 self._tell(Stock(question.question, kept))
@@ -192,7 +190,7 @@ class KeeperService:
         for caller in list(self._callers.values()):
             self._read(caller)
 
-    def _read(self, caller: Caller, *, has_ended: bool = False) -> None:
+    def _read(self, caller: RankCaller, *, has_ended: bool = False) -> None:
         """Read what a rank has sent, also just before it ended."""
         try:
             received: list[Received] = caller.channel.receive()
@@ -208,15 +206,15 @@ class KeeperService:
         if has_ended and self._callers.get(caller.fd) is caller:
             self._forget(caller)
 
-    def _forget(self, caller: Caller) -> None:
+    def _forget(self, caller: RankCaller) -> None:
         """Close a connection; what its rank was writing is worthless."""
         self._selector.unregister(caller.fd)
         self._selector.unregister(caller.pidfd)
         self._callers.forget(caller)
-        for held in self._segments.of(caller.rank, State.WRITING):
+        for held in self._segments.of(caller.rank, SegmentState.WRITING):
             self._drop(held)
 
-    def _serve(self, caller: Caller, request: Any) -> None:
+    def _serve(self, caller: RankCaller, request: Any) -> None:
         if isinstance(request, KeeperHello):
             refused = self._refuse(caller, request)
             if not refused:
@@ -228,20 +226,20 @@ class KeeperService:
         match request:
             case Reserve(segment_bytes, copies_bytes):
                 self._reserve(caller, Demand(segment_bytes, copies_bytes))
-            case Begin() | Fetch():
+            case BeginSegment() | Fetch():
                 caller.waits_for = request
                 self._go_on_with(caller)
-            case Commit():
+            case CommitSegment():
                 self._commit(caller, request)
             case Abandon():
-                for held in self._segments.of(caller.rank, State.WRITING):
-                    held.state, held.key = State.SPARE, None  # all of it will be written anew
+                for held in self._segments.of(caller.rank, SegmentState.WRITING):
+                    held.state, held.key = SegmentState.SPARE, None  # all of it will be written anew
             case RankRestored(key, seconds):
                 self._tell(RankRestored(key, seconds, caller.rank))
-            case RestoreFailed(key, why):
-                self._tell(RestoreFailed(key, why, caller.rank))
+            case RestoreFailed():
+                self._tell(replace(request, rank=caller.rank))
 
-    def _refuse(self, caller: Caller, hello: KeeperHello) -> str:
+    def _refuse(self, caller: RankCaller, hello: KeeperHello) -> str:
         assert self._prepared is not None
         if hello.cycle != self._prepared.cycle:
             return f"this is cycle {self._prepared.cycle}, not {hello.cycle}"
@@ -255,7 +253,7 @@ class KeeperService:
 
     # -- memory -----------------------------------------------------------------------------------------------
 
-    def _reserve(self, caller: Caller, demand: Demand) -> None:
+    def _reserve(self, caller: RankCaller, demand: Demand) -> None:
         assert self._prepared is not None
         demands = {**self._demands, caller.rank: demand}
         copies = sum(each.copies_bytes for each in self._demands.values())
@@ -267,7 +265,7 @@ class KeeperService:
             caller.answer(NotKept(refused))
             return
         self._demands = demands
-        for held_segment in self._segments.of(caller.rank, State.SPARE, State.ALLOCATING):
+        for held_segment in self._segments.of(caller.rank, SegmentState.SPARE, SegmentState.ALLOCATING):
             if held_segment.nbytes < demand.segment_bytes:
                 self._drop(held_segment)
         caller.answer(Reserved())
@@ -276,46 +274,46 @@ class KeeperService:
     def _allocate_ahead(self, rank: int) -> None:
         """Allocate the segment that the rank will write next, if there is room for it."""
         demand = self._demands.get(rank)
-        if demand is None or self._segments.of(rank, State.SPARE, State.ALLOCATING, State.WRITING):
+        if demand is None or self._segments.of(rank, SegmentState.SPARE, SegmentState.ALLOCATING, SegmentState.WRITING):
             return
         if len(self._segments.of(rank)) < retention.SEGMENTS:
             self._allocate(rank, demand.segment_bytes)
 
     def _allocate(self, rank: int, nbytes: int) -> None:
-        held = self._segments.add(rank, segment.create(), nbytes, State.ALLOCATING)
+        held = self._segments.add(rank, segment.create(), nbytes, SegmentState.ALLOCATING)
         fd = os.dup(held.fd)  # of the thread: this one may close its own at any time
 
         def allocate() -> Callable[[], None]:
-            why = work.allocate(fd, nbytes, lambda: held.state is State.ALLOCATING)
+            why = work.allocate(fd, nbytes, lambda: held.state is SegmentState.ALLOCATING)
             os.close(fd)
             return partial(self._allocated, held, why)
 
         self._allocator.post(allocate)
 
-    def _allocated(self, held: Held, why: str) -> None:
-        if held.state is not State.ALLOCATING:
+    def _allocated(self, held: HeldSegment, why: str) -> None:
+        if held.state is not SegmentState.ALLOCATING:
             return  # dropped meanwhile
         if not why:
-            held.state = State.SPARE
+            held.state = SegmentState.SPARE
             self._go_on()
             return
         self._drop(held)
         text = f"rank {held.rank} can't get {gigabytes(held.nbytes)} for a memory checkpoint, training goes on: {why}"
         self._say("pressure", text)
         for caller in self._callers.of(held.rank):
-            if isinstance(caller.waits_for, Begin):
+            if isinstance(caller.waits_for, BeginSegment):
                 caller.waits_for = None
                 caller.answer(NotKept(why))
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: HeldSegment) -> None:
         """Let go of a segment. It counts as memory until the launcher has let go of it, too."""
         held.close()
         if held.is_with_launcher:
-            if held.state is not State.LEAVING:
-                held.state = State.LEAVING
-                self._tell(Drop(held.number))
+            if held.state is not SegmentState.LEAVING:
+                held.state = SegmentState.LEAVING
+                self._tell(DropSegment(held.number))
         else:
-            held.state = State.LEAVING
+            held.state = SegmentState.LEAVING
             self._segments.pop(held.number, None)
 
     def _pinned(self) -> set[SnapshotKey]:
@@ -348,28 +346,28 @@ class KeeperService:
             self._go_on_with(caller)
             self._allocate_ahead(caller.rank)
 
-    def _go_on_with(self, caller: Caller) -> None:
+    def _go_on_with(self, caller: RankCaller) -> None:
         match caller.waits_for:
-            case Begin():
+            case BeginSegment():
                 self._begin(caller, caller.waits_for)
             case Fetch(key):
                 self._fetch(caller, key)
 
-    def _begin(self, caller: Caller, request: Begin) -> None:
+    def _begin(self, caller: RankCaller, request: BeginSegment) -> None:
         """Hand out a segment, or see that there will be one."""
         assert self._prepared is not None
         rank = caller.rank
-        for held in self._segments.of(rank, State.WRITING):
+        for held in self._segments.of(rank, SegmentState.WRITING):
             self._drop(held)  # of a snapshot that the rank has given up
-        for held in self._segments.of(rank, State.SPARE):
+        for held in self._segments.of(rank, SegmentState.SPARE):
             if held.nbytes >= request.segment_bytes:
-                held.state = State.WRITING
+                held.state = SegmentState.WRITING
                 held.key = SnapshotKey(self._prepared.cycle, request.iteration)
                 caller.waits_for = None
                 caller.answer(Segment(), (held.fd,))
                 return
             self._drop(held)
-        if self._segments.of(rank, State.ALLOCATING, State.LEAVING, State.SEALED):
+        if self._segments.of(rank, SegmentState.ALLOCATING, SegmentState.LEAVING, SegmentState.SEALED):
             return
         goes = self._segments.place_taker(rank, self._complete, self._pinned())
         if goes is not None:
@@ -377,10 +375,10 @@ class KeeperService:
         if len(self._segments.of(rank)) < retention.SEGMENTS:  # else the launcher's word is awaited
             self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Demand(0)).segment_bytes))
 
-    def _commit(self, caller: Caller, request: Commit) -> None:
+    def _commit(self, caller: RankCaller, request: CommitSegment) -> None:
         assert self._prepared is not None
         key = SnapshotKey(self._prepared.cycle, request.iteration)
-        held = next((each for each in self._segments.of(caller.rank, State.WRITING) if each.key == key), None)
+        held = next((each for each in self._segments.of(caller.rank, SegmentState.WRITING) if each.key == key), None)
         if held is None or request.nbytes > held.nbytes:
             caller.answer(NotKept(f"there is no segment of {request.nbytes} bytes for iteration {request.iteration}"))
             return
@@ -390,12 +388,12 @@ class KeeperService:
             self._drop(held)
             caller.answer(NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
-        held.nbytes, held.state = request.nbytes, State.SEALED
+        held.nbytes, held.state = request.nbytes, SegmentState.SEALED
         held.is_with_launcher = True
         self._tell(Hold(held.number, held.rank), (held.fd,))
         self._verify(held)
 
-    def _verify(self, held: Held) -> None:
+    def _verify(self, held: HeldSegment) -> None:
         fd = os.dup(held.fd)
 
         def verify() -> Callable[[], None]:
@@ -405,8 +403,8 @@ class KeeperService:
 
         self._verifier.post(verify)
 
-    def _verified(self, held: Held, found: Layout | str) -> None:
-        if held.state is not State.SEALED:
+    def _verified(self, held: HeldSegment, found: Layout | str) -> None:
+        if held.state is not SegmentState.SEALED:
             return  # dropped meanwhile
         was_written = held.key is not None
         is_stale = isinstance(found, Layout) and self._is_stale(found)
@@ -419,7 +417,7 @@ class KeeperService:
             text = f"the memory checkpoint{iteration} of rank {held.rank} is damaged and not used: {why}"
             self._say(text, text)
         elif isinstance(found, Layout):
-            held.state, held.key, held.world = State.VERIFIED, found.key, found.world
+            held.state, held.key, held.world = SegmentState.VERIFIED, found.key, found.world
         if was_written:
             for caller in self._callers.of(held.rank):
                 caller.answer(NotKept(why) if why else Verified())
@@ -429,7 +427,7 @@ class KeeperService:
         self._go_on()
         self._answer_questions()
 
-    def _misplaced(self, held: Held, layout: Layout) -> str:
+    def _misplaced(self, held: HeldSegment, layout: Layout) -> str:
         """Return what is wrong with a segment for its place; empty if nothing is."""
         if layout.rank != held.rank or held.key not in (None, layout.key):
             return f"it holds iteration {layout.key.iteration} of rank {layout.rank}"
@@ -454,9 +452,9 @@ class KeeperService:
 
     # -- restoring --------------------------------------------------------------------------------------------
 
-    def _fetch(self, caller: Caller, key: SnapshotKey) -> None:
+    def _fetch(self, caller: RankCaller, key: SnapshotKey) -> None:
         held = self._segments.verified(caller.rank).get(key)
-        if held is None and self._segments.of(caller.rank, State.SEALED):
+        if held is None and self._segments.of(caller.rank, SegmentState.SEALED):
             return  # it may be one of these
         caller.waits_for = None
         if held is not None:

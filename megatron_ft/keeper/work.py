@@ -22,7 +22,7 @@ _NICENESS = 10
 Result = Callable[[], None]
 
 
-class Worker:
+class BackgroundWorker:
     """One thread with a queue of jobs; what each returns is called in the thread that calls ``serve``."""
 
     def __init__(self, name: str, done_fd: int) -> None:

@@ -24,7 +24,7 @@ from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held,
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.memory.snapshots import Restore
+from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
 from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
@@ -337,7 +337,7 @@ class Launcher(Process):
                 self.hear(effect)
             case m.End() | m.Verdict() | m.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
-            case m.Suspected() | m.Moving() | Reviewed() | Survey() | Learned() | Raised() | m.Complete() | m.Passed():
+            case m.Suspected() | m.Moving() | Reviewed() | Survey() | Learned() | Raised() | Complete() | Passed():
                 self.hear(effect)
             case edge.StandBy() | m.Speak():
                 self.hear(effect)
@@ -459,9 +459,9 @@ class Launcher(Process):
     def _do_to_monitor(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance
         match effect:
-            case agent.KeepSnapshot(key) if self.keeper is not None:
+            case Complete(key) if self.keeper is not None:
                 self.keeper.is_complete(key)
-            case agent.ReleaseSnapshots(key) if self.keeper is not None:
+            case Passed(key) if self.keeper is not None:
                 self.keeper.release(key)
             case agent.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm

@@ -6,13 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision
-from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.simulation.plan import Fault
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Keeper:
         segment.is_verified = True
         launcher = self._launcher
         if launcher._runs():
-            launcher.hear(agent.SnapshotSaved(segment.key))
+            launcher.hear(Saved(segment.key))
         elif launcher.agent.phase is AgentPhase.READY:
             launcher.hear(m.StockTaken(self.kept()))
 
@@ -189,7 +188,7 @@ class Snapshots:
                 self.kept[coordinator.name, message.instance] = standing.kept
             case m.Ready(kept) | m.StockTaken(kept):
                 self.kept[coordinator.name, launcher] = kept
-            case m.Saved() | m.Restored():
+            case Saved() | m.Restored():
                 self.messages += 1
 
     def asks(self, coordinator: CoordinatorProcess, launcher: str, proposal: m.Propose) -> None:
@@ -200,9 +199,9 @@ class Snapshots:
 
     def sends(self, job: Job, send: edge.Send) -> None:
         """A coordinator sends something."""
-        if isinstance(send.message, m.Complete | m.Passed):
+        if isinstance(send.message, Complete | Passed):
             self.messages += 1
-        if isinstance(send.message, m.Complete):
+        if isinstance(send.message, Complete):
             key = send.message.key
             self.completed[key.cycle] = max(key, self.completed.get(key.cycle, key))
         elif isinstance(send.message, m.Tell) and send.message.text.startswith(_SAVED):

@@ -39,24 +39,21 @@ from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.assignment import Assignment
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
-    Complete,
     DiagnoseHang,
     End,
     Goodbye,
     Moving,
     OfSnapshots,
-    Passed,
     Ready,
     Restored,
     Reviewed,
-    Saved,
     Shutdown,
     StockTaken,
     Suspected,
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.memory.snapshots import Kept, Restore
+from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 from megatron_ft.core.times import earliest
@@ -165,21 +162,19 @@ class Agent:
                 self.cycle.hear_of_others(event, self._turn)
             case Suspected() | Moving():
                 self.cycle.told(event, self._turn)
-            case Complete() | Passed() | StockTaken() | edge.SnapshotSaved() | SnapshotRestored():
+            case Complete() | Passed() | StockTaken() | Saved() | SnapshotRestored():
                 self._hear_of_snapshots(event)
             case _:
                 self._hear_of_ranks(event)
 
-    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | edge.SnapshotSaved | SnapshotRestored) -> None:
+    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | Saved | SnapshotRestored) -> None:
         record = self.cycle.record
         runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
         match event:
-            case Complete(key) if key.cycle == record.cycle:
-                self._do(edge.KeepSnapshot(key))
-            case Passed(key) if key.cycle == record.cycle:
-                self._do(edge.ReleaseSnapshots(key))
-            case edge.SnapshotSaved(key) if runs and key.cycle == record.cycle:
-                self._do(Saved(key))
+            case Complete(key) | Passed(key) if key.cycle == record.cycle:
+                self._do(event)
+            case Saved(key) if runs and key.cycle == record.cycle:
+                self._do(event)
             case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
                 redone = None if self._restore is None else self._restore.redone
                 self._do(

@@ -28,14 +28,8 @@ from megatron_ft.core.facts.launcher import (
 )
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.edge import Say
-from megatron_ft.core.job.messages import (
-    OfCycle,
-    Said,
-    Speak,
-    StockTaken,
-    Verdict,
-)
-from megatron_ft.core.memory.snapshots import Kept, Restore, SnapshotKey
+from megatron_ft.core.job.messages import OfCycle, OfSnapshots, Said, Speak, StockTaken, Verdict
+from megatron_ft.core.memory.snapshots import Kept, Restore, Saved
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.timeouts.exchange import Moment
@@ -144,13 +138,6 @@ class RanksEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotSaved:
-    """All ranks of this node have a verified snapshot. The keeper holds it until it is told otherwise."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
 class MonitorReport:
     """A monitor reports something of its rank. `Detached` comes again from a monitor that replaces another one."""
 
@@ -160,7 +147,7 @@ class MonitorReport:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
-FromKeeper = StockTaken | SnapshotSaved | SnapshotRestored | RestoreFailed
+FromKeeper = StockTaken | Saved | SnapshotRestored | RestoreFailed
 FromCoordinator = job.Begin | job.StandBy | OfCycle | Speak | job.LeftOut | job.Leave
 Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator
 
@@ -302,20 +289,6 @@ class KeepEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepSnapshot:
-    """All nodes have this snapshot: keep it, and none before it."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSnapshots:
-    """Of the snapshots up to this one, those needn't be kept that `KeepSnapshot` hasn't named."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
 class TellStop:
     """Print, once, that the launcher was asked to stop, and how many ranks get the signal."""
 
@@ -342,8 +315,7 @@ Effect = (
     | WriteState
     | TellStateWritten
     | KeepEvidence
-    | KeepSnapshot
-    | ReleaseSnapshots
+    | OfSnapshots
     | Said
     | TellStop
     | Say

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megatron_ft.core.job.messages import Complete, OfSnapshots, Passed, Restored
-from megatron_ft.core.memory.snapshots import Restore, SnapshotKey
+from megatron_ft.core.job.messages import OfSnapshots, Restored
+from megatron_ft.core.memory.snapshots import Complete, Passed, Restore, SnapshotKey
 
 _MOST = 1000
 """Snapshots that are counted at a time."""
@@ -70,7 +70,7 @@ class CompleteSnapshots:
         return True
 
     def _pass(self) -> Passed | None:
-        """Of what all nodes have saved or skipped, nothing that isn't complete will be."""
+        """Return the oldest of the nodes' newest snapshots, if it passes over an incomplete one."""
         if len(self._held) < self._nodes:
             return None
         oldest = min(self._at)

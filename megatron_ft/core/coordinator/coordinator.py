@@ -24,6 +24,7 @@ from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.search import LONGEST_SKIP_S
+from megatron_ft.core.memory.snapshots import Saved
 from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
 
 _LINGER_S = 5.0
@@ -109,7 +110,7 @@ class Coordinator:
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; returns what to do at once."""
         self._clock.set(now_s)
-        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat | m.Saved)
+        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat | Saved)
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
@@ -226,7 +227,7 @@ class Coordinator:
             self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
-        elif isinstance(message, m.Saved | m.Restored):
+        elif isinstance(message, Saved | m.Restored):
             self._heard_of_snapshot(cycle, place, message)
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
@@ -237,7 +238,7 @@ class Coordinator:
         elif isinstance(message, Raised):
             self._raised(node, message)
 
-    def _heard_of_snapshot(self, cycle: JobCycle, place: int, message: m.Saved | m.Restored) -> None:
+    def _heard_of_snapshot(self, cycle: JobCycle, place: int, message: Saved | m.Restored) -> None:
         if isinstance(message, m.Restored):
             if cycle.snapshots.restored(place, message, cycle.decision.restore):
                 self._out += self._notices.restored(cycle)
@@ -307,7 +308,7 @@ class Coordinator:
         if standing.complete is not None:
             self._tell_of_snapshot(cycle, cycle.snapshots.was_complete(node.place, standing.complete))
         for key in standing.saved:
-            self._heard_of_snapshot(cycle, node.place, m.Saved(key))
+            self._heard_of_snapshot(cycle, node.place, Saved(key))
         if standing.restored and standing.cycle == cycle.decision.cycle:
             cycle.snapshots.restored(node.place, None, cycle.decision.restore)
         self._out += [

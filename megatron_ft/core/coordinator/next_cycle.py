@@ -241,7 +241,7 @@ class NextCycle:
         )
 
     def _restore(self, cycle: JobCycle, chosen: Sequence[Node]) -> Restore | None:
-        """What the next cycle goes on from."""
+        """Choose the snapshot for the next cycle, and keep the reason if there is none."""
         last = cycle.end_for_snapshots
         restore, self.without_snapshot = next_restore(
             choose_snapshot([node.standing.kept for node in chosen], last), last

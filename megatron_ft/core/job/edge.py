@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.decisions import Held
-from megatron_ft.core.job.messages import (
-    FromMember,
-    Moved,
-    OfCycle,
-    Speak,
-    Tell,
-    ToMember,
-    Verdict,
-)
+from megatron_ft.core.job.messages import FromMember, Moved, OfCycle, Speak, Tell, ToMember, Verdict
 
 # -- the coordinator ------------------------------------------------------------------------------------------
 

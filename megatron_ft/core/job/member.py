@@ -18,6 +18,7 @@ from megatron_ft.core.job.decisions import Beside, DecisionKind, Held, Memory, T
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
+from megatron_ft.core.memory.snapshots import Complete, Passed, Saved
 from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
 
 CUT_OFF_S = 15.0
@@ -312,9 +313,9 @@ class Member:
                 self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.NodePhase.RUNNING:
                 self._out.append(message)
-            case m.Complete(key) | m.Passed(key) if self._is_running(key.cycle):
+            case Complete(key) | Passed(key) if self._is_running(key.cycle):
                 waiting = tuple(each for each in self.standing.saved if each > key)
-                complete = key if isinstance(message, m.Complete) else self.standing.complete
+                complete = key if isinstance(message, Complete) else self.standing.complete
                 self.standing = replace(self.standing, complete=complete, saved=waiting)
                 self._out.append(message)
             case m.Tell() | m.Speak():
@@ -416,7 +417,7 @@ class Member:
                 self.standing = replace(self.standing, phase=m.NodePhase.READY, kept=kept)
             case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
                 self.standing = replace(self.standing, kept=kept)
-            case m.Saved(key) if key.cycle == self.standing.cycle:
+            case Saved(key) if key.cycle == self.standing.cycle:
                 self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
             case m.Restored(cycle) if cycle == self.standing.cycle:
                 self.standing = replace(self.standing, restored=True)

@@ -26,7 +26,7 @@ from megatron_ft.core.job.restart_policy import (
     RestartPolicy,
 )
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
 _GOODBYE_S = 1.0
@@ -215,30 +215,6 @@ class Reviewed:
     hanging: tuple[int, ...] = ()
     kind: str = ""
     section: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """All ranks of this node have a verified snapshot; it is kept until `Complete` or `Passed` comes."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """All nodes of the cycle have `Saved` it: older ones needn't be kept any more."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """All nodes have `Saved` this one or a later one: what isn't complete up to it will never be, and needn't be kept.
-
-    Of a snapshot that one node skipped the others would wait for `Complete` for ever, with no memory for a new one.
-    """
-
-    key: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)

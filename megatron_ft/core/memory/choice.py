@@ -13,7 +13,7 @@ MOST_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SnapshotChoice:
     """Snapshot for the next cycle. ``key`` None: none, because of ``reason``; empty if no node has any."""
 
     key: SnapshotKey | None = None
@@ -41,7 +41,7 @@ class CycleEnd:
     resumes_from_file: bool = False
 
 
-def choose(kept: Sequence[Kept], last: CycleEnd) -> Choice:
+def choose(kept: Sequence[Kept], last: CycleEnd) -> SnapshotChoice:
     """Return the newest snapshot of which each node of the next cycle has the segments of its own ranks.
 
     Args:
@@ -50,10 +50,10 @@ def choose(kept: Sequence[Kept], last: CycleEnd) -> Choice:
             that the job has left behind, or has done again since in another way.
     """
     if not any(each.snapshots for each in kept):
-        return Choice()
+        return SnapshotChoice()
     without = [place for place, each in enumerate(kept) if not each.snapshots]
     if without:
-        return Choice(reason=f"node {without[0]} has no snapshot")
+        return SnapshotChoice(reason=f"node {without[0]} has no snapshot")
     restored = None if last.restored is None else last.restored.key
     world = sum(each.local_ranks for each in kept)
     keys = {found.key for each in kept for found in each.snapshots}
@@ -62,9 +62,9 @@ def choose(kept: Sequence[Kept], last: CycleEnd) -> Choice:
     for key in current:
         missing = next(_missing(kept, key, world), "")
         if not missing:
-            return Choice(key)
+            return SnapshotChoice(key)
         reason = missing
-    return Choice(reason=reason)
+    return SnapshotChoice(reason=reason)
 
 
 def _missing(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _missing(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[str
             yield f"node {place} has no snapshot of rank {lacking[0]}"
 
 
-def next_restore(choice: Choice, last: CycleEnd) -> tuple[Restore | None, str]:
+def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None, str]:
     """Return what the next cycle goes on from, and why if that is nothing (empty if there are no snapshots at all).
 
     A snapshot from which a cycle failed before a new iteration is restored once more. It is bad if that fails, too, or

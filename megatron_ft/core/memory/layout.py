@@ -63,7 +63,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _LayoutHead:
     key: SnapshotKey
     rank: Rank
     world: WorldSize
@@ -162,7 +162,7 @@ def name_of(path: Path) -> str:
 
 def encode(layout: Layout) -> bytes:
     """Return the JSON of a layout."""
-    head = fields(_Head(layout.key, layout.rank, layout.world, VERSION), full=True)
+    head = fields(_LayoutHead(layout.key, layout.rank, layout.world, VERSION), full=True)
     tensors = [[list(e.path), e.dtype, list(e.shape), e.offset, e.nbytes, e.digest] for e in layout.tensors]
     document = {**head, "tensors": tensors, "values": _written(layout.values)}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
@@ -181,7 +181,7 @@ def decode(raw: bytes, data_bytes: int) -> Layout:
     if type(document) is not dict or document.keys() != {"key", "rank", "world", "version", "tensors", "values"}:
         raise LayoutError("the layout has other fields than those of a layout")
     try:
-        head = unpack(_Head, document)
+        head = unpack(_LayoutHead, document)
     except ProtocolError as error:
         raise LayoutError(f"the layout is malformed: {error}") from None
     if head.version != VERSION:

@@ -61,3 +61,27 @@ class Restore:
     def redone(self) -> int | None:
         """Iterations that the job does again; None if unknown."""
         return None if self.reached is None else max(0, self.reached - self.key.iteration)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """All ranks of this node have a verified snapshot; it is kept until `Complete` or `Passed` comes."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All nodes of the cycle have `Saved` it: older ones needn't be kept any more."""
+
+    key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """All nodes have `Saved` this one or a later one: what isn't complete up to it will never be, and needn't be kept.
+
+    Without it nodes would wait for ever for `Complete` of a snapshot that one node has skipped.
+    """
+
+    key: SnapshotKey

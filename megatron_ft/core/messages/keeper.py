@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, Vocabulary, WorldSize
-from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
+from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
 
 # -- from a rank --------------------------------------------------------------------------------------------------
 
@@ -31,7 +32,7 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginSegment:
     """Ask for a segment to write. The answer is `Segment`, with its descriptor, or `NotKept`."""
 
     iteration: Count
@@ -39,7 +40,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitSegment:
     """The segment is written up to ``nbytes``. The answer, once it is checked, is `Verified` or `NotKept`."""
 
     iteration: Count
@@ -69,16 +70,7 @@ class RankRestored:
     rank: Rank = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreFailed:
-    """The rank doesn't have the state that was chosen for its cycle. ``rank``: set by the keeper."""
-
-    key: SnapshotKey
-    why: str
-    rank: Rank = 0
-
-
-RankToKeeper = KeeperHello | Reserve | Begin | Commit | Abandon | Fetch | RankRestored | RestoreFailed
+RankToKeeper = KeeperHello | Reserve | BeginSegment | CommitSegment | Abandon | Fetch | RankRestored | RestoreFailed
 RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 
 
@@ -133,20 +125,6 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
-    """All ranks of the job have this snapshot: older ones may go."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """What isn't complete up to this snapshot never will be, and may go."""
-
-    key: SnapshotKey
-
-
-@dataclass(frozen=True, slots=True)
 class TakeStock:
     """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`."""
 
@@ -168,7 +146,7 @@ class Dropped:
     segment: Count
 
 
-LauncherToKeeper = Prepare | Complete | Release | TakeStock | Adopt | Dropped
+LauncherToKeeper = Prepare | Complete | Passed | TakeStock | Adopt | Dropped
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 
@@ -184,17 +162,10 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropSegment:
     """Close the descriptor. The answer is `Dropped`."""
 
     segment: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """All ranks of this node have a verified segment of the snapshot."""
-
-    key: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,5 +184,5 @@ class KeeperSays:
     NAME: ClassVar[str] = "says"
 
 
-KeeperToLauncher = Hold | Drop | Saved | Stock | RankRestored | RestoreFailed | KeeperSays
+KeeperToLauncher = Hold | DropSegment | Saved | Stock | RankRestored | RestoreFailed | KeeperSays
 KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)

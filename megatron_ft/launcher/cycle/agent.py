@@ -23,7 +23,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankEx
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, Said
 from megatron_ft.core.mailbox import Inbox, Mailbox
-from megatron_ft.core.memory.snapshots import Restore
+from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
 from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
@@ -252,8 +252,8 @@ class FaultTolerantAgent(TorchAgent):
                 self._monitors[local_rank].order(order)
             case Release():
                 self._monitors.release(effect)
-            case edge.KeepSnapshot() | edge.ReleaseSnapshots():
-                self._memory.act(effect)
+            case Complete() | Passed():
+                self._launcher.keeper.tell(effect)
             case _ if isinstance(effect, Said):
                 self._coordination.tell(effect)
             case _:

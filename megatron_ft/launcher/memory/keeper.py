@@ -17,21 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
+from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     Adopt,
-    Complete,
-    Drop,
     Dropped,
+    DropSegment,
     Hold,
     KeeperSays,
     LauncherToKeeper,
     Prepare,
     RankRestored,
-    Release,
-    RestoreFailed,
-    Saved,
     Stock,
     TakeStock,
 )
@@ -83,7 +80,7 @@ class Keeper:
         self._held: dict[int, tuple[int, int]] = {}
         """Rank and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
-        self._complete: SnapshotKey | None = None
+        self._complete: Complete | None = None
         self._question = 0
         self._asked: tuple[Callable[[Kept], None], Timer] | None = None
         self._started_s = 0.0
@@ -132,19 +129,16 @@ class Keeper:
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
         self._prepared = Prepare(cycle, tuple(ranks), world, restore)
-        self._complete = restore
+        self._complete = None if restore is None else Complete(restore)
         self._order(self._prepared)
         if restore is not None and self.is_given_up:
             self._fail_restores("this node keeps no memory checkpoints any more")
 
-    def complete(self, key: SnapshotKey) -> None:
-        """Say that all ranks of the job have this snapshot."""
-        self._complete = key
-        self._order(Complete(key))
-
-    def release(self, key: SnapshotKey) -> None:
-        """Say that what isn't complete up to this snapshot never will be."""
-        self._order(Release(key))
+    def tell(self, fact: Complete | Passed) -> None:
+        """Say what the job has decided about a snapshot."""
+        if isinstance(fact, Complete):
+            self._complete = fact
+        self._order(fact)
 
     def take_stock(self, then: Callable[[Kept], None], timeout_s: float = 10.0) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -204,7 +198,7 @@ class Keeper:
             self._order(Adopt(number, rank), (fd,))
         self._order(self._prepared)
         if self._complete is not None:
-            self._order(Complete(self._complete))
+            self._order(self._complete)
         if self._asked is not None:
             self._order(TakeStock(self._question))
 
@@ -324,7 +318,7 @@ class Keeper:
                     raise ProtocolError("a segment comes with one descriptor, once")
                 self._held[number] = rank, fds[0]
                 return
-            case Drop(number):
+            case DropSegment(number):
                 _, fd = self._held.pop(number, (0, -1))
                 close_fds([fd])
                 self._order(Dropped(number))
@@ -333,7 +327,7 @@ class Keeper:
                     self._answer(kept)
             case KeeperSays(text):
                 self._say(text)
-            case RankRestored(key, _, rank) | RestoreFailed(key, _, rank):
+            case RankRestored(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
                 if self._prepared is not None and key == self._prepared.restore and rank in self._prepared.ranks:
                     self._on_event(message)
             case Saved():
@@ -357,4 +351,5 @@ class Keeper:
         assert self._prepared is not None
         if self._prepared.restore is not None:
             for rank in self._prepared.ranks:
-                self._on_event(RestoreFailed(self._prepared.restore, why, rank))
+                failed = RestoreFailed(rank=rank, cycle=self._prepared.cycle, key=self._prepared.restore, text=why)
+                self._on_event(failed)

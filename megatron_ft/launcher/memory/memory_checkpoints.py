@@ -8,9 +8,8 @@ from typing import Protocol
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
-from megatron_ft.core.memory.snapshots import Kept, Restore, SnapshotKey
-from megatron_ft.core.messages import keeper as messages
-from megatron_ft.core.messages.keeper import RankRestored, Saved
+from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.core.messages.keeper import RankRestored
 from megatron_ft.launcher.memory.keeper import KeeperEvent, KeeperReplaced
 
 
@@ -20,11 +19,8 @@ class KeeperOrders(Protocol):
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
         """Begin a cycle, before its ranks start. Segments newer than ``restore`` go; without it, all."""
 
-    def complete(self, key: SnapshotKey) -> None:
-        """Keep this snapshot, and none before it."""
-
-    def release(self, key: SnapshotKey) -> None:
-        """Up to this snapshot, what isn't complete needn't be kept."""
+    def tell(self, fact: Complete | Passed) -> None:
+        """Say what the job has decided about a snapshot."""
 
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with everything that can be restored, in a bounded time."""
@@ -46,14 +42,6 @@ class MemoryCheckpoints:
         self._cycle, self._restoring, self._longest_s = cycle, set() if restore is None else set(ranks), 0.0
         self._keeper.prepare(cycle, ranks, world, None if restore is None else restore.key)
 
-    def act(self, effect: edge.KeepSnapshot | edge.ReleaseSnapshots) -> None:
-        """Carry out an effect of the machine."""
-        match effect:
-            case edge.KeepSnapshot(key):
-                self._keeper.complete(key)
-            case edge.ReleaseSnapshots(key):
-                self._keeper.release(key)
-
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with everything that this node can restore; at once if no keeper runs."""
         self._keeper.take_stock(then)
@@ -61,15 +49,15 @@ class MemoryCheckpoints:
     def hear(self, event: KeeperEvent) -> None:
         """Tell the machine what the keeper's news mean for the node."""
         match event:
-            case Saved(key):
-                self._to_machine(edge.SnapshotSaved(key))
+            case Saved():
+                self._to_machine(event)
             case RankRestored(key, seconds, rank) if rank in self._restoring:
                 self._restoring.discard(rank)
                 self._longest_s = max(self._longest_s, seconds)
                 if not self._restoring:
                     self._to_machine(SnapshotRestored(cycle=self._cycle, key=key, seconds=self._longest_s))
-            case messages.RestoreFailed(key, why, rank) if rank in self._restoring:
+            case RestoreFailed(rank=rank) if rank in self._restoring:
                 self._restoring.clear()  # what other ranks restore from now on is of no use
-                self._to_machine(RestoreFailed(rank=rank, cycle=self._cycle, key=key, text=why))
+                self._to_machine(event)
             case KeeperReplaced():
                 self._keeper.take_stock(lambda kept: self._to_machine(StockTaken(kept)))

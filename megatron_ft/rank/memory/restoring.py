@@ -8,9 +8,10 @@ import time
 from typing import Any
 
 from megatron_ft.core.errors import SnapshotError
+from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.layout import Layout, Path, TensorAt, TensorEntry, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import Fetch, RankRestored, RestoreFailed
+from megatron_ft.core.messages.keeper import Fetch, RankRestored
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.memory.connection import KeeperConnection, Place
@@ -35,7 +36,8 @@ def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHash
     except BaseException as error:
         with contextlib.suppress(SnapshotError):
             connection.open()
-            connection.tell(RestoreFailed(key, f"{type(error).__name__}: {error}"[:1000]))
+            text = f"{type(error).__name__}: {error}"[:1000]
+            connection.tell(RestoreFailed(rank=place.info.global_rank, cycle=place.info.cycle, key=key, text=text))
         if isinstance(error, OSError | RuntimeError):  # RuntimeError: torch's
             raise SnapshotError(f"iteration {key.iteration} can't be restored: {error}") from error
         raise

@@ -13,7 +13,7 @@ from typing import Any
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.memory.layout import TRAILER_BYTES, Layout, Path, encode, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import Abandon, Begin, Commit, Verified
+from megatron_ft.core.messages.keeper import Abandon, BeginSegment, CommitSegment, Verified
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base.agreement import RankInfo
@@ -133,7 +133,7 @@ class Snapshot:
         """
         try:
             room = len(encode(self._layout({}))) + TRAILER_BYTES
-            request = Begin(self.iteration, self._gathered.data_bytes + room)
+            request = BeginSegment(self.iteration, self._gathered.data_bytes + room)
             self._fd = connection.ask_segment(request, _SEGMENT_S)
             self.granted.set()
             length = self._fill(self._fd, make_hasher)
@@ -147,7 +147,7 @@ class Snapshot:
             self._later.clear()  # the tensors may be freed
             self._at_rest.set()
             self.close()
-        connection.ask(Commit(self.iteration, length), Verified, _VERIFIED_S)
+        connection.ask(CommitSegment(self.iteration, length), Verified, _VERIFIED_S)
 
     def _fill(self, fd: int, make_hasher: MakeHasher) -> int:
         digests: dict[Path, str] = {}

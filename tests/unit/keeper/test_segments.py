@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, SnapshotKey
-from megatron_ft.keeper.segments import Held, Segments, State
+from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
 
 
-def add(segments: Segments, rank: int, key: SnapshotKey | None, state: State = State.VERIFIED) -> Held:
+def add(
+    segments: Segments, rank: int, key: SnapshotKey | None, state: SegmentState = SegmentState.VERIFIED
+) -> HeldSegment:
     held = segments.add(rank, -1, 100, state)
     held.key, held.world = key, 2
     return held
@@ -22,19 +24,22 @@ def test_stock_is_what_is_verified() -> None:
     add(segments, 1, CHOSEN)
     add(segments, 0, CHOSEN)
     add(segments, 0, LATER)
-    add(segments, 1, LATER, State.SEALED)
-    add(segments, 1, None, State.SPARE)
+    add(segments, 1, LATER, SegmentState.SEALED)
+    add(segments, 1, None, SegmentState.SPARE)
     assert segments.stock() == Kept((KeptSnapshot(CHOSEN, 2, (0, 1)), KeptSnapshot(LATER, 2, (0,))))
 
 
 def test_cycle_keeps_only_what_it_restores() -> None:
     segments = Segments()
-    kept = [add(segments, 0, CHOSEN), add(segments, 0, None, State.SEALED)]  # an adopted one may be what is restored
+    kept = [
+        add(segments, 0, CHOSEN),
+        add(segments, 0, None, SegmentState.SEALED),
+    ]  # an adopted one may be what is restored
     gone = [
         add(segments, 0, OLD),
         add(segments, 0, LATER),
-        add(segments, 0, SnapshotKey(1, 1), State.WRITING),
-        add(segments, 0, None, State.SPARE),
+        add(segments, 0, SnapshotKey(1, 1), SegmentState.WRITING),
+        add(segments, 0, None, SegmentState.SPARE),
         add(segments, 1, CHOSEN),  # of a rank that is elsewhere now
     ]
     assert list(segments.stale(1, CHOSEN, [0])) == gone
@@ -50,11 +55,11 @@ def test_cycle_without_a_choice_keeps_nothing_of_others(restore: SnapshotKey | N
 
 def test_numbers_are_never_used_twice() -> None:
     segments = Segments()
-    segments.add(0, -1, 1, State.SEALED, number=7)
-    assert segments.add(0, -1, 1, State.SPARE).number == 8
+    segments.add(0, -1, 1, SegmentState.SEALED, number=7)
+    assert segments.add(0, -1, 1, SegmentState.SPARE).number == 8
 
 
 def test_memory_counts_until_the_launcher_has_let_go() -> None:
     segments = Segments()
-    add(segments, 0, CHOSEN, State.LEAVING)
+    add(segments, 0, CHOSEN, SegmentState.LEAVING)
     assert segments.held_bytes() == 100

@@ -11,7 +11,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, Sna
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.agents import Driven, held, verdict
 
 KEY = SnapshotKey(0, 7)
@@ -114,9 +114,9 @@ def test_failed_restore_of_a_rank_that_is_terminated_is_no_cause() -> None:
 def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the_keeper() -> None:
     driven = Driven(max_nodes=2)
     driven.run(nodes=2)
-    assert driven.hear(edge.SnapshotSaved(KEY)) == [m.Saved(KEY)]
-    assert driven.hear(m.Complete(KEY), m.Passed(KEY)) == [edge.KeepSnapshot(KEY), edge.ReleaseSnapshots(KEY)]
+    assert driven.hear(Saved(KEY)) == [Saved(KEY)]
+    assert driven.hear(Complete(KEY), Passed(KEY)) == [Complete(KEY), Passed(KEY)]
     old = SnapshotKey(3, 7)
-    assert driven.hear(edge.SnapshotSaved(old), m.Complete(old), m.Passed(old)) == []
+    assert driven.hear(Saved(old), Complete(old), Passed(old)) == []
     driven.ends(Outcome.FAILED)
-    assert driven.hear(edge.SnapshotSaved(SnapshotKey(0, 8))) == []
+    assert driven.hear(Saved(SnapshotKey(0, 8))) == []

@@ -11,9 +11,9 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
-from megatron_ft.core.job.messages import Complete, Passed, Report
+from megatron_ft.core.job.messages import Report
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.job_machines import answers, begun, links
 
 RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=9)
@@ -169,8 +169,8 @@ def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
 def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
     machine = begun(RULES, "ab")
     machine.settle(0.0)
-    assert machine.handle(edge.Heard(0, m.Saved(key(5))), 0.0) == []
-    assert links(machine.handle(edge.Heard(1, m.Saved(key(5))), 0.0), m.Complete) == [0, 1]
+    assert machine.handle(edge.Heard(0, Saved(key(5))), 0.0) == []
+    assert links(machine.handle(edge.Heard(1, Saved(key(5))), 0.0), Complete) == [0, 1]
     assert not machine.needs_settling
 
 

@@ -25,7 +25,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory, is_quorum
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.job_machines import RULES, answers, decision, led, links, member
 
 
@@ -482,13 +482,13 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     machine.heard(m.Commit(decided), 1.0)
     seven, eight, nine = (SnapshotKey(0, iteration) for iteration in (7, 8, 9))
     for each in (seven, eight, nine):
-        assert machine.tell(m.Saved(each), 1.0) == [edge.Transmit(m.Saved(each))]
+        assert machine.tell(Saved(each), 1.0) == [edge.Transmit(Saved(each))]
     machine.tell(m.Restored(0, seven), 1.0)
-    assert machine.heard(m.Complete(seven), 1.0) == [m.Complete(seven)]
-    machine.heard(m.Passed(eight), 1.0)
+    assert machine.heard(Complete(seven), 1.0) == [Complete(seven)]
+    machine.heard(Passed(eight), 1.0)
     standing = machine.standing
     assert (standing.complete, standing.saved, standing.restored) == (seven, (nine,), True)
-    assert machine.heard(m.Complete(SnapshotKey(1, 9)), 1.0) == []
+    assert machine.heard(Complete(SnapshotKey(1, 9)), 1.0) == []
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
     machine.tell(m.StockTaken(stock), 1.0)
     assert machine.standing.kept == Kept(), "while its ranks run"
@@ -512,9 +512,9 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
         hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, memory=memory, standing=standing)
         effects += machine.handle(edge.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
-    effects += machine.handle(edge.Heard(1, m.Saved(eight)), 0.0)
-    told = [each.message for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Complete)]
-    assert told == [m.Complete(seven), m.Complete(eight)] or told == [m.Complete(seven)] * 2 + [m.Complete(eight)]
+    effects += machine.handle(edge.Heard(1, Saved(eight)), 0.0)
+    told = [each.message for each in effects if isinstance(each, edge.Send) and isinstance(each.message, Complete)]
+    assert told == [Complete(seven), Complete(eight)] or told == [Complete(seven)] * 2 + [Complete(eight)]
 
 
 @pytest.mark.parametrize(
@@ -522,7 +522,7 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     [
         m.Ready(Kept((KeptSnapshot(SnapshotKey(3, 7), 4, (0, 1)),), 2)),
         m.StockTaken(Kept()),
-        m.Saved(SnapshotKey(3, 7)),
+        Saved(SnapshotKey(3, 7)),
         m.Restored(4, SnapshotKey(3, 7)),
     ],
 )

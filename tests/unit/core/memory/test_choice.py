@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.job.lines import restored
-from megatron_ft.core.memory.choice import Choice, CycleEnd, choose, next_restore
+from megatron_ft.core.memory.choice import CycleEnd, SnapshotChoice, choose, next_restore
 from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
 
 NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
@@ -51,13 +51,15 @@ LAST = CycleEnd(1, restored=Restore(key(5, 0)))
 def test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen(
     nodes: list[Kept], chosen: SnapshotKey | None, reason: str
 ) -> None:
-    assert choose(nodes, LAST) == Choice(chosen, reason)
+    assert choose(nodes, LAST) == SnapshotChoice(chosen, reason)
 
 
 def test_nodes_of_different_numbers_of_ranks_have_ranks_in_the_order_of_their_places() -> None:
     first, second = KeptSnapshot(key(7), 3, (0,)), KeptSnapshot(key(7), 3, (1, 2))
     assert choose([Kept((first,), 1), Kept((second,), 2)], LAST).key == key(7)
-    assert choose([Kept((second,), 2), Kept((first,), 1)], LAST) == Choice(reason="node 0 has no snapshot of rank 0")
+    assert choose([Kept((second,), 2), Kept((first,), 1)], LAST) == SnapshotChoice(
+        reason="node 0 has no snapshot of rank 0"
+    )
 
 
 def test_segments_of_other_ranks_beside_those_of_the_node_do_no_harm() -> None:
@@ -101,13 +103,13 @@ SAME = Restore(key(7), failure=NAN, reached=9)
 def test_snapshot_is_restored_until_two_cycles_fail_from_it_before_a_new_iteration(
     last: CycleEnd, restore: Restore | None, reason: str
 ) -> None:
-    assert next_restore(Choice(key(7)), last) == (restore, reason)
+    assert next_restore(SnapshotChoice(key(7)), last) == (restore, reason)
 
 
 def test_two_failures_from_one_snapshot_and_then_none_whatever_the_failures() -> None:
     failures, restores, last = [KILLED, "crash: a", "crash: b", "crash: c"], [], after(None, NAN, reached=9)
     for failure in failures:
-        restore, _ = next_restore(Choice(key(7)), last)
+        restore, _ = next_restore(SnapshotChoice(key(7)), last)
         restores.append(None if restore is None else restore.tries)
         if restore is None:
             break
@@ -116,9 +118,12 @@ def test_two_failures_from_one_snapshot_and_then_none_whatever_the_failures() ->
 
 
 def test_without_snapshots_there_is_no_reason() -> None:
-    assert next_restore(Choice(), after(None, NAN)) == (None, "")
-    assert next_restore(Choice(), after(None, NAN, resumes_from_file=True)) == (None, "")
-    assert next_restore(Choice(reason="node 1 has no snapshot"), after(None, NAN)) == (None, "node 1 has no snapshot")
+    assert next_restore(SnapshotChoice(), after(None, NAN)) == (None, "")
+    assert next_restore(SnapshotChoice(), after(None, NAN, resumes_from_file=True)) == (None, "")
+    assert next_restore(SnapshotChoice(reason="node 1 has no snapshot"), after(None, NAN)) == (
+        None,
+        "node 1 has no snapshot",
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
-from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
-from megatron_ft.core.messages import keeper as messages
-from megatron_ft.core.messages.keeper import RankRestored, Saved
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.core.messages.keeper import RankRestored
 from megatron_ft.launcher.memory.keeper import KeeperReplaced
 from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 
@@ -29,11 +28,8 @@ class Recorder:
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
         self.orders.append(("prepare", cycle, tuple(ranks), world, restore))
 
-    def complete(self, key: SnapshotKey) -> None:
-        self.orders.append(("complete", key))
-
-    def release(self, key: SnapshotKey) -> None:
-        self.orders.append(("release", key))
+    def tell(self, fact: Complete | Passed) -> None:
+        self.orders.append((fact,))
 
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         then(STOCK)
@@ -48,10 +44,8 @@ def test_orders_of_the_machine_reach_the_keeper(heard: list[edge.FromKeeper]) ->
     keeper, stock = Recorder(), []
     memory = MemoryCheckpoints(keeper, heard.append)
     memory.prepare(1, [4, 5], 8, Restore(KEY, tries=1))
-    memory.act(edge.KeepSnapshot(KEY))
-    memory.act(edge.ReleaseSnapshots(KEY))
     memory.take_stock(stock.append)
-    assert keeper.orders == [("prepare", 1, (4, 5), 8, KEY), ("complete", KEY), ("release", KEY)]
+    assert keeper.orders == [("prepare", 1, (4, 5), 8, KEY)]
     assert (stock, heard) == ([STOCK], [])
 
 
@@ -70,7 +64,7 @@ def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromK
     memory = MemoryCheckpoints(Recorder(), heard.append)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(RankRestored(KEY, 0.7, 4))
-    memory.hear(messages.RestoreFailed(KEY, "its digest differs", 5))
+    memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
     memory.hear(RankRestored(KEY, 0.7, 5))
     assert heard == [RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")]
 
@@ -78,7 +72,7 @@ def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromK
 def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.FromKeeper]) -> None:
     memory = MemoryCheckpoints(Recorder(), heard.append)
     memory.prepare(1, [4, 5], 8, None)
-    memory.hear(messages.RestoreFailed(KEY, "its digest differs", 5))
+    memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
     assert heard == []
 
 
@@ -86,4 +80,4 @@ def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.
     memory = MemoryCheckpoints(Recorder(), heard.append)
     memory.hear(Saved(KEY))
     memory.hear(KeeperReplaced())
-    assert heard == [edge.SnapshotSaved(KEY), StockTaken(STOCK)]
+    assert heard == [Saved(KEY), StockTaken(STOCK)]
