@@ -76,7 +76,7 @@ class KeeperService:
         self._saved: SnapshotKey | None = None
         """Newest snapshot that the launcher was told of."""
         self._released: SnapshotKey | None = None
-        """What isn't complete up to this one never will be."""
+        """Newest snapshot up to which incomplete ones needn't be kept."""
         self._demands: dict[int, Demand] = {}
         """Memory for each rank that has asked for it."""
         self._questions: list[TakeStock] = []

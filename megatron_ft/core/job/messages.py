@@ -127,7 +127,7 @@ class Standing:
     raised: tuple[str, ...] = ()
     """Names of the learned timeouts that have ended ranks of any node in that cycle, as far as this node knows."""
     kept: Kept = Kept()  # noqa: RUF009 - frozen
-    """What the node's keeper can restore, once the node is ready."""
+    """Stock of the node's keeper, once the node is ready."""
     complete: SnapshotKey | None = None
     """The last snapshot of the cycle of which `Complete` has come."""
     saved: tuple[SnapshotKey, ...] = ()
@@ -443,7 +443,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StockTaken:
-    """What this node can restore has changed since it was ready: its keeper was slow to verify it, or was replaced.
+    """Changed stock of a node that is ready: its keeper was slow to verify it, or was replaced.
 
     A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
     """

@@ -32,7 +32,7 @@ class RefusedError(SnapshotError):
 
 
 class Place(NamedTuple):
-    """Where this rank saves and restores. ``path``: of the keeper's socket; empty: its launcher has no keeper."""
+    """Address of this rank's snapshots. ``path``: of the keeper's socket; empty: its launcher has no keeper."""
 
     path: str
     restore: SnapshotKey | None

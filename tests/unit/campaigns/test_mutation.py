@@ -35,7 +35,7 @@ def outcome(function: FunctionType, late_s: int, bound_s: int, seen: list[int]) 
     return function(None, late_s, bound_s, seen), seen
 
 
-def test_each_kind_of_mutant_changes_what_the_function_does(tmp_path: Path) -> None:
+def test_mutant_of_each_kind_changes_what_the_function_does(tmp_path: Path) -> None:
     path = tmp_path / "some.py"
     path.write_text(CODE)
     namespace: dict[str, type] = {}

@@ -71,7 +71,7 @@ def test_node_that_has_missed_answers_gets_them_again() -> None:
     assert snapshots.missed(()) == []
 
 
-def test_what_another_coordinator_called_complete_is_complete_for_those_that_missed_it() -> None:
+def test_snapshot_that_another_coordinator_called_complete_is_complete_for_nodes_that_missed_it() -> None:
     snapshots = CompleteSnapshots(0, 3)
     assert snapshots.saved(0, key(5)) is None
     assert snapshots.was_complete(1, key(5)) == Complete(key(5))

@@ -36,7 +36,7 @@ def key(iteration: int, cycle: int = 0) -> SnapshotKey:
         ([5, 6], 7, []),  # this rank's copy of 7 isn't verified
     ],
 )
-def test_only_what_is_older_than_the_complete_one_is_outdated(
+def test_segment_is_outdated_only_if_older_than_the_complete_one(
     verified: list[int], complete: int | None, dropped: list[int]
 ) -> None:
     found = outdated([key(each) for each in verified], None if complete is None else key(complete))
@@ -108,7 +108,7 @@ def test_rank_without_a_demand_counts_as_the_largest() -> None:
     assert refusal({0: Demand(GB // 2), 1: Demand(GB)}, [0, 1, 2], 0, memory) != ""
 
 
-def test_what_is_allocated_already_is_not_counted_twice() -> None:
+def test_allocated_memory_is_not_counted_twice() -> None:
     memory = NodeMemory(100 * GB, 6 * GB)  # 1 is free
     assert refusal({0: Demand(GB)}, [0], 2 * GB, memory) == ""
     assert refusal({0: Demand(GB)}, [0], 1 * GB, memory) != ""

@@ -86,7 +86,7 @@ def test_every_dtype_and_layout_survives_bit_by_bit() -> None:
         assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8)), name
 
 
-def test_what_the_caller_lacks_is_created() -> None:
+def test_tensor_that_the_caller_lacks_is_created() -> None:
     fd = saved({"optimizer": {"state": {0: {"exp_avg": torch.ones(2), "step": 3}}, "groups": [{"lr": 0.1}]}})
     target: dict[Any, Any] = {"optimizer": {"state": {}, "groups": [{"lr": 1.0}]}}
     restore(fd, target)

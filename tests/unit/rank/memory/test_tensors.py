@@ -26,7 +26,7 @@ def names(sources: Any) -> set[str]:
     return {str(source.entry.path[-1]).rpartition(".")[2] for source in sources}
 
 
-def test_only_what_an_optimizer_owns_is_read_later() -> None:
+def test_tensor_is_read_later_only_if_an_optimizer_owns_it() -> None:
     model, optimizer, watched = trained()
     gathered = gather({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "other": torch.ones(3)})
     later, now = apart(gathered.sources, watched.owned())
@@ -34,7 +34,7 @@ def test_only_what_an_optimizer_owns_is_read_later() -> None:
     assert names(now) == {"running_mean", "running_var", "num_batches_tracked", "other"}
 
 
-def test_nothing_is_read_later_before_the_first_step() -> None:
+def test_tensor_is_read_at_once_before_the_first_step() -> None:
     model = torch.nn.Linear(2, 2)
     torch.optim.SGD(model.parameters())
     watched = Optimizers(lambda: None)
