@@ -37,7 +37,7 @@ TIMEOUTS = [
     "--ft-rank-out-of-section-timeout=60",
 ]
 TRAINING = [
-    *("--train-iters=60", "--save-interval=10", "--log-interval=10"),
+    *("--train-iters=60", "--save-interval=10", "--log-interval=10", "--memory-checkpoint-interval=1"),
     # Steps of 100 ms or so, as in a real job.
     *("--micro-batch-size=16", "--global-batch-size=64"),
 ]
