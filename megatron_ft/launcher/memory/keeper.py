@@ -109,26 +109,30 @@ class Keeper:
             self._listener = listen(self.path)
             self._reactor.unwatch(lost.fileno())
             lost.close()
+            if self._prepared is None:
+                return
             if self._process is None:
                 self._start_on_first_connection()
             else:
                 self._replace("has lost its socket")
 
     def listen(self) -> None:
-        """Create the socket: ranks can connect, and the first one has the keeper started.
+        """Create the socket. From the first cycle on, the first rank that connects has the keeper started.
 
         Raises:
             OSError: the socket can't be made.
         """
         if not self.is_given_up:
             self._listener = listen(self.path)
-            self._start_on_first_connection()
 
     # -- what the owner asks for ------------------------------------------------------------------------------
 
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
+        is_first = self._prepared is None
         self._prepared = Prepare(cycle, tuple(ranks), world, restore)
+        if is_first and self._listener is not None:
+            self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)
         self._order(self._prepared)
         if restore is not None and self.is_given_up:
@@ -176,31 +180,44 @@ class Keeper:
         self._reactor.watch(self._listener.fileno(), self._start)
 
     def _start(self) -> None:
-        if self._listener is None or self._prepared is None:
+        if self._listener is None:
             return
         self._reactor.unwatch(self._listener.fileno())
         self._started_s = time.monotonic()
-        ours, theirs = socket.socketpair()
         try:
-            self._process = self._spawn(theirs.fileno())
-            self._pidfd = os.pidfd_open(self._process.pid)
+            ours = self._spawn_connected()
         except OSError as error:
-            ours.close()
             self._process = None
             self._ended(f"can't be started ({error.strerror})")
             return
-        finally:
-            theirs.close()
         self._channel = Channel(ours)
         self._reactor.watch(self._channel.fileno(), self._read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         for number, (rank, fd) in list(self._held.items()):
             self._order(Adopt(number, rank), (fd,))
+        assert self._prepared is not None
         self._order(self._prepared)
         if self._complete is not None:
             self._order(self._complete)
         if self._asked is not None:
             self._order(TakeStock(self._question))
+
+    def _spawn_connected(self) -> socket.socket:
+        """Start the process; returns the launcher's end of the connection with it.
+
+        Raises:
+            OSError: there are too few descriptors or processes.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = self._spawn(theirs.fileno())
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
 
     def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
         assert self._listener is not None
