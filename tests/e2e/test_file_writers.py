@@ -60,7 +60,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
     path.write_text("old")
     script = (
         "import os, sys, megatron_ft.ipc.files.atomic_write as w\n"
-        "os.replace = lambda *a: os.kill(os.getpid(), 9)\n"
+        "os.replace = lambda *a, **_: os.kill(os.getpid(), 9)\n"
         "w.write_whole(sys.argv[1], 'new', fsync=True)\n"
     )
     assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == -9

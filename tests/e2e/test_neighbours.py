@@ -222,7 +222,7 @@ def test_another_user_is_refused_and_the_job_runs_to_its_end(open_launcher: Laun
     inodes = sockets_of(pids)
     names = bound_names(inodes)
     assert names == {str(path) for path in run_dir.glob("*.sock")}
-    assert len(names) == 3
+    assert len(names) == 4
     by_tcp = listening(inodes)
     assert (launched.process.pid, int(port)) in by_tcp
     # torch's: the store of the ranks
