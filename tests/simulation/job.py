@@ -60,9 +60,9 @@ HANG = replace(SECTION_HANG, iteration=1, at_ns=0)
 
 @dataclass(frozen=True)
 class Told:
-    """A message that the agent has for the coordinator."""
+    """A message that the agent has for the coordinator, or for its keeper."""
 
-    message: m.Said
+    message: m.Said | m.OfSnapshots
 
 
 @dataclass
@@ -307,7 +307,7 @@ class Launcher(Process):
         if self.is_alive:
             effects = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
             self._agent_ns = self.agent.alarm_ns
-            self.do([Told(effect) if isinstance(effect, m.Said) else effect for effect in effects])
+            self.do([Told(each) if isinstance(each, m.Said | m.OfSnapshots) else each for each in effects])
 
     def _due_s(self) -> float:
         alarm_ns = self._agent_ns
@@ -345,9 +345,7 @@ class Launcher(Process):
                 self.stays_since_s = self.world.now_s
                 self.hear(effect)
             case Told(message):
-                if isinstance(message, Raised):
-                    self.job.learning.kills.append(Kill(self.world.now_s, self, message))
-                self.do(self.member.tell(message, self.clock()))
+                self._tell(message)
             case edge.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
                 self.job.said.append(text)
@@ -423,6 +421,19 @@ class Launcher(Process):
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
+    def _tell(self, message: m.Said | m.OfSnapshots) -> None:
+        match message:
+            case Complete(key):
+                if self.keeper is not None:
+                    self.keeper.is_complete(key)
+            case Passed(key):
+                if self.keeper is not None:
+                    self.keeper.release(key)
+            case _:
+                if isinstance(message, Raised):
+                    self.job.learning.kills.append(Kill(self.world.now_s, self, message))
+                self.do(self.member.tell(message, self.clock()))
+
     def _seen(self) -> agent.Readings:
         iteration = int(PER_S * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
         poisoned = self.job.snapshots.poisoned
@@ -459,10 +470,6 @@ class Launcher(Process):
     def _do_to_monitor(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance
         match effect:
-            case Complete(key) if self.keeper is not None:
-                self.keeper.is_complete(key)
-            case Passed(key) if self.keeper is not None:
-                self.keeper.release(key)
             case agent.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
             case agent.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
