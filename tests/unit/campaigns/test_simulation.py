@@ -642,7 +642,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_names_another, "causes", "host_cut", 0),
         (_names_nobody, "causes", "rank_fails", 0),
         (_names_nobody, "causes", "host_off", 0),
-        (_waits_for_no_cause, "causes", None, 720),
+        (_waits_for_no_cause, "causes", None, 470),
         (_calls_all_lost, "causes", "rank_fails", 0),
         (_misses_silence_for_long, "in_time", "host_off", 0),
         (_waits_for_the_dead, "in_time", None, 0),
