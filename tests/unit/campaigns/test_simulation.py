@@ -59,7 +59,7 @@ def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [7369, 45479, 74614, 203898, 210229])
 def test_seed_that_once_lost_a_node_or_named_the_wrong_cause_holds(seed: int) -> None:
-    """Two coordinators lead; a launcher in search; one dead before a diagnosis; nodes excluded after a failure, unheard."""
+    """Two leaders; a launcher in search; one dead before a diagnosis; nodes excluded after a failure, and unheard."""
     assert simulate(plan_of(seed)).broken == []
 
 
