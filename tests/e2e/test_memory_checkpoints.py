@@ -12,6 +12,7 @@ import pytest
 from tests import ROOT
 from tests.support.extras import skip_module_without
 from tests.support.launching import START_S, Finished, Launched, Launcher, command_line, launcher, wait_until
+from tests.support.nodes import meeting_place
 
 skip_module_without("xxhash")
 
@@ -213,6 +214,18 @@ def test_memory_that_does_not_suffice_is_one_line_and_training_goes_on(
         line,
     )
     assert weights(finished) == expected(launcher, undisturbed)
+
+
+def test_two_nodes_go_on_from_the_iteration_that_both_have(launcher: Launcher, undisturbed: list[str]) -> None:
+    place = meeting_place("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3")
+    together = script(f"{DIES}os.chdir({str(launcher.directory)!r})\n")
+    nodes = [launcher.start(together, *place, f"--node-rank={rank}") for rank in (0, 1)]
+    ended = [node.wait(150) for node in nodes]
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert [beginnings(each, 1) for each in ended] == [[KILLED_AT], [KILLED_AT]]
+    assert sorted(line for each in ended for line in weights(each)) == expected(launcher, undisturbed)
+    restored = f"restored iteration {KILLED_AT} from memory"
+    assert [sum(restored in line for line in each.lines) for each in ended] == [1, 1]  # the second one prints copies
 
 
 def test_restore_that_fails_is_told_to_the_launcher_and_tried_again(launcher: Launcher, undisturbed: list[str]) -> None:
