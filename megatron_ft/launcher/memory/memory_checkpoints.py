@@ -42,14 +42,21 @@ class MemoryCheckpoints:
         self._cycle, self._restoring, self._longest_s = cycle, set() if restore is None else set(ranks), 0.0
         self._keeper.prepare(cycle, ranks, world, None if restore is None else restore.key)
 
-    def take_stock(self, then: Callable[[Kept], None]) -> None:
-        """Call back with everything that this node can restore; at once if no keeper runs."""
-        self._keeper.take_stock(then)
+    def take_stock(self, way: edge.Way, then: Callable[[Kept], None]) -> None:
+        """Call back with everything that a next cycle can restore here; at once if none can follow, or no keeper runs.
+
+        Ranks that finish or stop have no next cycle: the end of their job waits for no keeper.
+        """
+        if way is edge.Way.TERMINATED:
+            self._keeper.take_stock(then)
+        else:
+            then(Kept())
 
     def hear(self, event: KeeperEvent) -> None:
         """Tell the machine what the keeper's news mean for the node."""
         match event:
             case Saved():
+                self._restoring.clear()  # a script that saves doesn't restore any more, and needn't have
                 self._to_machine(event)
             case RankRestored(key, seconds, rank) if rank in self._restoring:
                 self._restoring.discard(rank)
