@@ -181,6 +181,8 @@ class KeeperService:
     # -- connections of ranks ---------------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        for gone in self._callers.closed():
+            self._forget(gone)  # else the next connection has its descriptor's number
         caller = self._callers.accept(self._listener)
         if caller is not None:
             self._watch(caller.fd, partial(self._read, caller))

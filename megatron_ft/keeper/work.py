@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from megatron_ft.core.errors import LayoutError
@@ -44,7 +45,12 @@ class BackgroundWorker:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
         while True:
-            self._results.put(self._jobs.get()())
+            try:
+                result = self._jobs.get()()
+            except BaseException:  # noqa: BLE001 - whatever it is: without this thread the keeper is of no use
+                traceback.print_exc()
+                os._exit(1)  # the launcher starts another keeper
+            self._results.put(result)
             os.eventfd_write(self._done_fd, 1)
 
 
