@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +16,7 @@ class SegmentState(Enum):
     WRITING = "being written"
     SEALED = "sealed, being verified"
     VERIFIED = "verified"
-    LEAVING = "dropped; the launcher still has it"
+    LEAVING = "dropped; the launcher still has it, or it is being closed"
 
 
 @dataclass(eq=False)
@@ -33,10 +32,10 @@ class HeldSegment:
     world: int = 0
     is_with_launcher: bool = False
 
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+    def take_fd(self) -> int:
+        """Return the descriptor for the one that closes it; -1 if it was taken."""
+        fd, self.fd = self.fd, -1
+        return fd
 
 
 class Segments(dict[int, HeldSegment]):

@@ -69,6 +69,7 @@ class KeeperService:
         self._done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._allocator = BackgroundWorker("ft_allocate", self._done_fd)
         self._verifier = BackgroundWorker("ft_verify", self._done_fd)
+        self._closer = BackgroundWorker("ft_close", self._done_fd)
         self._segments = Segments()
         self._callers = RankCallers()
         self._prepared: Prepare | None = None
@@ -110,6 +111,7 @@ class KeeperService:
         os.eventfd_read(self._done_fd)
         self._allocator.serve()
         self._verifier.serve()
+        self._closer.serve()
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -154,8 +156,9 @@ class KeeperService:
                 held.is_with_launcher = True
                 self._verify(held)
             case Dropped(number):
-                self._segments.pop(number, None)
-                self._go_on()
+                held = self._segments.get(number)
+                if held is not None and held.state is SegmentState.LEAVING:
+                    self._close(held)
 
     def _prepare(self, order: Prepare) -> None:
         is_first, self._prepared = self._prepared is None, order
@@ -308,15 +311,28 @@ class KeeperService:
                 caller.answer(NotKept(why))
 
     def _drop(self, held: HeldSegment) -> None:
-        """Let go of a segment. It counts as memory until the launcher has let go of it, too."""
-        held.close()
+        """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
+        held.state = SegmentState.LEAVING
         if held.is_with_launcher:
-            if held.state is not SegmentState.LEAVING:
-                held.state = SegmentState.LEAVING
-                self._tell(DropSegment(held.number))
+            self._tell(DropSegment(held.number))
         else:
-            held.state = SegmentState.LEAVING
-            self._segments.pop(held.number, None)
+            self._close(held)
+
+    def _close(self, held: HeldSegment) -> None:
+        """Free a segment in the background. It counts as memory until then."""
+        fd = held.take_fd()
+        if fd < 0:
+            return  # is being closed
+
+        def close() -> Callable[[], None]:
+            os.close(fd)
+            return partial(self._closed, held)
+
+        self._closer.post(close)
+
+    def _closed(self, held: HeldSegment) -> None:
+        del self._segments[held.number]
+        self._go_on()
 
     def _pinned(self) -> set[SnapshotKey]:
         """Return what the launcher was told of, and hasn't decided about."""

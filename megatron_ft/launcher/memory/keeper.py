@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,10 +35,10 @@ from megatron_ft.core.messages.keeper import (
 )
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
-from megatron_ft.ipc.linux.processes import send_signal, wait_gone
+from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
+from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor, Timer
 
 _QUICK_S = 10.0
 _MOST_QUICK = 5
@@ -171,7 +172,7 @@ class Keeper:
         if self._process is not None:
             self._end()
         self._let_go_of_socket()
-        self._drop_all()
+        close_fds(self._take_all())
 
     # -- the life of the process ------------------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class Keeper:
         self.is_given_up = True
         self._say(lines.keeper_given_up(how))
         self._let_go_of_socket()
-        self._drop_all()
+        _close_in_background(self._take_all())
         self._answer(Kept())
         self._fail_restores("this node keeps no memory checkpoints any more")
         self._on_event(KeeperReplaced())
@@ -285,9 +286,11 @@ class Keeper:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
-    def _drop_all(self) -> None:
-        close_fds([fd for _, fd in self._held.values()])
+    def _take_all(self) -> list[int]:
+        """Return the descriptors of all segments, for the caller to close."""
+        fds = [fd for _, fd in self._held.values()]
         self._held.clear()
+        return fds
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -337,7 +340,10 @@ class Keeper:
                 return
             case DropSegment(number):
                 _, fd = self._held.pop(number, (0, -1))
-                close_fds([fd])
+                if is_gone(self._pidfd):
+                    _close_in_background([fd])  # the launcher is the last one that has it
+                else:
+                    close_fds([fd])
                 self._order(Dropped(number))
             case Stock(question, kept):
                 if question == self._question:
@@ -370,3 +376,12 @@ class Keeper:
             for rank in self._prepared.ranks:
                 failed = RestoreFailed(rank=rank, cycle=self._prepared.cycle, key=self._prepared.restore, text=why)
                 self._on_event(failed)
+
+
+def _close_in_background(fds: Sequence[int]) -> None:
+    """Free the memory of segments: 10 GB take a second, in which the launcher has other things to do."""
+    thread = threading.Thread(target=close_fds, args=(fds,), name=f"{THREAD_PREFIX}close_segments", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had
+        close_fds(fds)

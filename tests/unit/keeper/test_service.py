@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,23 +15,33 @@ from typing import Any, TypeVar
 import pytest
 
 from megatron_ft.core.memory.retention import NodeMemory
-from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.memory.snapshots import Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
+    BeginSegment,
+    CommitSegment,
+    Dropped,
+    DropSegment,
     Fetch,
+    Hold,
     KeeperHello,
+    KeeperSays,
     KeeperWelcome,
     NotKept,
     Prepare,
+    Reserve,
+    Segment,
+    Verified,
 )
+from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.wire import Channel, Received, connect, listen
 from megatron_ft.keeper import service
 from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
 
-from tests.memory.flips import HASHER  # noqa: E402 - needs xxhash
+from tests.memory.flips import HASHER, filled  # noqa: E402 - needs xxhash
 
 T = TypeVar("T")
 BOUND_S = 20.0
@@ -118,3 +130,99 @@ def test_connection_with_the_number_of_one_that_a_failed_send_has_closed_is_serv
     rank.hear(KeeperWelcome)
     for each in (gone.channel, sock, rank.channel):
         each.close()
+
+
+def descriptors(inode: int) -> list[int]:
+    """This process's descriptors of a file: the keeper's and the launcher's are among them."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/self/fd/{name}").st_ino == inode:
+                found.append(int(name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < until
+        select.select([], [], [], 0.005)
+
+
+class HeldClose:
+    """``os.close`` that frees no memory of a segment before ``may_go_on``, as if it were large."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on = threading.Event()
+        self.threads: list[str] = []
+        """Names of those that have closed the last descriptor of a segment."""
+        self._close = os.close
+        monkeypatch.setattr(os, "close", self)
+
+    def __call__(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            if segment.NAME in os.readlink(f"/proc/self/fd/{fd}") and len(descriptors(os.fstat(fd).st_ino)) == 1:
+                self.threads.append(threading.current_thread().name)
+                assert self.may_go_on.wait(BOUND_S)
+        self._close(fd)
+
+
+def written(served: Served, rank: Peer, iteration: int, number: int) -> int:
+    """The launcher's descriptor of a segment that the rank has written."""
+    fd = filled({"a": b"x" * 100}, key=SnapshotKey(0, iteration))
+    data = os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+    rank.channel.send(BeginSegment(iteration, len(data)))
+    _, (fd,) = rank.hear(Segment)
+    os.pwrite(fd, data, 0)
+    os.close(fd)
+    rank.channel.send(CommitSegment(iteration, len(data)))
+    hold, (fd,) = served.launcher.hear(Hold)
+    assert (hold.segment, hold.rank) == (number, 0)
+    rank.hear(Verified)
+    assert served.launcher.hear(Saved)[0].key == SnapshotKey(0, iteration)
+    return fd
+
+
+def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_background(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    launchers = written(served, rank, 1, number=0)
+    inode = os.fstat(launchers).st_ino
+    served.order(Prepare(1, (0,), 1))
+    assert served.launcher.hear(DropSegment)[0].segment == 0
+    assert len(descriptors(inode)) == 2
+    closing = HeldClose(monkeypatch)
+    os.close(launchers)
+    assert closing.threads == []
+    served.order(Dropped(0))
+    wait_until(lambda: closing.threads == ["ft_close"])
+    closing.may_go_on.set()
+    wait_until(lambda: not descriptors(inode))
+
+
+def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_freed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[NodeMemory], None]
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    rank.channel.send(BeginSegment(1, 4096))
+    _, (fd,) = rank.hear(Segment)
+    os.close(fd)
+    closing = HeldClose(monkeypatch)
+    served.order(Prepare(1, (0,), 1))
+    memory(NodeMemory(10**11, 0))
+    rank = served.rank(0, cycle=1)
+    rank.channel.send(Reserve(4096, 0))
+    assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
+    assert served.launcher.hear(KeeperSays)
+    closing.may_go_on.set()
+
+    def is_freed() -> bool:
+        rank.channel.send(Reserve(4096, 0))
+        return "allocated" not in rank.hear(NotKept)[0].why
+
+    wait_until(is_freed)
+    assert closing.threads == ["ft_close"]
