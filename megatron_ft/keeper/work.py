@@ -70,11 +70,17 @@ def allocate(fd: int, nbytes: int, is_wanted: Callable[[], bool]) -> str:
     return ""
 
 
-def check(fd: int, make_hasher: MakeHasher) -> Layout | str:
+def check(fd: int, make_hasher: MakeHasher, is_wanted: Callable[[], bool] = lambda: True) -> Layout | str:
     """Return the layout of a sealed segment once all digests are compared, or what is wrong with it."""
+
+    def pause() -> None:
+        time.sleep(0)
+        if not is_wanted():
+            raise LayoutError("no longer needed")
+
     try:
         layout = segment.read_layout(fd, make_hasher)
-        segment.verify(fd, layout, make_hasher, lambda: time.sleep(0))
+        segment.verify(fd, layout, make_hasher, pause)
     except LayoutError as error:
         return str(error)
     except OSError as error:

@@ -10,7 +10,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import RankRestored
-from megatron_ft.launcher.memory.keeper import KeeperEvent, KeeperReplaced
+from megatron_ft.launcher.memory.keeper import STOCK_S, KeeperEvent, KeeperReplaced
 
 
 class KeeperOrders(Protocol):
@@ -22,8 +22,8 @@ class KeeperOrders(Protocol):
     def tell(self, fact: Complete | Passed) -> None:
         """Say what the job has decided about a snapshot."""
 
-    def take_stock(self, then: Callable[[Kept], None]) -> None:
-        """Call back with everything that can be restored, in a bounded time."""
+    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
+        """Call back with everything that can be restored: within that time, or (None) once all is verified."""
 
 
 class MemoryCheckpoints:
@@ -67,4 +67,5 @@ class MemoryCheckpoints:
                 self._restoring.clear()  # what other ranks restore from now on is of no use
                 self._to_machine(event)
             case KeeperReplaced():
-                self._keeper.take_stock(lambda kept: self._to_machine(StockTaken(kept)))
+                # none waits for this, and the new keeper may have everything to verify
+                self._keeper.take_stock(lambda kept: self._to_machine(StockTaken(kept)), timeout_s=None)

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import pytest
 
 from megatron_ft.core.memory.retention import NodeMemory
-from megatron_ft.core.memory.snapshots import Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
+    Adopt,
     BeginSegment,
     CommitSegment,
     Dropped,
@@ -32,10 +33,13 @@ from megatron_ft.core.messages.keeper import (
     Prepare,
     Reserve,
     Segment,
+    Stock,
+    TakeStock,
     Verified,
 )
 from megatron_ft.ipc.memory import segment
-from megatron_ft.ipc.wire import Channel, Received, connect, listen
+from megatron_ft.ipc.memory.digests import Hasher
+from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
 from megatron_ft.keeper import service
 from tests.support.extras import skip_module_without
 
@@ -74,9 +78,17 @@ class Served:
         ours, theirs = socket.socketpair()
         self.launcher = Peer(Channel(ours), KEEPER_TO_LAUNCHER)
         self._listener = listen(path)
-        keeper = service.KeeperService(self._listener, Channel(theirs), lambda: HASHER())
+        self.may_verify = threading.Event()
+        self.may_verify.set()
+        keeper = service.KeeperService(self._listener, Channel(theirs), self._make_hasher)
         self._thread = threading.Thread(target=keeper.run, daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
+
+    def _make_hasher(self) -> Hasher:
+        self.may_verify.wait()
+        return HASHER()
 
     def order(self, message: object, fds: tuple[int, ...] = ()) -> None:
         self.launcher.channel.send(message, fds)
@@ -110,6 +122,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[NodeMemory], None]:
 @pytest.fixture
 def served(tmp_path: Path, memory: object) -> Iterator[Served]:
     made = Served(str(tmp_path / "keeper.sock"))
+    made.start()
     yield made
     made.end()
 
@@ -167,9 +180,16 @@ class HeldClose:
         self._close(fd)
 
 
-def written(served: Served, rank: Peer, iteration: int, number: int) -> int:
-    """The launcher's descriptor of a segment that the rank has written."""
+def sealed(iteration: int) -> int:
+    """A segment of rank 0, which is all of the job."""
     fd = filled({"a": b"x" * 100}, key=SnapshotKey(0, iteration))
+    segment.seal(fd, os.fstat(fd).st_size)
+    return fd
+
+
+def written(served: Served, rank: Peer, iteration: int) -> int:
+    """The launcher's descriptor of a segment that the rank has written."""
+    fd = sealed(iteration)
     data = os.pread(fd, 1 << 20, 0)
     os.close(fd)
     rank.channel.send(BeginSegment(iteration, len(data)))
@@ -178,9 +198,7 @@ def written(served: Served, rank: Peer, iteration: int, number: int) -> int:
     os.close(fd)
     rank.channel.send(CommitSegment(iteration, len(data)))
     hold, (fd,) = served.launcher.hear(Hold)
-    assert (hold.segment, hold.rank) == (number, 0)
-    rank.hear(Verified)
-    assert served.launcher.hear(Saved)[0].key == SnapshotKey(0, iteration)
+    assert (hold.rank, hold.key) == (0, SnapshotKey(0, iteration))
     return fd
 
 
@@ -189,7 +207,9 @@ def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_back
 ) -> None:
     served.order(Prepare(0, (0,), 1))
     rank = served.rank(0)
-    launchers = written(served, rank, 1, number=0)
+    launchers = written(served, rank, 1)
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
     inode = os.fstat(launchers).st_ino
     served.order(Prepare(1, (0,), 1))
     assert served.launcher.hear(DropSegment)[0].segment == 0
@@ -226,3 +246,59 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
 
     wait_until(is_freed)
     assert closing.threads == ["ft_close"]
+
+
+def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: Served) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    fds = [written(served, rank, 1)]
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    served.may_verify.clear()
+    fds.append(written(served, rank, 2))
+    served.order(TakeStock(1, 0.05))
+    first = KeptSnapshot(SnapshotKey(0, 1), 1, (0,))
+    assert served.launcher.hear(Stock)[0] == Stock(1, Kept((first,)))
+    served.order(TakeStock(2))
+    served.may_verify.set()
+    served.launcher.hear(Saved)
+    assert served.launcher.hear(Stock)[0] == Stock(2, Kept((first, KeptSnapshot(SnapshotKey(0, 2), 1, (0,)))))
+    close_fds(fds)
+
+
+def test_new_keeper_verifies_the_complete_snapshot_first(
+    tmp_path: Path, memory: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, check = list[int](), service.work.check
+
+    def noted_check(fd: int, *more: Any) -> Any:
+        checked.append(os.fstat(fd).st_ino)
+        return check(fd, *more)
+
+    monkeypatch.setattr(service.work, "check", noted_check)
+    served = Served(str(tmp_path / "keeper.sock"))
+    fds = [sealed(iteration) for iteration in (1, 2, 3)]
+    for number, fd in enumerate(fds):
+        served.order(Adopt(number, 0, SnapshotKey(0, number + 1)), (fd,))
+    served.order(Prepare(0, (0,), 1))
+    served.order(Complete(SnapshotKey(0, 2)))
+    served.order(TakeStock(1))
+    served.start()
+    for key in (SnapshotKey(0, 2), SnapshotKey(0, 3)):
+        assert served.launcher.hear(Saved)[0].key == key
+    served.launcher.hear(DropSegment)
+    served.launcher.hear(Stock)
+    assert checked == [os.fstat(fds[at]).st_ino for at in (1, 2, 0)]
+    served.end()
+    close_fds(fds)
+
+
+def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
+    fd = sealed(1)
+    served.order(Adopt(0, 0, SnapshotKey(0, 2)), (fd,))
+    served.order(Prepare(0, (0,), 1))
+    served.launcher.hear(DropSegment)
+    assert "is damaged and not used: it holds iteration 1 of rank 0" in served.launcher.hear(KeeperSays)[0].text
+    served.order(TakeStock(1))
+    assert served.launcher.hear(Stock)[0] == Stock(1, Kept())
+    os.close(fd)

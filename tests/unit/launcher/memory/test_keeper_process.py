@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.messages.keeper import LAUNCHER_TO_KEEPER, DropSegment, Hold
+from megatron_ft.core.memory.snapshots import Complete, Kept, SnapshotKey
+from megatron_ft.core.messages.keeper import LAUNCHER_TO_KEEPER, Adopt, DropSegment, Hold, Prepare, TakeStock
 from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.memory import keeper as module
@@ -23,6 +24,7 @@ from tests.support.reactors import reactor
 __all__ = ["reactor"]
 
 BOUND_S = 20.0
+KEY = SnapshotKey(0, 7)
 
 
 class Processes:
@@ -92,7 +94,7 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
 def hold(processes: Processes, reactor: Reactor, number: int) -> int:
     """Have the launcher hold the writing end of a pipe as a segment. The other end."""
     reader, writer = os.pipe()
-    processes.ends[-1].send(Hold(number, 0), (writer,))
+    processes.ends[-1].send(Hold(number, 0, KEY), (writer,))
     os.close(writer)
     reactor.run_once(BOUND_S)
     return reader
@@ -117,3 +119,35 @@ def test_segment_that_a_dead_keeper_has_dropped_is_freed_in_the_background(
     processes.die()
     reactor.run_once(BOUND_S)
     assert "close_segments" in closing(reader)
+
+
+def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before(processes: Processes, reactor: Reactor) -> None:
+    reader = hold(processes, reactor, 3)
+    processes.keeper.tell(Complete(KEY))
+    processes.die()
+    reactor.run_once(BOUND_S)
+    assert processes.heard() == [Adopt(3, 0, KEY), Prepare(0, (0,), 1), Complete(KEY)]
+    os.close(reader)
+
+
+def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Processes, reactor: Reactor) -> None:
+    processes.heard()
+    processes.keeper.take_stock(lambda kept: None)
+    (question,) = processes.heard()
+    assert 6.0 < question.within_s <= 7.0
+    processes.keeper.take_stock(lambda kept: None, timeout_s=None)
+    assert processes.heard() == [TakeStock(2, None)]
+
+
+def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(
+    processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_QUICK_S", 0.0)
+    kept: list[Kept] = []
+    for number in range(5):
+        assert not processes.keeper.is_given_up
+        processes.keeper.take_stock(kept.append, timeout_s=0.01)
+        reactor.run_until(lambda number=number: len(kept) > number)
+    assert processes.keeper.is_given_up
+    assert kept == [Kept()] * 5
+    assert processes.lines[-1].startswith("the keeper of memory checkpoints did not say what it has again and again")
