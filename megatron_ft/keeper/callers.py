@@ -66,6 +66,10 @@ class RankCallers(dict[int, RankCaller]):
     def of(self, rank: int) -> Iterator[RankCaller]:
         return (each for each in list(self.values()) if each.rank == rank)
 
+    def closed(self) -> list[RankCaller]:
+        """Return the connections that a failed send has closed."""
+        return [each for each in self.values() if not each.is_open]
+
     def living(self, rank: int, besides: RankCaller) -> RankCaller | None:
         """Return another connection by which a living process is this rank."""
         found = (each for each in self.of(rank) if each is not besides and each.is_open)

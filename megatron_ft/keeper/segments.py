@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -17,12 +16,17 @@ class SegmentState(Enum):
     WRITING = "being written"
     SEALED = "sealed, being verified"
     VERIFIED = "verified"
-    LEAVING = "dropped; the launcher still has it"
+    LEAVING = "dropped; the launcher still has it, or it is being closed"
 
 
 @dataclass(eq=False)
 class HeldSegment:
-    """One segment. ``key``: None until a rank begins to write it, or an adopted one is verified."""
+    """One segment.
+
+    Args:
+        key: None until a rank begins to write it.
+        is_awaited: the rank waits for the answer whether it is verified.
+    """
 
     number: int
     rank: int
@@ -32,11 +36,12 @@ class HeldSegment:
     key: SnapshotKey | None = None
     world: int = 0
     is_with_launcher: bool = False
+    is_awaited: bool = False
 
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+    def take_fd(self) -> int:
+        """Return the descriptor for the one that closes it; -1 if it was taken."""
+        fd, self.fd = self.fd, -1
+        return fd
 
 
 class Segments(dict[int, HeldSegment]):
@@ -59,6 +64,11 @@ class Segments(dict[int, HeldSegment]):
 
     def verified(self, rank: int) -> dict[SnapshotKey, HeldSegment]:
         return {each.key: each for each in self.of(rank, SegmentState.VERIFIED) if each.key is not None}
+
+    def next_to_verify(self, complete: SnapshotKey | None) -> HeldSegment | None:
+        """Return the sealed segment that is verified first: of the complete snapshot, then of the newest one."""
+        sealed = [each for each in self.values() if each.state is SegmentState.SEALED]
+        return max(sealed, key=lambda each: (each.key == complete, each.key, -each.number), default=None)
 
     def held_bytes(self) -> int:
         """Bytes that are allocated or about to be, and not given back yet."""

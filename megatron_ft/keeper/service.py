@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -69,6 +71,7 @@ class KeeperService:
         self._done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._allocator = BackgroundWorker("ft_allocate", self._done_fd)
         self._verifier = BackgroundWorker("ft_verify", self._done_fd)
+        self._closer = BackgroundWorker("ft_close", self._done_fd)
         self._segments = Segments()
         self._callers = RankCallers()
         self._prepared: Prepare | None = None
@@ -79,7 +82,9 @@ class KeeperService:
         """Newest snapshot up to which incomplete ones needn't be kept."""
         self._demands: dict[int, Demand] = {}
         """Memory for each rank that has asked for it."""
-        self._questions: list[TakeStock] = []
+        self._is_verifying = False
+        self._question: tuple[int, float] | None = None
+        """The launcher's question about the stock, and the time by which it is answered."""
         self._said: set[str] = set()
 
     def run(self) -> None:
@@ -88,12 +93,15 @@ class KeeperService:
         self._watch(self._done_fd, self._take_results)
         try:
             while True:
-                ready = self._selector.select()
+                ready = self._selector.select(self._patience_s())
                 # always first: a rank's hello must not overtake what the launcher said before it started the rank
                 self._hear_launcher()
                 for key, _ in ready:
                     if self._is_watched(key):
                         key.data()
+                # once all orders are heard: the launcher says which snapshot is complete after it hands over segments
+                self._verify_next()
+                self._answer_question()
         except LauncherGoneError:
             return
 
@@ -110,6 +118,7 @@ class KeeperService:
         os.eventfd_read(self._done_fd)
         self._allocator.serve()
         self._verifier.serve()
+        self._closer.serve()
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -146,16 +155,16 @@ class KeeperService:
                 self._release()
             case TakeStock():
                 self._read_all_ranks()
-                self._questions.append(order)
-                self._answer_questions()
-            case Adopt(number, rank):
+                within_s = math.inf if order.within_s is None else order.within_s
+                self._question = order.question, time.monotonic() + within_s
+            case Adopt(number, rank, key):
                 (fd,) = fds
                 held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
-                held.is_with_launcher = True
-                self._verify(held)
+                held.key, held.is_with_launcher = key, True
             case Dropped(number):
-                self._segments.pop(number, None)
-                self._go_on()
+                dropped = self._segments.get(number)
+                if dropped is not None and dropped.state is SegmentState.LEAVING:
+                    self._close(dropped)
 
     def _prepare(self, order: Prepare) -> None:
         is_first, self._prepared = self._prepared is None, order
@@ -170,17 +179,24 @@ class KeeperService:
         if is_first:  # from now on it is known which ranks there are
             self._watch(self._listener.fileno(), self._accept)
 
-    def _answer_questions(self) -> None:
-        """Answer, unless segments are still being verified."""
-        if self._questions and not any(each.state is SegmentState.SEALED for each in self._segments.values()):
-            kept = self._segments.stock()
-            for question in self._questions:
-                self._tell(Stock(question.question, kept))
-            self._questions.clear()
+    def _patience_s(self) -> float | None:
+        """Return the seconds until the question must be answered; None for no bound."""
+        due_s = math.inf if self._question is None else self._question[1]
+        return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
+
+    def _answer_question(self) -> None:
+        """Answer, unless segments are still being verified and there is time left."""
+        if self._question is not None:
+            number, due_s = self._question
+            if self._segments.next_to_verify(None) is None or time.monotonic() >= due_s:
+                self._question = None
+                self._tell(Stock(number, self._segments.stock()))
 
     # -- connections of ranks ---------------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        for gone in self._callers.closed():
+            self._forget(gone)  # else the next connection has its descriptor's number
         caller = self._callers.accept(self._listener)
         if caller is not None:
             self._watch(caller.fd, partial(self._read, caller))
@@ -306,15 +322,28 @@ class KeeperService:
                 caller.answer(NotKept(why))
 
     def _drop(self, held: HeldSegment) -> None:
-        """Let go of a segment. It counts as memory until the launcher has let go of it, too."""
-        held.close()
+        """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
+        held.state = SegmentState.LEAVING
         if held.is_with_launcher:
-            if held.state is not SegmentState.LEAVING:
-                held.state = SegmentState.LEAVING
-                self._tell(DropSegment(held.number))
+            self._tell(DropSegment(held.number))
         else:
-            held.state = SegmentState.LEAVING
-            self._segments.pop(held.number, None)
+            self._close(held)
+
+    def _close(self, held: HeldSegment) -> None:
+        """Free a segment in the background. It counts as memory until then."""
+        fd = held.take_fd()
+        if fd < 0:
+            return  # is being closed
+
+        def close() -> Callable[[], None]:
+            os.close(fd)
+            return partial(self._closed, held)
+
+        self._closer.post(close)
+
+    def _closed(self, held: HeldSegment) -> None:
+        del self._segments[held.number]
+        self._go_on()
 
     def _pinned(self) -> set[SnapshotKey]:
         """Return what the launcher was told of, and hasn't decided about."""
@@ -389,56 +418,55 @@ class KeeperService:
             caller.answer(NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
         held.nbytes, held.state = request.nbytes, SegmentState.SEALED
-        held.is_with_launcher = True
-        self._tell(Hold(held.number, held.rank), (held.fd,))
-        self._verify(held)
+        held.is_with_launcher = held.is_awaited = True
+        self._tell(Hold(held.number, held.rank, key), (held.fd,))
 
-    def _verify(self, held: HeldSegment) -> None:
-        fd = os.dup(held.fd)
+    def _verify_next(self) -> None:
+        """Begin to verify a segment, if none is being verified."""
+        if self._is_verifying or self._prepared is None:
+            return
+        checked = self._segments.next_to_verify(self._complete)
+        if checked is None:
+            return
+        self._is_verifying = True
+        fd = os.dup(checked.fd)
 
         def verify() -> Callable[[], None]:
-            found = work.check(fd, self._make_hasher)
+            found = work.check(fd, self._make_hasher, lambda: checked.state is SegmentState.SEALED)
             os.close(fd)
-            return partial(self._verified, held, found)
+            return partial(self._verified, checked, found)
 
         self._verifier.post(verify)
 
     def _verified(self, held: HeldSegment, found: Layout | str) -> None:
+        self._is_verifying = False
         if held.state is not SegmentState.SEALED:
             return  # dropped meanwhile
-        was_written = held.key is not None
-        is_stale = isinstance(found, Layout) and self._is_stale(found)
+        assert held.key is not None
         why = found if isinstance(found, str) else self._misplaced(held, found)
-        if is_stale:
+        if why:
             self._drop(held)
-        elif why:
-            self._drop(held)
-            iteration = f" of iteration {held.key.iteration}" if held.key else ""
-            text = f"the memory checkpoint{iteration} of rank {held.rank} is damaged and not used: {why}"
+            of = f"of iteration {held.key.iteration} of rank {held.rank}"
+            text = f"the memory checkpoint {of} is damaged and not used: {why}"
             self._say(text, text)
         elif isinstance(found, Layout):
-            held.state, held.key, held.world = SegmentState.VERIFIED, found.key, found.world
-        if was_written:
+            held.state, held.world = SegmentState.VERIFIED, found.world
+        if held.is_awaited:
             for caller in self._callers.of(held.rank):
                 caller.answer(NotKept(why) if why else Verified())
         self._tell_saved()
         if self._prepared is not None:
             self._tidy()
         self._go_on()
-        self._answer_questions()
 
     def _misplaced(self, held: HeldSegment, layout: Layout) -> str:
         """Return what is wrong with a segment for its place; empty if nothing is."""
-        if layout.rank != held.rank or held.key not in (None, layout.key):
+        if layout.rank != held.rank or held.key != layout.key:
             return f"it holds iteration {layout.key.iteration} of rank {layout.rank}"
         prepared = self._prepared
         if prepared is not None and layout.key.cycle == prepared.cycle and layout.world != prepared.world:
             return f"it is of a job of {counted(layout.world, 'rank')}"
         return ""
-
-    def _is_stale(self, layout: Layout) -> bool:
-        prepared = self._prepared
-        return prepared is not None and retention.is_stale(layout.key, prepared.cycle, prepared.restore)
 
     def _tell_saved(self) -> None:
         """Tell the launcher of the newest snapshot that all ranks of this node have."""

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from megatron_ft.core.errors import LayoutError
@@ -44,7 +45,12 @@ class BackgroundWorker:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
         while True:
-            self._results.put(self._jobs.get()())
+            try:
+                result = self._jobs.get()()
+            except BaseException:  # noqa: BLE001 - whatever it is: without this thread the keeper is of no use
+                traceback.print_exc()
+                os._exit(1)  # the launcher starts another keeper
+            self._results.put(result)
             os.eventfd_write(self._done_fd, 1)
 
 
@@ -64,11 +70,17 @@ def allocate(fd: int, nbytes: int, is_wanted: Callable[[], bool]) -> str:
     return ""
 
 
-def check(fd: int, make_hasher: MakeHasher) -> Layout | str:
+def check(fd: int, make_hasher: MakeHasher, is_wanted: Callable[[], bool] = lambda: True) -> Layout | str:
     """Return the layout of a sealed segment once all digests are compared, or what is wrong with it."""
+
+    def pause() -> None:
+        time.sleep(0)
+        if not is_wanted():
+            raise LayoutError("no longer needed")
+
     try:
         layout = segment.read_layout(fd, make_hasher)
-        segment.verify(fd, layout, make_hasher, lambda: time.sleep(0))
+        segment.verify(fd, layout, make_hasher, pause)
     except LayoutError as error:
         return str(error)
     except OSError as error:

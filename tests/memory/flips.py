@@ -31,7 +31,9 @@ KEY = SnapshotKey(1, 1207)
 PLACES = ("tensor", "layout", "trailer")
 
 
-def filled(content: Mapping[str, bytes], flip: tuple[str, random.Random] | None = None) -> int:
+def filled(
+    content: Mapping[str, bytes], flip: tuple[str, random.Random] | None = None, *, key: SnapshotKey = KEY
+) -> int:
     """The descriptor of a segment with these tensors of bytes, not sealed; ``flip``: one bit, in that part of it."""
     fd, entries, end = segment.create(), [], 0
     for name, data in content.items():
@@ -41,7 +43,7 @@ def filled(content: Mapping[str, bytes], flip: tuple[str, random.Random] | None 
         segment.write(fd, memoryview(data), end)
         end += len(data)
     values = {name: TensorAt(at) for at, name in enumerate(content)}
-    layout = encode(Layout(KEY, 0, 1, tuple(entries), {**values, "iteration": 1207}))
+    layout = encode(Layout(key, 0, 1, tuple(entries), {**values, "iteration": 1207}))
     size = segment.write_end(fd, layout, end, HASHER)
     if flip is not None:
         place, draw = flip

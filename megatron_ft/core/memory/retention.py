@@ -90,7 +90,7 @@ def room(memory: NodeMemory) -> Room:
     rooms = [_room(memory.available_bytes, memory.total_bytes, "available on the node")]
     for limit in memory.limits:
         left = limit.limit_bytes - limit.used_bytes + limit.reclaimable_bytes
-        rooms.append(_room(left, limit.limit_bytes, f"left by the limit of {limit.name}"))
+        rooms.append(_room(left, limit.limit_bytes, f"left by {limit.name}"))
     return min(rooms, key=lambda each: each.free_bytes)
 
 

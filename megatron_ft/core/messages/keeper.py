@@ -126,17 +126,25 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class TakeStock:
-    """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`."""
+    """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`.
+
+    ``within_s``: then those that are verified by that time; None: however long it takes.
+    """
 
     question: Count
+    within_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """The attached descriptor is that of a segment which an earlier keeper of this launcher has sealed."""
+    """The attached descriptor is that of a segment which an earlier keeper of this launcher has sealed.
+
+    ``key``: as that one has said; it isn't believed before the segment is verified.
+    """
 
     segment: Count
     rank: Rank
+    key: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,7 @@ class Hold:
 
     segment: Count
     rank: Rank
+    key: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from megatron_ft.core.memory.retention import Limit, NodeMemory
 
-_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+_V2 = (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
+_V1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 _UNLIMITED = 1 << 60
 
 
@@ -44,7 +44,8 @@ def _mounts(proc: str, *, is_v2: bool) -> Iterator[tuple[str, str]]:
     with contextlib.suppress(OSError), open(f"{proc}/self/mountinfo") as file:
         for line in file:
             mounted, _, of = line.partition(" - ")
-            kind, _, options = of.split(maxsplit=2)
+            kind, _, rest = of.partition(" ")
+            options = rest.rpartition(" ")[2]  # what was mounted comes before, and may be empty
             if kind == "cgroup2" if is_v2 else kind == "cgroup" and "memory" in options.strip().split(","):
                 fields = mounted.split()
                 yield fields[4], fields[3]
@@ -56,15 +57,17 @@ def _below(path: str, root: str) -> str:
     return "/" if relative.startswith("..") else os.path.normpath(f"/{relative}")
 
 
-def _up(mount: str, path: str, names: tuple[str, str, tuple[str, ...]]) -> Iterator[Limit]:
-    limit_name, used_name, reclaimable = names
+def _up(mount: str, path: str, names: tuple[tuple[str, ...], str, tuple[str, ...]]) -> Iterator[Limit]:
+    limit_names, used_name, reclaimable = names
     while True:
         place = os.path.join(mount, path.lstrip("/"))
-        with contextlib.suppress(OSError, ValueError):  # no such file at the root, or "max"
-            limit, used = _number(f"{place}/{limit_name}"), _number(f"{place}/{used_name}")
-            if limit < _UNLIMITED:
-                cache = _table(f"{place}/memory.stat")
-                yield Limit(f"cgroup {path}", limit, used, sum(cache.get(name, 0) for name in reclaimable))
+        for limit_name in limit_names:
+            with contextlib.suppress(OSError, ValueError):  # no such file at the root, or "max"
+                limit, used = _number(f"{place}/{limit_name}"), _number(f"{place}/{used_name}")
+                if limit < _UNLIMITED:
+                    cache = _table(f"{place}/memory.stat")
+                    name = f"{limit_name} of cgroup {path}"
+                    yield Limit(name, limit, used, sum(cache.get(each, 0) for each in reclaimable))
         if path == "/":
             return
         path = os.path.dirname(path)

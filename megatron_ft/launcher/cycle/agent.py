@@ -304,7 +304,7 @@ class FaultTolerantAgent(TorchAgent):
         there = self._ranks.terminate(work, end_rest)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
         stuck = lines.stuck(there) if there else ""
-        self._memory.take_stock(lambda kept: self._hear(edge.RanksEnded(stuck, processes, kept)))
+        self._memory.take_stock(work.way, lambda kept: self._hear(edge.RanksEnded(stuck, processes, kept)))
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 

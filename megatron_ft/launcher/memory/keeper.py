@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,14 +35,17 @@ from megatron_ft.core.messages.keeper import (
 )
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
-from megatron_ft.ipc.linux.processes import send_signal, wait_gone
+from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
+from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor, Timer
 
 _QUICK_S = 10.0
-_MOST_QUICK = 5
-"""Number of keepers in a row that may end within that time before the job goes on without one."""
+_MOST_BAD = 5
+"""Number of keepers in a row that may end within that time, or not answer, before the job goes on without one."""
+STOCK_S = 10.0
+_ANSWER_S = 3.0
+"""Part of the time for the stock in which the keeper stops verifying and answers."""
 _SEND_S = 1.0
 _STOP_WAIT_S = 2.0
 
@@ -77,14 +81,14 @@ class Keeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._channel: Channel | None = None
-        self._held: dict[int, tuple[int, int]] = {}
-        """Rank and descriptor of each sealed segment, by number."""
+        self._held: dict[int, tuple[int, SnapshotKey, int]] = {}
+        """Rank, snapshot and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
         self._complete: Complete | None = None
         self._question = 0
-        self._asked: tuple[Callable[[Kept], None], Timer] | None = None
+        self._asked: tuple[Callable[[Kept], None], Timer | None] | None = None
         self._started_s = 0.0
-        self._quick = 0
+        self._bad = 0
         self.is_given_up = xxhash is None
 
     # -- for the run directory and the list of children -------------------------------------------------------
@@ -144,18 +148,20 @@ class Keeper:
             self._complete = fact
         self._order(fact)
 
-    def take_stock(self, then: Callable[[Kept], None], timeout_s: float = 10.0) -> None:
+    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
 
         Without a keeper ``then`` is called before this returns. A keeper that doesn't answer is replaced.
+        ``timeout_s``: the keeper says before that what it has verified by then; None: it verifies all first.
         """
         self._answer(Kept())  # the earlier question has no answer
         if self._process is None:
             then(Kept())
             return
         self._question += 1
-        self._asked = then, self._reactor.call_later(timeout_s, self._stock_overdue)
-        self._order(TakeStock(self._question))
+        timer = None if timeout_s is None else self._reactor.call_later(timeout_s, self._stock_overdue)
+        self._asked = then, timer
+        self._ask(timer)
 
     def variables(self) -> dict[str, str]:
         """Return the variables of each rank of the prepared cycle. An empty socket: the launcher has no xxhash."""
@@ -171,7 +177,7 @@ class Keeper:
         if self._process is not None:
             self._end()
         self._let_go_of_socket()
-        self._drop_all()
+        close_fds(self._take_all())
 
     # -- the life of the process ------------------------------------------------------------------------------
 
@@ -193,14 +199,14 @@ class Keeper:
         self._channel = Channel(ours)
         self._reactor.watch(self._channel.fileno(), self._read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
-        for number, (rank, fd) in list(self._held.items()):
-            self._order(Adopt(number, rank), (fd,))
+        for number, (rank, key, fd) in list(self._held.items()):
+            self._order(Adopt(number, rank, key), (fd,))
         assert self._prepared is not None
         self._order(self._prepared)
         if self._complete is not None:
             self._order(self._complete)
         if self._asked is not None:
-            self._order(TakeStock(self._question))
+            self._ask(self._asked[1])
 
     def _spawn_connected(self) -> socket.socket:
         """Start the process; returns the launcher's end of the connection with it.
@@ -244,9 +250,9 @@ class Keeper:
             self._end()
             self._ended(f"exited ({lines.exit_code(process.returncode)})")
 
-    def _replace(self, reason: str) -> None:
+    def _replace(self, reason: str, *, was_silent: bool = False) -> None:
         self._end()
-        self._ended(reason)
+        self._ended(reason, was_silent=was_silent)
 
     def _end(self) -> None:
         """Kill the process, reap it and close its descriptors."""
@@ -260,10 +266,10 @@ class Keeper:
         self._close_channel()
         self._process = None
 
-    def _ended(self, how: str) -> None:
-        lived_s = time.monotonic() - self._started_s
-        self._quick = self._quick + 1 if lived_s < _QUICK_S else 1
-        if self._quick < _MOST_QUICK:
+    def _ended(self, how: str, *, was_silent: bool = False) -> None:
+        is_bad = was_silent or time.monotonic() - self._started_s < _QUICK_S
+        self._bad = self._bad + 1 if is_bad else 1
+        if self._bad < _MOST_BAD:
             self._say(lines.keeper_replaced(how, len(self._held)))
             self._start()
             if self._asked is None:
@@ -272,7 +278,7 @@ class Keeper:
         self.is_given_up = True
         self._say(lines.keeper_given_up(how))
         self._let_go_of_socket()
-        self._drop_all()
+        _close_in_background(self._take_all())
         self._answer(Kept())
         self._fail_restores("this node keeps no memory checkpoints any more")
         self._on_event(KeeperReplaced())
@@ -285,9 +291,11 @@ class Keeper:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
-    def _drop_all(self) -> None:
-        close_fds([fd for _, fd in self._held.values()])
+    def _take_all(self) -> list[int]:
+        """Return the descriptors of all segments, for the caller to close."""
+        fds = [fd for _, _, fd in self._held.values()]
         self._held.clear()
+        return fds
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -329,15 +337,18 @@ class Keeper:
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
-            case Hold(number, rank):
+            case Hold(number, rank, key):
                 if len(fds) != 1 or number in self._held:
                     close_fds(fds)
                     raise ProtocolError("a segment comes with one descriptor, once")
-                self._held[number] = rank, fds[0]
+                self._held[number] = rank, key, fds[0]
                 return
             case DropSegment(number):
-                _, fd = self._held.pop(number, (0, -1))
-                close_fds([fd])
+                gone = [self._held.pop(number)[-1]] if number in self._held else []
+                if is_gone(self._pidfd):
+                    _close_in_background(gone)  # the launcher is the last one that has it
+                else:
+                    close_fds(gone)
                 self._order(Dropped(number))
             case Stock(question, kept):
                 if question == self._question:
@@ -357,12 +368,18 @@ class Keeper:
         asked, self._asked = self._asked, None
         if asked is not None:
             then, timer = asked
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             then(kept)
+
+    def _ask(self, timer: Timer | None) -> None:
+        """Ask for the stock, in time for the timer."""
+        left_s = None if timer is None else max(0.0, timer.at_s - time.monotonic() - _ANSWER_S)
+        self._order(TakeStock(self._question, left_s))
 
     def _stock_overdue(self) -> None:
         self._answer(Kept())
-        self._replace("did not say what it has")
+        self._replace("did not say what it has", was_silent=True)
 
     def _fail_restores(self, why: str) -> None:
         assert self._prepared is not None
@@ -370,3 +387,12 @@ class Keeper:
             for rank in self._prepared.ranks:
                 failed = RestoreFailed(rank=rank, cycle=self._prepared.cycle, key=self._prepared.restore, text=why)
                 self._on_event(failed)
+
+
+def _close_in_background(fds: Sequence[int]) -> None:
+    """Free the memory of segments: 10 GB take a second, in which the launcher has other things to do."""
+    thread = threading.Thread(target=close_fds, args=(fds,), name=f"{THREAD_PREFIX}close_segments", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had
+        close_fds(fds)

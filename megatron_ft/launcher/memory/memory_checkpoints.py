@@ -10,7 +10,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import RankRestored
-from megatron_ft.launcher.memory.keeper import KeeperEvent, KeeperReplaced
+from megatron_ft.launcher.memory.keeper import STOCK_S, KeeperEvent, KeeperReplaced
 
 
 class KeeperOrders(Protocol):
@@ -22,8 +22,8 @@ class KeeperOrders(Protocol):
     def tell(self, fact: Complete | Passed) -> None:
         """Say what the job has decided about a snapshot."""
 
-    def take_stock(self, then: Callable[[Kept], None]) -> None:
-        """Call back with everything that can be restored, in a bounded time."""
+    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
+        """Call back with everything that can be restored: within that time, or (None) once all is verified."""
 
 
 class MemoryCheckpoints:
@@ -42,14 +42,21 @@ class MemoryCheckpoints:
         self._cycle, self._restoring, self._longest_s = cycle, set() if restore is None else set(ranks), 0.0
         self._keeper.prepare(cycle, ranks, world, None if restore is None else restore.key)
 
-    def take_stock(self, then: Callable[[Kept], None]) -> None:
-        """Call back with everything that this node can restore; at once if no keeper runs."""
-        self._keeper.take_stock(then)
+    def take_stock(self, way: edge.Way, then: Callable[[Kept], None]) -> None:
+        """Call back with everything that a next cycle can restore here; at once if none can follow, or no keeper runs.
+
+        Ranks that finish or stop have no next cycle: the end of their job waits for no keeper.
+        """
+        if way is edge.Way.TERMINATED:
+            self._keeper.take_stock(then)
+        else:
+            then(Kept())
 
     def hear(self, event: KeeperEvent) -> None:
         """Tell the machine what the keeper's news mean for the node."""
         match event:
             case Saved():
+                self._restoring.clear()  # a script that saves doesn't restore any more, and needn't have
                 self._to_machine(event)
             case RankRestored(key, seconds, rank) if rank in self._restoring:
                 self._restoring.discard(rank)
@@ -60,4 +67,5 @@ class MemoryCheckpoints:
                 self._restoring.clear()  # what other ranks restore from now on is of no use
                 self._to_machine(event)
             case KeeperReplaced():
-                self._keeper.take_stock(lambda kept: self._to_machine(StockTaken(kept)))
+                # none waits for this, and the new keeper may have everything to verify
+                self._keeper.take_stock(lambda kept: self._to_machine(StockTaken(kept)), timeout_s=None)

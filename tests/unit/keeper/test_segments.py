@@ -33,11 +33,12 @@ def test_cycle_keeps_only_what_it_restores() -> None:
     segments = Segments()
     kept = [
         add(segments, 0, CHOSEN),
-        add(segments, 0, None, SegmentState.SEALED),
-    ]  # an adopted one may be what is restored
+        add(segments, 0, CHOSEN, SegmentState.SEALED),  # adopted from an earlier keeper
+    ]
     gone = [
         add(segments, 0, OLD),
         add(segments, 0, LATER),
+        add(segments, 0, LATER, SegmentState.SEALED),
         add(segments, 0, SnapshotKey(1, 1), SegmentState.WRITING),
         add(segments, 0, None, SegmentState.SPARE),
         add(segments, 1, CHOSEN),  # of a rank that is elsewhere now
@@ -51,6 +52,17 @@ def test_cycle_without_a_choice_keeps_nothing_of_others(restore: SnapshotKey | N
     segments = Segments()
     held = add(segments, 0, CHOSEN)
     assert list(segments.stale(1, restore, [0])) == [held]
+
+
+def test_complete_snapshot_is_verified_first_and_then_the_newest() -> None:
+    segments = Segments()
+    for key in (OLD, CHOSEN, LATER, CHOSEN):
+        add(segments, 0, key, SegmentState.SEALED)
+    order = []
+    while (held := segments.next_to_verify(CHOSEN)) is not None:
+        order.append(held.number)
+        held.state = SegmentState.VERIFIED
+    assert order == [1, 3, 2, 0]
 
 
 def test_numbers_are_never_used_twice() -> None:

@@ -38,7 +38,25 @@ def test_limits_of_version_2_are_read_up_the_tree(tmp_path: Path) -> None:
     mounts = f"30 20 0:26 / {top} rw - cgroup2 cgroup2 rw\n"
     found = node_memory(proc(tmp_path, "0::/a/b\n", mounts))
     assert (found.total_bytes, found.available_bytes) == (1000 * 1024, 400 * 1024)
-    assert found.limits == (Limit("cgroup /a", 5000, 700, 42),)
+    assert found.limits == (Limit("memory.max of cgroup /a", 5000, 700, 42),)
+
+
+def test_memory_high_of_version_2_is_a_second_limit(tmp_path: Path) -> None:
+    top = tmp_path / "cgroup"
+    group(top, memory__max="5000\n", memory__high="4000\n", memory__current="700\n", memory__stat="")
+    mounts = f"30 20 0:26 / {top} rw - cgroup2 cgroup2 rw\n"
+    assert node_memory(proc(tmp_path, "0::/\n", mounts)).limits == (
+        Limit("memory.max of cgroup /", 5000, 700, 0),
+        Limit("memory.high of cgroup /", 4000, 700, 0),
+    )
+
+
+def test_mount_with_an_empty_source_hides_no_limit(tmp_path: Path) -> None:
+    top = tmp_path / "cgroup"
+    group(top, memory__max="4000\n", memory__current="1\n", memory__stat="")
+    mounts = f"29 20 0:25 / /tmp rw - tmpfs  rw\n30 20 0:26 / {top} rw - cgroup2  rw\n"
+    found = node_memory(proc(tmp_path, "0::/\n", mounts))
+    assert found.limits == (Limit("memory.max of cgroup /", 4000, 1, 0),)
 
 
 def test_limits_of_version_1_are_read(tmp_path: Path) -> None:
@@ -48,11 +66,11 @@ def test_limits_of_version_1_are_read(tmp_path: Path) -> None:
     group(top / "job", memory__limit_in_bytes="3000\n", memory__usage_in_bytes="100\n", memory__stat=stat)
     mounts = f"31 20 0:27 / {top} rw - cgroup cgroup rw,memory\n32 20 0:28 / /x rw - cgroup cgroup rw,cpu\n"
     found = node_memory(proc(tmp_path, "5:cpu:/other\n4:memory:/job\n", mounts))
-    assert found.limits == (Limit("cgroup /job", 3000, 100, 11),)
+    assert found.limits == (Limit("memory.limit_in_bytes of cgroup /job", 3000, 100, 11),)
 
 
 def test_limit_of_a_container_is_found_where_its_own_group_is_the_root(tmp_path: Path) -> None:
     top = tmp_path / "cgroup"
     group(top, memory__max="4000\n", memory__current="1\n", memory__stat="")
     mounts = f"30 20 0:26 /pod/7 {top} rw - cgroup2 cgroup2 rw\n"
-    assert node_memory(proc(tmp_path, "0::/pod/7\n", mounts)).limits == (Limit("cgroup /", 4000, 1, 0),)
+    assert node_memory(proc(tmp_path, "0::/pod/7\n", mounts)).limits == (Limit("memory.max of cgroup /", 4000, 1, 0),)

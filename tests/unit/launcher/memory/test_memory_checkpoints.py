@@ -31,7 +31,8 @@ class Recorder:
     def tell(self, fact: Complete | Passed) -> None:
         self.orders.append((fact,))
 
-    def take_stock(self, then: Callable[[Kept], None]) -> None:
+    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = 10.0) -> None:
+        self.orders.append(("take_stock", timeout_s))
         then(STOCK)
 
 
@@ -44,9 +45,16 @@ def test_orders_of_the_machine_reach_the_keeper(heard: list[edge.FromKeeper]) ->
     keeper, stock = Recorder(), []
     memory = MemoryCheckpoints(keeper, heard.append)
     memory.prepare(1, [4, 5], 8, Restore(KEY, tries=1))
-    memory.take_stock(stock.append)
-    assert keeper.orders == [("prepare", 1, (4, 5), 8, KEY)]
+    memory.take_stock(edge.Way.TERMINATED, stock.append)
+    assert keeper.orders == [("prepare", 1, (4, 5), 8, KEY), ("take_stock", 10.0)]
     assert (stock, heard) == ([STOCK], [])
+
+
+@pytest.mark.parametrize("way", [edge.Way.FINISHED, edge.Way.KILLED])
+def test_end_of_a_job_does_not_wait_for_the_stock(heard: list[edge.FromKeeper], way: edge.Way) -> None:
+    keeper, stock = Recorder(), []
+    MemoryCheckpoints(keeper, heard.append).take_stock(way, stock.append)
+    assert (keeper.orders, stock) == ([], [Kept()])
 
 
 def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper]) -> None:
@@ -76,8 +84,18 @@ def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.Fro
     assert heard == []
 
 
-def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.FromKeeper]) -> None:
+def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[edge.FromKeeper]) -> None:
     memory = MemoryCheckpoints(Recorder(), heard.append)
+    memory.prepare(1, [4, 5], 8, Restore(KEY))
+    memory.hear(Saved(SnapshotKey(1, 9)))
+    memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="this node keeps no memory checkpoints any more"))
+    assert heard == [Saved(SnapshotKey(1, 9))]
+
+
+def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.FromKeeper]) -> None:
+    keeper = Recorder()
+    memory = MemoryCheckpoints(keeper, heard.append)
     memory.hear(Saved(KEY))
     memory.hear(KeeperReplaced())
+    assert keeper.orders == [("take_stock", None)]  # a new keeper may verify for longer than a cycle's end can wait
     assert heard == [Saved(KEY), StockTaken(STOCK)]

@@ -1,0 +1,304 @@
+"""A keeper's loop, in a thread, between the two ends of a launcher's connection and of ranks'."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from megatron_ft.core.memory.retention import NodeMemory
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Saved, SnapshotKey
+from megatron_ft.core.messages.keeper import (
+    KEEPER_TO_LAUNCHER,
+    KEEPER_TO_RANK,
+    Adopt,
+    BeginSegment,
+    CommitSegment,
+    Dropped,
+    DropSegment,
+    Fetch,
+    Hold,
+    KeeperHello,
+    KeeperSays,
+    KeeperWelcome,
+    NotKept,
+    Prepare,
+    Reserve,
+    Segment,
+    Stock,
+    TakeStock,
+    Verified,
+)
+from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.memory.digests import Hasher
+from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
+from megatron_ft.keeper import service
+from tests.support.extras import skip_module_without
+
+skip_module_without("xxhash")
+
+from tests.memory.flips import HASHER, filled  # noqa: E402 - needs xxhash
+
+T = TypeVar("T")
+BOUND_S = 20.0
+
+
+class Peer:
+    """One end of a connection with the keeper."""
+
+    def __init__(self, channel: Channel, vocabulary: Any) -> None:
+        self.channel = channel
+        self._vocabulary = vocabulary
+        self._received: list[Received] = []
+
+    def hear(self, kind: type[T], bound_s: float = BOUND_S) -> tuple[T, tuple[int, ...]]:
+        """The next message, and the descriptors that came with it."""
+        if not self._received:
+            select.select([self.channel], [], [], bound_s)
+            self._received = self.channel.receive()
+        message, fds = self._received.pop(0)
+        parsed = self._vocabulary.parse(message)
+        assert isinstance(parsed, kind), parsed
+        return parsed, fds
+
+
+class Served:
+    """A keeper that runs; ``launcher``: the launcher's end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        ours, theirs = socket.socketpair()
+        self.launcher = Peer(Channel(ours), KEEPER_TO_LAUNCHER)
+        self._listener = listen(path)
+        self.may_verify = threading.Event()
+        self.may_verify.set()
+        keeper = service.KeeperService(self._listener, Channel(theirs), self._make_hasher)
+        self._thread = threading.Thread(target=keeper.run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _make_hasher(self) -> Hasher:
+        self.may_verify.wait()
+        return HASHER()
+
+    def order(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        self.launcher.channel.send(message, fds)
+
+    def rank(self, rank: int, cycle: int = 0) -> Peer:
+        """A rank that is welcome."""
+        peer = Peer(connect(self.path, BOUND_S), KEEPER_TO_RANK)
+        peer.channel.send(KeeperHello(cycle, rank))
+        peer.hear(KeeperWelcome)
+        return peer
+
+    def end(self) -> None:
+        self.launcher.channel.close()
+        self._thread.join(BOUND_S)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[NodeMemory], None]:
+    """Sets what the keeper takes for the node's memory: 100 GB, and all of it free, until then."""
+
+    def is_now(given: NodeMemory) -> None:
+        monkeypatch.setattr(service, "node_memory", lambda: given)
+        monkeypatch.setattr(service.work, "node_memory", lambda: given)
+
+    is_now(NodeMemory(10**11, 10**11))
+    return is_now
+
+
+@pytest.fixture
+def served(tmp_path: Path, memory: object) -> Iterator[Served]:
+    made = Served(str(tmp_path / "keeper.sock"))
+    made.start()
+    yield made
+    made.end()
+
+
+def test_connection_with_the_number_of_one_that_a_failed_send_has_closed_is_served(served: Served) -> None:
+    served.order(Prepare(0, (0, 1), 2))
+    gone = served.rank(0)
+    waiting = socket.socket(socket.AF_UNIX)  # made now, so that the lowest number is free when the keeper accepts
+    sock = socket.socket(fileno=os.dup(gone.channel.fileno()))
+    sock.shutdown(socket.SHUT_RD)
+    gone.channel.send(Fetch(SnapshotKey(0, 1)))
+    poll = select.poll()
+    poll.register(sock, 0)
+    assert poll.poll(BOUND_S * 1000)  # the keeper has closed its end
+    waiting.connect(served.path)
+    rank = Peer(Channel(waiting), KEEPER_TO_RANK)
+    rank.channel.send(KeeperHello(0, 1))
+    rank.hear(KeeperWelcome)
+    for each in (gone.channel, sock, rank.channel):
+        each.close()
+
+
+def descriptors(inode: int) -> list[int]:
+    """This process's descriptors of a file: the keeper's and the launcher's are among them."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/self/fd/{name}").st_ino == inode:
+                found.append(int(name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < until
+        select.select([], [], [], 0.005)
+
+
+class HeldClose:
+    """``os.close`` that frees no memory of a segment before ``may_go_on``, as if it were large."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on = threading.Event()
+        self.threads: list[str] = []
+        """Names of those that have closed the last descriptor of a segment."""
+        self._close = os.close
+        monkeypatch.setattr(os, "close", self)
+
+    def __call__(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            if segment.NAME in os.readlink(f"/proc/self/fd/{fd}") and len(descriptors(os.fstat(fd).st_ino)) == 1:
+                self.threads.append(threading.current_thread().name)
+                assert self.may_go_on.wait(BOUND_S)
+        self._close(fd)
+
+
+def sealed(iteration: int) -> int:
+    """A segment of rank 0, which is all of the job."""
+    fd = filled({"a": b"x" * 100}, key=SnapshotKey(0, iteration))
+    segment.seal(fd, os.fstat(fd).st_size)
+    return fd
+
+
+def written(served: Served, rank: Peer, iteration: int) -> int:
+    """The launcher's descriptor of a segment that the rank has written."""
+    fd = sealed(iteration)
+    data = os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+    rank.channel.send(BeginSegment(iteration, len(data)))
+    _, (fd,) = rank.hear(Segment)
+    os.pwrite(fd, data, 0)
+    os.close(fd)
+    rank.channel.send(CommitSegment(iteration, len(data)))
+    hold, (fd,) = served.launcher.hear(Hold)
+    assert (hold.rank, hold.key) == (0, SnapshotKey(0, iteration))
+    return fd
+
+
+def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_background(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    launchers = written(served, rank, 1)
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    inode = os.fstat(launchers).st_ino
+    served.order(Prepare(1, (0,), 1))
+    assert served.launcher.hear(DropSegment)[0].segment == 0
+    assert len(descriptors(inode)) == 2
+    closing = HeldClose(monkeypatch)
+    os.close(launchers)
+    assert closing.threads == []
+    served.order(Dropped(0))
+    wait_until(lambda: closing.threads == ["ft_close"])
+    closing.may_go_on.set()
+    wait_until(lambda: not descriptors(inode))
+
+
+def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_freed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[NodeMemory], None]
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    rank.channel.send(BeginSegment(1, 4096))
+    _, (fd,) = rank.hear(Segment)
+    os.close(fd)
+    closing = HeldClose(monkeypatch)
+    served.order(Prepare(1, (0,), 1))
+    memory(NodeMemory(10**11, 0))
+    rank = served.rank(0, cycle=1)
+    rank.channel.send(Reserve(4096, 0))
+    assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
+    assert served.launcher.hear(KeeperSays)
+    closing.may_go_on.set()
+
+    def is_freed() -> bool:
+        rank.channel.send(Reserve(4096, 0))
+        return "allocated" not in rank.hear(NotKept)[0].why
+
+    wait_until(is_freed)
+    assert closing.threads == ["ft_close"]
+
+
+def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: Served) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    fds = [written(served, rank, 1)]
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    served.may_verify.clear()
+    fds.append(written(served, rank, 2))
+    served.order(TakeStock(1, 0.05))
+    first = KeptSnapshot(SnapshotKey(0, 1), 1, (0,))
+    assert served.launcher.hear(Stock)[0] == Stock(1, Kept((first,)))
+    served.order(TakeStock(2))
+    served.may_verify.set()
+    served.launcher.hear(Saved)
+    assert served.launcher.hear(Stock)[0] == Stock(2, Kept((first, KeptSnapshot(SnapshotKey(0, 2), 1, (0,)))))
+    close_fds(fds)
+
+
+def test_new_keeper_verifies_the_complete_snapshot_first(
+    tmp_path: Path, memory: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, check = list[int](), service.work.check
+
+    def noted_check(fd: int, *more: Any) -> Any:
+        checked.append(os.fstat(fd).st_ino)
+        return check(fd, *more)
+
+    monkeypatch.setattr(service.work, "check", noted_check)
+    served = Served(str(tmp_path / "keeper.sock"))
+    fds = [sealed(iteration) for iteration in (1, 2, 3)]
+    for number, fd in enumerate(fds):
+        served.order(Adopt(number, 0, SnapshotKey(0, number + 1)), (fd,))
+    served.order(Prepare(0, (0,), 1))
+    served.order(Complete(SnapshotKey(0, 2)))
+    served.order(TakeStock(1))
+    served.start()
+    for key in (SnapshotKey(0, 2), SnapshotKey(0, 3)):
+        assert served.launcher.hear(Saved)[0].key == key
+    served.launcher.hear(DropSegment)
+    served.launcher.hear(Stock)
+    assert checked == [os.fstat(fds[at]).st_ino for at in (1, 2, 0)]
+    served.end()
+    close_fds(fds)
+
+
+def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
+    fd = sealed(1)
+    served.order(Adopt(0, 0, SnapshotKey(0, 2)), (fd,))
+    served.order(Prepare(0, (0,), 1))
+    served.launcher.hear(DropSegment)
+    assert "is damaged and not used: it holds iteration 1 of rank 0" in served.launcher.hear(KeeperSays)[0].text
+    served.order(TakeStock(1))
+    assert served.launcher.hear(Stock)[0] == Stock(1, Kept())
+    os.close(fd)
