@@ -60,7 +60,8 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
             same on all ranks.
 
     Raises:
-        SnapshotError: the state that was chosen for all ranks can't be had; the launcher restarts the cycle.
+        SnapshotError: the state that was chosen for all ranks can't be had; the launcher restarts the cycle. If it
+            can't be told, the rank ends here: it must not go on with another state than the others.
     """
     place = find_place()
     if place is None or place.restore is None:
@@ -68,18 +69,15 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
     key = place.restore
     if newer_than is not None and key.iteration <= newer_than:
         return None
-    make_hasher = _hasher(place)
-    if make_hasher is None:
-        raise SnapshotError("a memory checkpoint was chosen, but this rank can't read it")
     running = saving.running()
     if running is not None:
-        running.give_up()
-    _restore(place, key, state, make_hasher)
+        running.disconnect()  # the keeper takes one connection per rank
+    _restore(place, key, state, _hasher(place))
     return key.iteration
 
 
 def wait() -> None:
-    """Return when no snapshot of this rank is on its way any more."""
+    """Return when no snapshot of this rank is on its way any more. One that waits for memory for 10 s is given up."""
     running = saving.running()
     if running is not None:
         running.wait()
@@ -87,11 +85,15 @@ def wait() -> None:
 
 def _hasher(place: Place) -> MakeHasher | None:
     """Return the hash function; None, and a line, without it or without a keeper."""
-    make_hasher = digests.installed()
+    try:
+        make_hasher = digests.installed()
+    except ImportError as error:
+        say.warn(f"memory checkpoints are off: xxhash can't be loaded ({error})")
+        return None
     if make_hasher is None:
         say.warn("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
         return None
     if not place.path:
-        say.warn("memory checkpoints are off: the job has several nodes, or ft_launcher's Python has no xxhash")
+        say.warn("memory checkpoints are off: xxhash isn't installed for ft_launcher (pip install megatron-ft[memory])")
         return None
     return make_hasher

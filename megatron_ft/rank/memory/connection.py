@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
@@ -18,12 +19,13 @@ from megatron_ft.core.messages.keeper import (
     RankToKeeper,
 )
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, connect
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
 from megatron_ft.rank.base.agreement import RankInfo
 
 _CONNECT_S = 30.0
 _HELLO_S = 30.0
 _RETRY_S = 0.05
+_SLICE_S = 0.2
 _T = TypeVar("_T")
 
 
@@ -57,10 +59,14 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 class KeeperConnection:
-    """Requests and answers, one at a time, in one thread at a time."""
+    """Requests and answers, one at a time, in one thread at a time.
 
-    def __init__(self, place: Place) -> None:
+    ``left``: once another thread has set it, no answer is awaited any more.
+    """
+
+    def __init__(self, place: Place, left: threading.Event | None = None) -> None:
         self._place = place
+        self._left = left or threading.Event()
         self._channel: Channel | None = None
 
     @property
@@ -75,6 +81,8 @@ class KeeperConnection:
         """
         if self._channel is not None:
             return
+        if not self._place.path:
+            raise SnapshotError("this node's launcher has no keeper")
         deadline_s = time.monotonic() + _CONNECT_S
         while True:
             try:
@@ -85,7 +93,8 @@ class KeeperConnection:
                 raise
             except (OSError, ProtocolError, SnapshotError) as error:
                 self.close()
-                if time.monotonic() > deadline_s or isinstance(error, FileNotFoundError):
+                is_over = time.monotonic() > deadline_s or self._left.is_set()
+                if is_over or isinstance(error, FileNotFoundError):
                     raise SnapshotError(f"no keeper answers at {self._place.path}: {error}") from None
                 time.sleep(_RETRY_S)
             else:
@@ -137,7 +146,7 @@ class KeeperConnection:
         self.tell(request)
         assert self._channel is not None
         try:
-            message, fds = self._channel.wait_message(timeout_s)
+            message, fds = self._wait_message(self._channel, timeout_s)
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
             self.close()
             raise SnapshotError(f"the keeper doesn't answer: {error}") from None
@@ -151,3 +160,13 @@ class KeeperConnection:
             close_fds(fds)
             raise RefusedError(found.why)
         return found, fds
+
+    def _wait_message(self, channel: Channel, timeout_s: float) -> Received:
+        deadline_s = time.monotonic() + timeout_s
+        while not self._left.is_set():
+            try:
+                return channel.wait_message(min(_SLICE_S, timeout_s))
+            except TimeoutError:
+                if time.monotonic() >= deadline_s:
+                    raise TimeoutError(f"no answer for {timeout_s:g} s") from None
+        raise TimeoutError("its answer isn't awaited any more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from typing import Any
 
@@ -12,18 +13,21 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.layout import Layout, Path, TensorAt, TensorEntry, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper import Fetch, RankRestored
+from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
-from megatron_ft.rank.memory.connection import KeeperConnection, Place
+from megatron_ft.rank.memory.connection import KeeperConnection, Place, RefusedError
 from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
 
 _FETCH_S = 600.0
+_TOLD_S = 30.0
 
 
-def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher) -> None:
-    """Give ``state`` the content of the snapshot.
+def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher | None) -> None:
+    """Give ``state`` the content of the snapshot. Without ``make_hasher`` this fails.
 
-    The launcher is told of a failure before it is raised: whatever the script does then, its cycle is over.
+    The launcher is told of a failure before it is raised: whatever the script does then, its cycle is over. If it can't
+    be told, the process ends: its script would go on with another state than the other ranks.
 
     Raises:
         SnapshotError: this rank can't have that state.
@@ -34,10 +38,12 @@ def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHash
         _restore(connection, place, key, state, make_hasher)
         connection.tell(RankRestored(key, time.monotonic() - began_s))
     except BaseException as error:
-        with contextlib.suppress(SnapshotError):
-            connection.open()
-            text = f"{type(error).__name__}: {error}"[:1000]
-            connection.tell(RestoreFailed(rank=place.info.global_rank, cycle=place.info.cycle, key=key, text=text))
+        text = f"{type(error).__name__}: {error}"[:1000]
+        failed = RestoreFailed(rank=place.info.global_rank, cycle=place.info.cycle, key=key, text=text)
+        try:
+            _tell(connection, failed)
+        except SnapshotError as untold:
+            _end_rank(failed, untold)
         if isinstance(error, OSError | RuntimeError):  # RuntimeError: torch's
             raise SnapshotError(f"iteration {key.iteration} can't be restored: {error}") from error
         raise
@@ -45,9 +51,33 @@ def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHash
         connection.close()
 
 
+def _tell(connection: KeeperConnection, failed: RestoreFailed) -> None:
+    """Return once the keeper has told the launcher: it reads in order, so that its answer comes after that.
+
+    Raises:
+        SnapshotError: it doesn't answer.
+    """
+    connection.close()  # an answer may be on its way
+    connection.open()
+    connection.tell(failed)
+    with contextlib.suppress(RefusedError):  # that's an answer, too
+        os.close(connection.ask_segment(Fetch(failed.key), _TOLD_S))
+
+
+def _end_rank(failed: RestoreFailed, untold: SnapshotError) -> None:
+    text = f"rank {failed.rank} can't restore iteration {failed.key.iteration} from memory: {failed.text}"
+    RANK.say(ERROR, f"ERROR: {text}; the rank ends, as its launcher can't be told: {untold}")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    os._exit(1)
+
+
 def _restore(
-    connection: KeeperConnection, place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher
+    connection: KeeperConnection, place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher | None
 ) -> None:
+    if make_hasher is None:
+        raise SnapshotError("xxhash isn't installed for this rank, or can't be loaded")
     if not isinstance(state, dict):
         raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
     connection.open()

@@ -46,13 +46,15 @@ class Snapshot:
         event: Any,
         bytes_later: int,
     ) -> None:
-        """``later``: read while training goes on; ``copied``: complete after ``event``; None: complete.
+        """``later``: read after `save` has returned, those of a device by the copies that are complete after ``event``.
 
-        ``bytes_later``: of both, what is read after `save` has returned.
+        ``copied``: copies; None as ``event``: complete. ``bytes_later``: of ``later``.
         """
         self.iteration = iteration
         self._info = info
-        self._gathered = gathered
+        self._entries = [each.entry for each in gathered.sources]
+        self._values = gathered.values
+        self._data_bytes = gathered.data_bytes
         self._later = list(later)
         self._copied = list(copied)
         self._event = event
@@ -113,8 +115,7 @@ class Snapshot:
 
     def end(self) -> None:
         """Release all that wait for the thread, which is done with this snapshot."""
-        self._read.set()
-        self._at_rest.set()
+        self._let_go()
         self.over.set()
 
     def close(self) -> None:
@@ -133,21 +134,32 @@ class Snapshot:
         """
         try:
             room = len(encode(self._layout({}))) + TRAILER_BYTES
-            request = BeginSegment(self.iteration, self._gathered.data_bytes + room)
+            request = BeginSegment(self.iteration, self._data_bytes + room)
             self._fd = connection.ask_segment(request, _SEGMENT_S)
             self.granted.set()
             length = self._fill(self._fd, make_hasher)
-        except (OSError, SnapshotError) as error:
+        except (OSError, RuntimeError, MemoryError, SnapshotError) as error:  # RuntimeError: torch's
             with contextlib.suppress(SnapshotError):
                 if self._fd >= 0:
                     connection.tell(Abandon(self.iteration))
+            if self._is_given_up and not isinstance(error, GivenUpError):
+                raise GivenUpError(str(error)) from None
             raise error if isinstance(error, SnapshotError) else SnapshotError(str(error)) from None
         finally:
-            self._read.set()
-            self._later.clear()  # the tensors may be freed
-            self._at_rest.set()
+            self._let_go()
             self.close()
         connection.ask(CommitSegment(self.iteration, length), Verified, _VERIFIED_S)
+
+    def _let_go(self) -> None:
+        """Release the tensors: they may change, and be freed."""
+        self._read.set()
+        if self._event is not None:
+            with contextlib.suppress(RuntimeError):  # the device has failed: nothing is copied any more
+                self._event.synchronize()
+        self._later.clear()
+        self._copied.clear()
+        self._event = None
+        self._at_rest.set()
 
     def _fill(self, fd: int, make_hasher: MakeHasher) -> int:
         digests: dict[Path, str] = {}
@@ -159,6 +171,8 @@ class Snapshot:
         if self._event is not None:
             self._event.synchronize()
         for source in self._later:
+            if source.tensor.is_cuda:
+                continue  # its copy is
             digests[source.entry.path] = self._write_tensor(fd, source, make_hasher)
         self._end_reading()
         self.read_s = time.monotonic() - began_s
@@ -166,7 +180,7 @@ class Snapshot:
             digests[source.entry.path] = self._write_tensor(fd, source, make_hasher)
         if self._is_given_up:  # the copies may belong to another snapshot by now
             raise GivenUpError("training went on")
-        return segment.write_end(fd, encode(self._layout(digests)), self._gathered.data_bytes, make_hasher)
+        return segment.write_end(fd, encode(self._layout(digests)), self._data_bytes, make_hasher)
 
     def _write_tensor(self, fd: int, source: Source, make_hasher: MakeHasher) -> str:
         """Write a tensor, and return the digest of what it was when it was read."""
@@ -191,12 +205,9 @@ class Snapshot:
 
     def _layout(self, digests: dict[Path, str]) -> Layout:
         """Return the layout; tensors without a digest have one of the same length."""
-        entries = [
-            replace(each.entry, digest=digests.get(each.entry.path, each.entry.digest))
-            for each in self._gathered.sources
-        ]
+        entries = [replace(each, digest=digests.get(each.path, each.digest)) for each in self._entries]
         key = SnapshotKey(self._info.cycle, self.iteration)
-        return Layout(key, self._info.global_rank, self._info.world_size, tuple(entries), self._gathered.values)
+        return Layout(key, self._info.global_rank, self._info.world_size, tuple(entries), self._values)
 
 
 def _blocks(memory: memoryview) -> Iterator[memoryview]:

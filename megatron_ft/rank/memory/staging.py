@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,11 @@ class Staging:
         """Copy what is on a device into page-locked memory, with one synchronisation for all of ``now``.
 
         Returns the copies, and the event after which those of ``later`` are complete; None if none is on a device.
+
+        Raises:
+            RuntimeError: memory doesn't suffice, or the device fails; torch's.
+            MemoryError: the same.
+            SnapshotError: a tensor is on another device than the current one.
         """
         on_device = [each for each in (*now, *later) if each.tensor.is_cuda]
         self._locked.begin(sum(each.entry.nbytes for each in on_device))
@@ -55,12 +61,17 @@ class Staging:
         training = cuda.current_stream()
         self._stream = self._stream or cuda.Stream()
         self._stream.wait_stream(training)
-        copies = [self._receive(each) for each in now if each.tensor.is_cuda]
-        training.synchronize()
-        with cuda.stream(self._stream):
-            copies += [self._receive(each) for each in later if each.tensor.is_cuda]
-            event = cuda.Event()
-            event.record(self._stream)
+        try:
+            copies = [self._receive(each) for each in now if each.tensor.is_cuda]
+            training.synchronize()
+            with cuda.stream(self._stream):
+                copies += [self._receive(each) for each in later if each.tensor.is_cuda]
+                event = cuda.Event()
+                event.record(self._stream)
+        except (RuntimeError, MemoryError):
+            with contextlib.suppress(RuntimeError):
+                self._stream.synchronize()  # the next snapshot uses the same memory
+            raise
         return copies, event
 
     def _receive(self, source: Source) -> Source:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from megatron_ft.core.errors import SnapshotError
 from megatron_ft.ipc.memory import segment
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.memory.snapshot import Snapshot
-from megatron_ft.rank.memory.tensors import gather
+from megatron_ft.rank.memory.tensors import Source, gather
 from tests.memory.flips import HASHER
 
 BOUND_S = 20.0
@@ -106,3 +109,39 @@ def test_step_after_a_snapshot_that_is_over_waits_for_nothing() -> None:
     snapshot.end()
     snapshot.wait_read(threading.main_thread(), 1e-9)
     assert not snapshot.is_given_up
+
+
+def test_tensors_are_released_when_the_snapshot_is_over() -> None:
+    gathered, copies = gather({"w": torch.ones(2), "v": torch.ones(2)}), gather({"v": torch.ones(2)})
+    tensors = [weakref.ref(each.tensor) for each in (*gathered.sources, *copies.sources)]
+    snapshot = Snapshot(
+        7, RankInfo(0, 0, "", 1), gathered, later=gathered.sources[:1], copied=copies.sources, event=None, bytes_later=8
+    )
+    del gathered, copies
+    assert all(each() is not None for each in tensors[::2])  # those that are still to be read
+    snapshot.end()
+    assert [each() for each in tensors] == [None, None, None]
+    assert snapshot._layout({}).tensors[0].nbytes == 8
+
+
+def test_tensor_of_a_device_changed_before_its_copy_is_complete_makes_no_snapshot() -> None:
+    gathered = gather({"w": torch.ones(2)})
+    entry, copy = gathered.sources[0]
+    on_device = SimpleNamespace(is_cuda=True, _version=0)
+
+    def synchronize() -> None:
+        on_device._version = 1
+
+    snapshot = Snapshot(
+        7,
+        RankInfo(0, 0, "", 1),
+        gathered,
+        later=[Source(entry, on_device)],
+        copied=[Source(entry, copy)],
+        event=SimpleNamespace(synchronize=synchronize),
+        bytes_later=8,
+    )
+    fd = segment.create()
+    with pytest.raises(SnapshotError, match=r"state\['w'\] was changed outside the optimizer's step"):
+        snapshot._fill(fd, HASHER)
+    os.close(fd)

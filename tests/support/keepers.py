@@ -1,0 +1,79 @@
+"""Keepers in threads of the test: the real one, and one that answers what the test says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.keeper import KEEPER_TO_LAUNCHER, RANK_TO_KEEPER, KeeperHello, KeeperWelcome, Prepare
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, listen
+from megatron_ft.keeper.service import KeeperService
+from tests.memory.flips import HASHER
+
+
+class RealKeeper:
+    """Keeper of one rank, in cycle 0."""
+
+    def __init__(self, path: Path) -> None:
+        here, there = socket.socketpair()
+        self.launcher = Channel(here)
+        self._listener = listen(str(path))
+        service = KeeperService(self._listener, Channel(there), HASHER)
+        self._thread = threading.Thread(target=service.run, daemon=True)
+        self._thread.start()
+        self.launcher.send(Prepare(0, (0,), 1))
+
+    def said(self) -> list[Any]:
+        """Return what the launcher was told since the last call."""
+        found = []
+        for message, fds in self.launcher.receive():
+            for fd in fds:
+                os.close(fd)
+            found.append(KEEPER_TO_LAUNCHER.parse(message))
+        return found
+
+    def close(self) -> None:
+        self.launcher.close()
+        self._thread.join()
+        self._listener.close()
+
+
+class ScriptedKeeper:
+    """Answers requests by their type: those without an answer are only noted."""
+
+    def __init__(self, path: Path, answers: dict[type, Any] | None = None) -> None:
+        self.answers = {KeeperHello: KeeperWelcome()} if answers is None else answers
+        self.requests: list[Any] = []
+        self._listener = listen(str(path))
+        self._listener.setblocking(True)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(each, kind) for each in self.requests)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        channel = Channel(sock)
+        with contextlib.suppress(ChannelClosedError, ProtocolError):
+            while True:
+                select.select([channel.fileno()], [], [])
+                for message, _ in channel.receive():
+                    request = RANK_TO_KEEPER.parse(message)
+                    self.requests.append(request)
+                    if type(request) in self.answers:
+                        channel.send(self.answers[type(request)])

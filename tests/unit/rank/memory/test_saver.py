@@ -1,0 +1,261 @@
+"""Saving holds up training for no keeper, no memory and no thread; ranks of other speed have snapshots in common."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
+from megatron_ft.core.memory.retention import SEGMENTS, give_way, outdated
+from megatron_ft.core.memory.snapshots import Complete, Passed, SnapshotKey
+from megatron_ft.core.messages.keeper import BeginSegment, KeeperHello, KeeperWelcome, NotKept, Reserve, Reserved
+from megatron_ft.rank.base import say
+from megatron_ft.rank.base.agreement import RankInfo
+from megatron_ft.rank.memory import connection, saving
+from megatron_ft.rank.memory.connection import Place
+from megatron_ft.rank.memory.saving import Saver
+from megatron_ft.rank.memory.snapshot import GivenUpError
+from tests.memory.flips import HASHER
+from tests.support.keepers import RealKeeper, ScriptedKeeper
+
+BOUND_S = 20.0
+OPEN = {KeeperHello: KeeperWelcome(), Reserve: Reserved()}
+
+
+def saver_at(path: Path, rank: int = 0) -> Saver:
+    return Saver(Place(str(path), None, RankInfo(rank, rank, "", 1, rank + 1)), HASHER)
+
+
+def state() -> dict[str | int, Any]:
+    return {"w": torch.ones(1000)}
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator[Saver]:
+    say.forget()
+    made = saver_at(tmp_path / "k")
+    yield made
+    made.disconnect()
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[RealKeeper]:
+    keeper = RealKeeper(tmp_path / "k")
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[ScriptedKeeper]:
+    keeper = ScriptedKeeper(tmp_path / "k", dict(OPEN))
+    yield keeper
+    keeper.close()
+
+
+def saves(saver: Saver, iteration: int) -> bool:
+    saver.save(iteration, state(), 1)
+    saver.wait()
+    snapshot = saver._snapshot
+    return snapshot is not None and snapshot.iteration == iteration and snapshot.error is None
+
+
+# -- strides ------------------------------------------------------------------------------------------------------
+
+
+class FakeSnapshot:
+    """Has a segment at once, or waits for it and is given up by the next step."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.over, self.granted = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+
+
+class Node:
+    """Node of one rank whose snapshots are verified at once."""
+
+    def __init__(self, place: int, stride: int, *, is_given_up: bool) -> None:
+        self.place = place
+        self.saver = saver_at(Path("/nowhere"), place)
+        self.saver._stride = stride
+        self._is_given_up = is_given_up
+        self._verified: set[SnapshotKey] = set()
+        self._complete: SnapshotKey | None = None
+        self._released: SnapshotKey | None = None
+
+    def step(self, iteration: int) -> list[SnapshotKey]:
+        """Save if wanted; return what the job is to be told."""
+        if iteration % self.saver._stride or self.saver._is_busy(1):
+            return []
+        self.saver._thread = threading.main_thread()
+        self.saver._snapshot = FakeSnapshot(iteration)  # type: ignore[assignment]
+        return self._grant()
+
+    def hear(self, fact: object) -> list[SnapshotKey]:
+        if isinstance(fact, Complete):
+            self._complete = fact.key
+            self._verified -= set(outdated(self._verified, fact.key))
+        elif isinstance(fact, Passed):
+            self._released = fact.key
+            self._verified -= {key for key in self._verified if key <= fact.key and key != self._complete}
+        waited = self.saver._snapshot
+        return [] if waited is None or waited.over.is_set() else self._grant(is_late=True)
+
+    def _grant(self, *, is_late: bool = False) -> list[SnapshotKey]:
+        snapshot: Any = self.saver._snapshot
+        pinned = {key for key in self._verified if self._released is None or key > self._released}
+        gone = give_way(self._verified, self._complete, pinned)
+        if len(self._verified) == SEGMENTS and gone is None:
+            return []
+        self._verified.discard(gone) if gone else None
+        snapshot.granted.set()
+        snapshot.over.set()
+        if is_late and self._is_given_up:
+            snapshot.error = GivenUpError("training went on before it was read")
+            return []
+        key = SnapshotKey(0, snapshot.iteration)
+        self._verified.add(key)
+        return [key]
+
+
+@pytest.mark.parametrize("is_given_up", [True, False], ids=["read while training", "copied"])
+@pytest.mark.parametrize("stride", [2, 4, 8, 16, 32])
+def test_rank_that_saves_each_iteration_meets_one_that_saves_few(stride: int, is_given_up: bool) -> None:
+    nodes = [Node(0, 1, is_given_up=is_given_up), Node(1, stride, is_given_up=is_given_up)]
+    job = CompleteSnapshots(0, 2)
+    found: list[int] = []
+    for iteration in range(1, 201):
+        saved = [(node.place, key) for node in nodes for key in node.step(iteration)]
+        while saved:
+            place, key = saved.pop(0)
+            fact = job.saved(place, key)
+            if isinstance(fact, Complete):
+                found.append(fact.key.iteration)
+            if fact is not None:
+                saved += [(node.place, each) for node in nodes for each in node.hear(fact)]
+    assert found, [node.saver._stride for node in nodes]
+    assert found[-1] > 200 - 2 * stride
+
+
+def test_each_rank_says_that_it_saves_less_often_and_not_for_ever(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "5")
+    slow = saver_at(Path("/nowhere"), 5)
+    for _ in range(40):
+        slow._save_less(10)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "rank 5 saves every" in line]
+    assert "rank 5 saves every 20 iterations from now on" in lines[0]
+    assert len(lines) == saving._MOST_LINES
+
+
+# -- keepers ------------------------------------------------------------------------------------------------------
+
+
+def test_wait_gives_up_a_snapshot_that_gets_no_segment(
+    saver: Saver, scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_GRANT_S", 0.3)
+    began_s = time.monotonic()
+    assert not saves(saver, 1)
+    assert time.monotonic() - began_s < BOUND_S
+    assert scripted.count(BeginSegment) == 1
+    assert saver._snapshot is not None
+    assert isinstance(saver._snapshot.error, GivenUpError)
+
+
+def test_keeper_that_does_not_answer_holds_up_training_for_a_moment_and_once(
+    saver: Saver, scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_ASK_S", 0.1)
+    monkeypatch.setattr(connection, "_HELLO_S", 3.0)
+    monkeypatch.setattr(connection, "_CONNECT_S", 1.0)
+    scripted.answers.clear()
+    saver.save(1, state(), 1)
+    question = saver._question
+    assert question is not None
+    assert not question.over.is_set()
+    saver.save(2, state(), 1)
+    assert saver._question is question
+    assert not question.over.is_set()  # neither call has waited for the keeper
+    assert question.over.wait(BOUND_S)
+    saver.save(3, state(), 1)
+    assert saver._question is question
+    assert scripted.count(KeeperHello) == 1
+
+
+def test_hello_that_is_refused_is_said(
+    saver: Saver, scripted: ScriptedKeeper, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scripted.answers[KeeperHello] = NotKept("this is cycle 3, not 0")
+    saver.save(1, state(), 1)
+    assert "no memory checkpoint is saved: this is cycle 3, not 0" in capfd.readouterr().err
+
+
+def test_keeper_that_replaces_another_and_refuses_is_asked_again(saver: Saver, scripted: ScriptedKeeper) -> None:
+    scripted.answers[BeginSegment] = NotKept("no memory")
+    assert not saves(saver, 1)
+    saver._connection.close()
+    scripted.answers[Reserve] = NotKept("too little")
+    assert not saves(saver, 2)
+    scripted.answers[Reserve] = Reserved()
+    assert not saves(saver, 3)
+    assert scripted.count(Reserve) == 3
+    assert [each.iteration for each in scripted.requests if isinstance(each, BeginSegment)] == [1, 3]
+
+
+# -- pressure -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. 7 MiB"), MemoryError()])
+def test_copy_without_memory_costs_one_snapshot_and_not_the_training(
+    saver: Saver, real: RealKeeper, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise error
+
+    assert saves(saver, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(saver._staging._plain, "begin", fail)
+        assert not saves(saver, 2)
+        assert not saves(saver, 3)
+    assert capfd.readouterr().err.count("a memory checkpoint is given up, training goes on") == 1
+    assert saves(saver, 4)
+
+
+def test_thread_that_cannot_start_costs_one_snapshot_and_not_the_training(
+    saver: Saver, real: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert not saves(saver, 1)
+    assert saves(saver, 2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_thread_that_an_exception_ends_does_not_end_saving(
+    saver: Saver, real: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_snapshot: object) -> None:
+        raise SystemExit
+
+    assert saves(saver, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(saver, "_save", fail)
+        saver.save(2, state(), 1)
+        assert saver._thread is not None
+        saver._thread.join(BOUND_S)
+        patched.setattr(saver, "_start_thread", lambda: True)  # it ends just after it was looked at
+        saver.save(3, state(), 1)
+        assert saver._snapshot is not None
+        assert saver._snapshot.iteration == 3
+    assert saves(saver, 4)
