@@ -82,6 +82,11 @@ def _missing(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[str
             yield f"node {place} has no snapshot of rank {lacking[0]}"
 
 
+def _has_new(last: CycleEnd, restored: Restore) -> bool:
+    """Return True if the last cycle got beyond all before it, of which a snapshot may know more than the reports."""
+    return last.advanced and (last.reached is None or last.reached > restored.key.iteration)
+
+
 def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None, str]:
     """Return what the next cycle goes on from, and why if that is nothing (empty if there are no snapshots at all).
 
@@ -94,7 +99,7 @@ def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None
         return None, "Megatron's re-run goes on from the checkpoint that it has saved"
     if key is None:
         return None, choice.reason
-    if before is None or key != before.key or last.advanced:
+    if before is None or key != before.key or _has_new(last, before):
         return Restore(key, failure=last.failure, reached=reached), ""
     # what was done from this snapshot before is still to be done again
     reached = None if last.reached is None or before.reached is None else max(last.reached, before.reached)

@@ -86,6 +86,7 @@ SAME = Restore(key(7), failure=NAN, reached=9)
         (after(SAME, KILLED, reached=-1), replace(SAME, tries=1), ""),
         (after(SAME, KILLED, reached=11), replace(SAME, tries=1, reached=11), ""),
         (after(SAME, KILLED), replace(SAME, tries=1, reached=None), ""),
+        (after(Restore(key(7)), NAN, reached=7, advanced=True), Restore(key(7), tries=1), ""),
         (after(SAME, "", reached=None), replace(SAME, reached=None), ""),
         (after(replace(SAME, tries=1), "", reached=9), replace(SAME, tries=1), ""),
         # bad

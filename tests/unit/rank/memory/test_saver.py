@@ -143,7 +143,7 @@ def test_rank_that_saves_each_iteration_meets_one_that_saves_few(stride: int, is
     assert found[-1] > 200 - 2 * stride
 
 
-def test_each_rank_says_that_it_saves_less_often_and_not_for_ever(
+def test_rank_says_a_bounded_number_of_times_that_it_saves_less_often(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "5")
