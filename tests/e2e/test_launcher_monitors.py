@@ -164,7 +164,12 @@ sys.exit(3 if CYCLE == 0 else 0)
     (run_dir,) = Path(launched.temp_dir).glob("megatron_ft-*")
     shutil.rmtree(run_dir)
     launched.wait_for(rf"^\[ft_launcher\] socket directory {run_dir} was deleted: recreated$")
-    wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock", "owner"}, 10)
+    wait_until(
+        lambda: (
+            {path.name for path in run_dir.iterdir()} == {"keeper.sock", "launcher.sock", "monitor-0.sock", "owner"}
+        ),
+        10,
+    )
     assert run_dir.stat().st_mode & 0o777 == 0o700
     (launched.directory / "go").touch()
     finished = launched.wait()
