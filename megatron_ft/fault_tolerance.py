@@ -31,7 +31,7 @@ from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import finished, mistakes, other_client, run_facts, tolerant
+from megatron_ft.rank.hooks import finished, other_client, run_facts, safe_calls, user_errors
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -144,10 +144,10 @@ def on_training_step_start(global_state: Any) -> None:
     ft_state = global_state.fault_tolerance_state
     iteration = getattr(getattr(global_state, "train_state", None), "step", None)
     if type(iteration) is int and iteration >= 0:
-        tolerant.call(client.set_iteration, iteration)
+        safe_calls.call(client.set_iteration, iteration)
     _close_setup(client, ft_state)
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
-        tolerant.start_section(client, STEP)
+        safe_calls.start_section(client, STEP)
     ft_state.curr_eval_iter_idx = 0  # the next evaluation has its own warm-up
     simulated.on_step()
 
@@ -159,7 +159,7 @@ def on_training_step_end(global_state: Any) -> None:
         return
     ft_state = global_state.fault_tolerance_state
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
-        tolerant.end_section(client, STEP)
+        safe_calls.end_section(client, STEP)
     ft_state.seen_tr_iters_cnt += 1
     if (mine := run_facts.ours(client)) is not None:
         run_facts.note_step(mine, enough=_least_steps_to_learn(global_state))
@@ -174,7 +174,7 @@ def on_eval_step_start(global_state: Any) -> None:
     ft_state = global_state.fault_tolerance_state
     _close_setup(client, ft_state)
     if ft_state.curr_eval_iter_idx >= _warmup_steps(global_state):
-        tolerant.start_section(client, STEP)
+        safe_calls.start_section(client, STEP)
 
 
 def on_eval_step_end(global_state: Any) -> None:
@@ -184,7 +184,7 @@ def on_eval_step_end(global_state: Any) -> None:
         return
     ft_state = global_state.fault_tolerance_state
     if ft_state.curr_eval_iter_idx >= _warmup_steps(global_state):
-        tolerant.end_section(client, STEP)
+        safe_calls.end_section(client, STEP)
     ft_state.curr_eval_iter_idx += 1
 
 
@@ -192,7 +192,7 @@ def on_checkpointing_start(global_state: Any) -> None:
     """Before each save and each finalisation of an asynchronous one: open "checkpointing"."""
     client = _active_client(global_state)
     if client is not None:
-        tolerant.start_section(client, CHECKPOINTING)
+        safe_calls.start_section(client, CHECKPOINTING)
 
 
 def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
@@ -206,7 +206,7 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None
     client = _active_client(global_state)
     if client is None:
         return
-    tolerant.end_section(client, CHECKPOINTING)
+    safe_calls.end_section(client, CHECKPOINTING)
     if not is_async_finalization:
         global_state.fault_tolerance_state.seen_checkpoints_cnt += 1
         if (mine := run_facts.ours(client)) is not None:
@@ -246,7 +246,7 @@ def shutdown(global_state: Any) -> None:
         abort(global_state)
         return
     try:
-        tolerant.call(client.end_all_sections)
+        safe_calls.call(client.end_all_sections)
         if (state := getattr(global_state, "fault_tolerance_state", None)) is not None:  # a mock may have none
             state.is_setup_section_open = False
         if (mine := run_facts.ours(client)) is None:
@@ -272,7 +272,7 @@ def abort(global_state: Any) -> None:
     if client is not None:
         error, leave = sys.exc_info()[1], getattr(client, "_leave", None)  # another client than ours has none
         if error is not None and leave is not None:
-            tolerant.call(leave, error)
+            safe_calls.call(leave, error)
         _disconnect(client, global_state)
 
 
@@ -290,7 +290,7 @@ def maybe_setup_simulated_fault(config: Any) -> None:
     Raises:
         ValueError: a value is invalid; on all ranks alike. The launcher is asked not to restart.
     """
-    with mistakes.no_restart_for_mistakes():
+    with user_errors.no_restart_for_mistakes():
         simulated.maybe_start(config, client=lambda: _current_client)
 
 
@@ -365,7 +365,7 @@ def _active_client(global_state: Any) -> Any:
 
 def _close_setup(client: Any, ft_state: Any) -> None:
     if ft_state.is_setup_section_open:
-        tolerant.end_section(client, SETUP)
+        safe_calls.end_section(client, SETUP)
         ft_state.is_setup_section_open = False
 
 
@@ -375,7 +375,7 @@ def _disconnect(client: Any, global_state: Any) -> None:
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_setup_section_open = ft_state.is_persistent_chkpt_loaded = False
-    tolerant.call(client.shutdown_workload_monitoring)
+    safe_calls.call(client.shutdown_workload_monitoring)
 
 
 def _remember_client(client: Any) -> None:

@@ -21,7 +21,7 @@ from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import saving
-from megatron_ft.rank.memory.connection import Place, find_place
+from megatron_ft.rank.memory.keeper_connection import Place, find_place
 from megatron_ft.rank.memory.restoring import restore as _restore
 
 __all__ = ["SnapshotError", "restore", "save", "wait"]

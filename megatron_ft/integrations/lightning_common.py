@@ -23,9 +23,9 @@ from megatron_ft.ipc.files.state_file import BrokenStateFile, UnreadableStateFil
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.crash_reporter import reporter
-from megatron_ft.rank.hooks import tolerant
+from megatron_ft.rank.hooks import safe_calls
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
-from megatron_ft.rank.hooks.mistakes import ask_for_no_restart, why_unusable
+from megatron_ft.rank.hooks.user_errors import ask_for_no_restart, why_unusable
 
 __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
 
@@ -156,7 +156,7 @@ class FitCallback(LightningCallback):
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Report the iteration."""
         if self.fault_tol_client is not None:
-            tolerant.call(self.fault_tol_client.set_iteration, trainer.global_step)
+            safe_calls.call(self.fault_tol_client.set_iteration, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         self._fit.iterations += 1
@@ -215,9 +215,9 @@ class FitCallback(LightningCallback):
         client, self.fault_tol_client = self.fault_tol_client, None
         self._retire()
         if client is not None and error is not None:
-            tolerant.call(client._leave, error)
+            safe_calls.call(client._leave, error)
         if client is not None:
-            tolerant.call(client.shutdown_workload_monitoring)
+            safe_calls.call(client.shutdown_workload_monitoring)
         return client
 
     def _say_if_finished(self, trainer: Any, is_cut_short: bool) -> None:
@@ -311,7 +311,7 @@ def _keep_stack_signals(trainer: Any) -> None:
     def restoring() -> None:
         vars(connector).pop("teardown", None)
         teardown()
-        tolerant.call(reporter.restore_signals)
+        safe_calls.call(reporter.restore_signals)
 
     connector.teardown = restoring
 

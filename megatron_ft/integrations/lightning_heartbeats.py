@@ -7,7 +7,7 @@ from typing import Any
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.hooks import tolerant
+from megatron_ft.rank.hooks import safe_calls
 
 __all__ = ["FaultToleranceCallback"]
 
@@ -54,7 +54,7 @@ class FaultToleranceCallback(FitCallback):
 
     def _beat(self) -> None:
         if self.fault_tol_client is not None:
-            tolerant.call(self.fault_tol_client.send_heartbeat)
+            safe_calls.call(self.fault_tol_client.send_heartbeat)
             self._heartbeats += 1
 
     def _check_config(self, client: RankMonitorClient) -> None:

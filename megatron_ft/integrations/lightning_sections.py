@@ -18,7 +18,7 @@ from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_packages import names_of_classes
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.hooks import tolerant
+from megatron_ft.rank.hooks import safe_calls
 
 __all__ = ["FaultToleranceSectionsCallback", "Sections", "Wrappings"]
 
@@ -223,7 +223,7 @@ class Sections:
             return
         self._depth[name] += 1
         if self._depth[name] == 1:
-            tolerant.start_section(self._client, name)
+            safe_calls.start_section(self._client, name)
 
     def leave(self, name: str) -> None:
         """Decrease the section's depth, closing it at 0; do nothing if it isn't open."""
@@ -231,7 +231,7 @@ class Sections:
             return
         self._depth[name] -= 1
         if not self._depth[name]:
-            tolerant.end_section(self._client, name)
+            safe_calls.end_section(self._client, name)
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -244,7 +244,7 @@ class Sections:
 
     def close_all(self) -> None:
         if self._client is not None:
-            tolerant.call(self._client.end_all_sections)
+            safe_calls.call(self._client.end_all_sections)
         self._depth.clear()
 
     def retire(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory import retention
-from megatron_ft.core.memory.layout import Layout
 from megatron_ft.core.memory.retention import Demand, gigabytes
+from megatron_ft.core.memory.segment_layout import Layout
 from megatron_ft.core.memory.snapshots import Complete, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     LAUNCHER_TO_KEEPER,

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable
 
 from megatron_ft.core.errors import LayoutError
-from megatron_ft.core.memory.layout import Layout
 from megatron_ft.core.memory.retention import refuse_chunk
+from megatron_ft.core.memory.segment_layout import Layout
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher

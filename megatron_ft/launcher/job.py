@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.agent.conclusion import stopped
-from megatron_ft.core.agent.edge import Over
+from megatron_ft.core.agent.edge import LauncherExit
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.job.edge import Begin, LeftOut, StandBy
@@ -172,10 +172,10 @@ class _JobLife:
         self._config = config
         self._command = command
         self._result = result
-        self._over: Over | None = None
+        self._over: LauncherExit | None = None
         """End of the launcher's part; None while it runs, or if the launcher itself has failed."""
 
-    def run(self, joins_by: joining.Launcher, past: joining.Past) -> LauncherEnd:
+    def run(self, joins_by: joining.JoinContext, past: joining.Past) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         place, result = self._place, self._result
@@ -240,7 +240,7 @@ class _JobLife:
                 self._result.left_out()
         self._launcher.inbox.put(decision)
 
-    def _ended(self, over: Over) -> None:
+    def _ended(self, over: LauncherExit) -> None:
         self._over = over
 
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
@@ -248,7 +248,7 @@ class _JobLife:
         decided = None if held is None else held.decision
         self._result.ended(end, decided=decided, iteration=self._launcher.status.last_iteration())
 
-    def _end(self, otherwise: Over | None = None) -> LauncherEnd:
+    def _end(self, otherwise: LauncherExit | None = None) -> LauncherEnd:
         """Return the end by the agent's; ``otherwise`` if it never got that far."""
         over = self._over or otherwise
         assert over is not None

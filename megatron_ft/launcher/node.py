@@ -95,7 +95,9 @@ class LauncherNode:
         self._keeper = self._make_keeper()
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
-        self.joins_by = joining.Launcher(self._reactor, self._stop, self._children, self._say, says_all=line.says_all)
+        self.joins_by = joining.JoinContext(
+            self._reactor, self._stop, self._children, self._say, says_all=line.says_all
+        )
         self.for_agent = LauncherServices(
             line=line,
             reactor=self._reactor,

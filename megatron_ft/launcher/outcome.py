@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from megatron_ft.core.agent.edge import Exit, Over
+from megatron_ft.core.agent.edge import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import REFUSED, Verdict
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
@@ -52,7 +52,7 @@ class LauncherEnd:
     """Raised to a caller of the launcher's ``main``, which has no exit code to read."""
 
 
-def end_of(over: Over, line: CommandLine) -> LauncherEnd:
+def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
     """Return the launcher's exit code, and what it may tell of the job, by the end of its part."""
     verdict = over.verdict
     match over.how:
@@ -113,7 +113,14 @@ class ResultFile:
     """
 
     def __init__(
-        self, log: EventLog, log_dir: str | None, *, job: str, command: Sequence[str], is_first: bool, before: Advance
+        self,
+        log: EventLog,
+        log_dir: str | None,
+        *,
+        job: str,
+        command: Sequence[str],
+        is_first: bool,
+        before: JobProgress,
     ) -> None:
         self._log = log
         self._path = None if log_dir is None else lives_path(log_dir)
@@ -135,7 +142,7 @@ class ResultFile:
         """Wait until the file is written."""
         self._log.flush()
 
-    def begun(self, held: Held) -> None:
+    def begun(self, held: Assignment) -> None:
         """Record the start of a cycle in which this node has a place."""
         decision = held.decision
         life = replace(
@@ -211,7 +218,7 @@ class ResultFile:
             self._log.do(functools.partial(_rewrite, self._path, change))
 
 
-def _reached(life: Life, advance: Advance) -> Life:
+def _reached(life: Life, advance: JobProgress) -> Life:
     return replace(
         life, iteration=advance.last, resumed=advance.first, stalled=advance.stalled, trained=advance.trained
     )

@@ -107,7 +107,7 @@ class StandIns:
         """When the last of them has begun the last cycle."""
 
     def _hello(self, number: int) -> bytes:
-        is_ready = m.Standing(phase=m.NodePhase.READY)
+        is_ready = m.NodeStatus(phase=m.NodePhase.READY)
         address = f"node{number}:29500"
         hello = m.Hello(self._job, self._rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
         return encode(hello)

@@ -59,7 +59,7 @@ class _Nodes(StandIns):
     def __init__(self, address: str, total: int, *, job: str, rules: m.Rules) -> None:
         super().__init__(address, range(1, total), total, job=job, rules=rules)
         self._world = total * _GPUS
-        self._notes = {number: encode(m.Notes(0, self._notes_of(number))) for number in range(1, total)}
+        self._notes = {number: encode(m.RankSnapshots(0, self._notes_of(number))) for number in range(1, total)}
         self._last = total - 1
         self._asked_s = 0.0
         self.verdict: tuple[float, m.Verdict] | None = None

@@ -21,7 +21,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held, Memory
+from megatron_ft.core.job.decisions import AcceptorState, Assignment, Decision, DecisionKind
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
@@ -108,8 +108,8 @@ def test_coordinator_of_the_founder_starts_at_once_and_is_replaced_on_its_socket
 
 
 def test_launchers_that_wait_are_told_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
-    decided = Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 3, 3, 0), 1, votes=True)
-    waiting, led_at = replace(hello(owns=False), memory=Memory((0, "c"), decided)), [""]
+    decided = Assignment(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 3, 3, 0), 1, votes=True)
+    waiting, led_at = replace(hello(owns=False), memory=AcceptorState((0, "c"), decided)), [""]
     with hosted(reactor, founds=False, led_at=lambda: led_at[0]) as one, sockets(reactor) as (transport, ear):
         assert ask(reactor, ear, transport, one.host.address, waiting) == m.Wait(1, 3, soon=False)
         pid = one.pid()

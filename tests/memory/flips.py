@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.layout import Layout, TensorAt, TensorEntry, encode
+from megatron_ft.core.memory.segment_layout import Layout, TensorAt, TensorEntry, encode
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.ipc.memory import digests, segment
 from megatron_ft.keeper import work

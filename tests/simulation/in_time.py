@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.coordinator.job_cycle import RERUN_S
+from megatron_ft.core.job.coordinator_locator import LONGEST_SKIP_S
 from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.liveness import beat_s, lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
-from megatron_ft.core.job.patience import GIVE_UP_S
-from megatron_ft.core.job.search import LONGEST_SKIP_S
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:

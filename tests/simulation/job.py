@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.turn import AgentPhase, Options
+from megatron_ft.core.agent.step import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -20,7 +20,7 @@ from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, R
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held, Term
+from megatron_ft.core.job.decisions import Assignment, Ballot, Decision, DecisionKind, Term
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.mailbox import Mailbox
@@ -62,7 +62,7 @@ HANG = replace(SECTION_HANG, iteration=1, at_ns=0)
 class Told:
     """A message that the agent has for the coordinator, or for its keeper."""
 
-    message: m.Said | m.OfSnapshots
+    message: m.NodeMessage | m.OfSnapshots
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Trained:
     launcher: Launcher
     from_s: float
     to_s: float | None = None
-    held: Held | None = None
+    held: Assignment | None = None
     """The decision by which they were started."""
 
 
@@ -218,7 +218,7 @@ class Launcher(Process):
         """Its ranks end with 0 when they are asked to."""
         self.link: Link | None = None
         self._effects: Mailbox[edge.MemberEffect | agent.Effect | Told] = Mailbox(self._do, self.counts_effect)
-        self._begun: Held | None = None
+        self._begun: Assignment | None = None
         self._error = ""
         self._is_hung = self._waits = self._is_found = False
         """Its rank hangs; its rank waits for one that does; its monitor has found it hung, and will end it."""
@@ -307,7 +307,7 @@ class Launcher(Process):
         if self.is_alive:
             effects = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
             self._agent_ns = self.agent.alarm_ns
-            self.do([Told(each) if isinstance(each, m.Said | m.OfSnapshots) else each for each in effects])
+            self.do([Told(each) if isinstance(each, m.NodeMessage | m.OfSnapshots) else each for each in effects])
 
     def _due_s(self) -> float:
         alarm_ns = self._agent_ns
@@ -337,9 +337,18 @@ class Launcher(Process):
                 self.hear(effect)
             case m.End() | m.Verdict() | m.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
-            case m.Suspected() | m.Moving() | Reviewed() | Survey() | Learned() | Raised() | Complete() | Passed():
+            case (
+                m.Suspected()
+                | m.RankProgressing()
+                | Reviewed()
+                | Survey()
+                | Learned()
+                | Raised()
+                | Complete()
+                | Passed()
+            ):
                 self.hear(effect)
-            case edge.StandBy() | m.Speak():
+            case edge.StandBy() | m.PrintJobLines():
                 self.hear(effect)
             case edge.LeftOut():
                 self.stays_since_s = self.world.now_s
@@ -349,7 +358,7 @@ class Launcher(Process):
             case edge.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
                 self.job.said.append(text)
-            case agent.Over(how, code, text):
+            case agent.LauncherExit(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by, self.how = code, text, how
                 self.die()
@@ -421,7 +430,7 @@ class Launcher(Process):
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
-    def _tell(self, message: m.Said | m.OfSnapshots) -> None:
+    def _tell(self, message: m.NodeMessage | m.OfSnapshots) -> None:
         match message:
             case Complete(key):
                 if self.keeper is not None:

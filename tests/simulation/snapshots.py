@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.agent.turn import AgentPhase
+from megatron_ft.core.agent.step import AgentPhase
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m

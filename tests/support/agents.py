@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options
+from megatron_ft.core.agent.step import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.codec import name_of
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
@@ -21,7 +21,7 @@ from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signal
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
@@ -31,10 +31,10 @@ T = TypeVar("T")
 START_NS = 1_000_000_000_000
 
 
-def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -> Held:
+def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -> Assignment:
     """A cycle that begins."""
     decision = Decision(cycle, (0, "c", cycle), DecisionKind.CYCLE, cycle, nodes, nodes, 0, restarts=restarts)
-    return Held(decision, place, votes=True, store="here:1")
+    return Assignment(decision, place, votes=True, store="here:1")
 
 
 def verdict(
@@ -212,9 +212,9 @@ class Driven:
         return [effect.text for effect in self.all_of(Say)]
 
     @property
-    def told(self) -> list[m.Said]:
+    def told(self) -> list[m.NodeMessage]:
         """What the coordinator has heard."""
-        return [effect for effect in self.done if isinstance(effect, m.Said)]
+        return [effect for effect in self.done if isinstance(effect, m.NodeMessage)]
 
     @property
     def written(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.coordination.sockets import Sockets
+from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from megatron_ft.launcher.coordination.transport import Transport
 
 __all__ = ["BOUND_S", "Ear", "connect", "sockets", "until"]
@@ -49,9 +49,9 @@ class Ear:
 
 
 @contextlib.contextmanager
-def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[Sockets, Ear]]:
+def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[CoordinatorConnection, Ear]]:
     ear = Ear()
-    made = Sockets(reactor, secret, ear)
+    made = CoordinatorConnection(reactor, secret, ear)
     try:
         yield made, ear
     finally:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from megatron_ft.integrations import lightning_common
 from megatron_ft.integrations.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.hooks import mistakes
+from megatron_ft.rank.hooks import user_errors
 from tests.support.lightning_job import Model
 from tests.support.training import Bench
 
@@ -56,7 +56,7 @@ class FitBench(Bench):
             *("calculate_and_set_section_timeouts", "calculate_and_set_hb_timeouts", "load_state_dict"),
         ):
             setattr(Recording, name, _recorded(name, calls))
-        for module in (lightning_common, mistakes):
+        for module in (lightning_common, user_errors):
             monkeypatch.setattr(module, "RankMonitorClient", Recording)
 
     @property

@@ -12,7 +12,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Held
+from megatron_ft.core.job.decisions import Assignment
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState, Reached
 
@@ -37,10 +37,10 @@ class Launcher:
     printed: list[str] = field(default_factory=list)
     """Those of them that no other launcher prints."""
     times_told_to_speak: int = 0
-    begun: Held | None = None
+    begun: Assignment | None = None
     ends: list[m.End] = field(default_factory=list)
     verdicts: list[m.Verdict] = field(default_factory=list)
-    relayed: list[m.Suspected | m.Moving] = field(default_factory=list)
+    relayed: list[m.Suspected | m.RankProgressing] = field(default_factory=list)
     left: tuple[int, str] | None = None
 
     @property
@@ -71,17 +71,17 @@ class Launcher:
                     self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case m.Verdict() | m.Suspected() | m.Moving() | edge.Say() | m.Tell() | m.Speak():
+                case m.Verdict() | m.Suspected() | m.RankProgressing() | edge.Say() | m.Tell() | m.PrintJobLines():
                     self._hears(effect)
                 case edge.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: m.Verdict | m.Suspected | m.Moving | edge.Say | m.Tell | m.Speak) -> None:
+    def _hears(self, effect: m.Verdict | m.Suspected | m.RankProgressing | edge.Say | m.Tell | m.PrintJobLines) -> None:
         match effect:
             case m.Verdict():
                 self.verdicts.append(effect)
-            case m.Suspected() | m.Moving():
+            case m.Suspected() | m.RankProgressing():
                 self.relayed.append(effect)
             case edge.Say(text):
                 self.lines.append(text)
@@ -89,7 +89,7 @@ class Launcher:
             case m.Tell(text, is_copy):
                 self.lines.append(text)
                 self.printed += [] if is_copy else [text]
-            case m.Speak():
+            case m.PrintJobLines():
                 self.times_told_to_speak += 1
 
     def ready(self) -> None:
@@ -98,7 +98,7 @@ class Launcher:
 
     def aside(self) -> None:
         """Its health check fails."""
-        self.do(self.member.tell(m.Aside("ill"), self.job.now_s))
+        self.do(self.member.tell(m.NodeUnfit("ill"), self.job.now_s))
 
     def report(self, state: NodeState, text: str = "", reached: Reached | None = None, **more: Any) -> None:
         """Of its ranks in the cycle that runs."""

@@ -11,9 +11,9 @@ from dataclasses import replace
 from signal import Signals
 
 from megatron_ft.core.agent import edge, lines
-from megatron_ft.core.agent.conclusion import EndOfCycle, Leaving, asked_at_last, conclude, finish, report
-from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
-from megatron_ft.core.agent.edge import Effect, Exit, Over, Write
+from megatron_ft.core.agent.conclusion import EndOfCycle, LeaveReason, asked_at_last, conclude, finish, report
+from megatron_ft.core.agent.coordinator_view import CoordinatorView
+from megatron_ft.core.agent.edge import Effect, Exit, LauncherExit, Write
 from megatron_ft.core.agent.hang import write_finding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
@@ -21,7 +21,7 @@ from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_ended
 from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
-from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
+from megatron_ft.core.agent.step import AgentPhase, Options, Step
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.facts.launcher import (
     Abandoned,
@@ -36,14 +36,14 @@ from megatron_ft.core.facts.launcher import (
 )
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.assignment import Assignment
+from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
     End,
     Goodbye,
-    Moving,
     OfSnapshots,
+    RankProgressing,
     Ready,
     Restored,
     Reviewed,
@@ -62,7 +62,7 @@ from megatron_ft.core.times import earliest
 class Agent:
     """State machine of one launcher. ``pauses``: times in which hang detection is suspended."""
 
-    def __init__(self, options: Options, pauses: Pauses, assignment: Assignment | None = None) -> None:
+    def __init__(self, options: Options, pauses: Pauses, assignment: NodeAssignments | None = None) -> None:
         self.phase = AgentPhase.JOINING
         self.started: NodeCycle | None = None
         """Last cycle whose ranks were started."""
@@ -73,8 +73,8 @@ class Agent:
         self.restarts_left = options.max_restarts
         self._options = options
         self._pauses = pauses
-        self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
-        self._orders = CoordinatorOrders(assignment or Assignment())
+        self._turn = Step(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
+        self._orders = CoordinatorView(assignment or NodeAssignments())
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self._learning = NodeLearning(options)
@@ -84,7 +84,7 @@ class Agent:
         """Cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
-        self._leaving = Leaving(options)
+        self._leaving = LeaveReason(options)
         self._outcome = Outcome.STOPPED
         self._ending: RankShutdown | None = None
         self._ended_well = False
@@ -98,7 +98,7 @@ class Agent:
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """Return what is to be done. At most one effect is an `edge.Work`; the next one follows after its result."""
-        self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
+        self._turn = Step(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         self._learning.go_on(self._turn)
@@ -160,7 +160,7 @@ class Agent:
                 self._would_be_hang(event)
             case DiagnoseHang() | Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
-            case Suspected() | Moving():
+            case Suspected() | RankProgressing():
                 self.cycle.told(event, self._turn)
             case Complete() | Passed() | StockTaken() | Saved() | SnapshotRestored():
                 self._hear_of_snapshots(event)
@@ -262,7 +262,7 @@ class Agent:
             case AgentPhase.LEAVING if self._orders.left is not None:
                 self._over(self._leaving.over())
             case AgentPhase.EXCLUDED if self._orders.left is not None:
-                self._over(Over(Exit.STAYED, self._orders.left.code, self._orders.left.text))
+                self._over(LauncherExit(Exit.STAYED, self._orders.left.code, self._orders.left.text))
             case AgentPhase.EXCLUDED if self._leaving.is_due:
                 self._stop(well=True)
 
@@ -277,10 +277,12 @@ class Agent:
         if self._leaving.is_due:
             self._stop(well=self._orders.stands_by)
         elif left is not None and left.code == 1 and left.text:
-            self._over(Over(Exit.FAILED, 1, left.text, self._orders.verdict), lines.shut_down_between(left.text))
+            self._over(
+                LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), lines.shut_down_between(left.text)
+            )
         elif left is not None:
             text = left.text or ("its health check failed" if self._health.is_aside else "")
-            self._over(Over(Exit.LEFT, left.code, text))
+            self._over(LauncherExit(Exit.LEFT, left.code, text))
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
         elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
@@ -433,7 +435,7 @@ class Agent:
         elif decision.action is Action.GIVE_UP:
             self._finish_part()
         else:
-            self._do(edge.MetAgain())
+            self._do(edge.CycleRetrying())
             self._join()
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
@@ -478,7 +480,7 @@ class Agent:
             self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))
             return
         text = "" if known.verdict is None else known.verdict.cause.text
-        self._over(Over(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
+        self._over(LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
 
     def _stop(self, *, well: bool = False) -> None:
         """Stop. ``well``: no rank of this node takes part in what the others run."""
@@ -508,6 +510,6 @@ class Agent:
         elif leaving.is_due:
             self._stop(well=True)
 
-    def _over(self, over: Over, said: str = "") -> None:
+    def _over(self, over: LauncherExit, said: str = "") -> None:
         self._move(PhaseEvent.OVER)
         self._do(*self._printer.over(over, self._orders.left, said), over)

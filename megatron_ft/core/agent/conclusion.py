@@ -10,10 +10,10 @@ import signal
 from dataclasses import dataclass, replace
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
-from megatron_ft.core.agent.edge import Exit, Over, Readings, StopAsked
+from megatron_ft.core.agent.coordinator_view import CoordinatorView
+from megatron_ft.core.agent.edge import Exit, LauncherExit, Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options
+from megatron_ft.core.agent.step import Options
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job.edge import Leave
@@ -21,7 +21,7 @@ from megatron_ft.core.job.messages import Goodbye, Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 
 
-class Leaving:
+class LeaveReason:
     """Reason why this launcher leaves the job before its end, its message to the others, and its own end."""
 
     def __init__(self, options: Options) -> None:
@@ -72,19 +72,19 @@ class Leaving:
         self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
         return self.goodbye
 
-    def over(self) -> Over:
+    def over(self) -> LauncherExit:
         """Return the end of a launcher that leaves of its own accord."""
         assert self.goodbye is not None
         if self.signals:
             return stopped(self.signals[0], self.goodbye.well)
-        return Over(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
+        return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
 
-    def over_excluded(self, left: Leave, verdict: Verdict | None) -> tuple[Over, str]:
+    def over_excluded(self, left: Leave, verdict: Verdict | None) -> tuple[LauncherExit, str]:
         """Return the end of a launcher whose node is left out, and the line for the user."""
         if self._stuck and self._options.max_nodes == 1:
-            return Over(Exit.FAILED, 1, verdict=verdict), ""
+            return LauncherExit(Exit.FAILED, 1, verdict=verdict), ""
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
-        return Over(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text), left.text if self._stuck else ""
+        return LauncherExit(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text), left.text if self._stuck else ""
 
     def decision(self, left: Leave, *, restarts_left: int) -> RestartDecision:
         """Return the decision for a node that is left out; ``left`` tells if the others can go on."""
@@ -97,10 +97,10 @@ class Leaving:
         return RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
 
 
-def stopped(number: int, well: bool) -> Over:
+def stopped(number: int, well: bool) -> LauncherExit:
     """Return the end of a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
     text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks exited with 0"])
-    return Over(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
+    return LauncherExit(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class EndOfCycle:
     """
 
     record: CycleRecord
-    orders: CoordinatorOrders
+    orders: CoordinatorView
     verdict: Verdict | None
-    leaving: Leaving
+    leaving: LeaveReason
     restarts_left: int
 
     @property
@@ -194,13 +194,13 @@ def _has_ended_the_job(known: EndOfCycle, *, is_min_healthy: bool) -> bool:
     return verdict.cause.rank in known.record.ranks or verdict.node == known.orders.assignment.place
 
 
-def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
+def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool) -> LauncherExit:
     """Return the end of a job whose last cycle has failed."""
     verdict = known.verdict
     if verdict is None:
-        return Over(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
+        return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
     is_ours = known.record.failed and _has_ended_the_job(known, is_min_healthy=is_min_healthy)
-    return Over(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
+    return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
 
 
 def _cause(known: EndOfCycle, verdict: Verdict) -> Cause:

@@ -28,7 +28,7 @@ from megatron_ft.core.facts.launcher import (
 )
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.edge import Say
-from megatron_ft.core.job.messages import OfCycle, OfSnapshots, Said, Speak, StockTaken, Verdict
+from megatron_ft.core.job.messages import NodeMessage, OfCycle, OfSnapshots, PrintJobLines, StockTaken, Verdict
 from megatron_ft.core.memory.snapshots import Kept, Restore, Saved
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
@@ -148,7 +148,7 @@ class MonitorReport:
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
 FromKeeper = StockTaken | Saved | SnapshotRestored | RestoreFailed
-FromCoordinator = job.Begin | job.StandBy | OfCycle | Speak | job.LeftOut | job.Leave
+FromCoordinator = job.Begin | job.StandBy | OfCycle | PrintJobLines | job.LeftOut | job.Leave
 Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
@@ -173,7 +173,7 @@ class StartRanks:
     restore: Restore | None = None
 
 
-class Way(enum.Enum):
+class TerminationMode(enum.Enum):
     """Way of ending ranks."""
 
     TERMINATED = "terminated"
@@ -191,13 +191,13 @@ class TerminateRanks:
     ``leftover_grace_s``: time for leftover processes of ranks that were asked to stop; None: no wait.
     """
 
-    way: Way
+    way: TerminationMode
     grace_s: float
     leftover_grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class MetAgain:
+class CycleRetrying:
     """Another cycle follows: wait for what the ended ranks have held."""
 
 
@@ -220,7 +220,7 @@ class Exit(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class LauncherExit:
     """End of this launcher's part in the job.
 
     Args:
@@ -306,8 +306,8 @@ class Write:
 Work = CheckHealth | StartRanks | TerminateRanks
 Effect = (
     Work
-    | MetAgain
-    | Over
+    | CycleRetrying
+    | LauncherExit
     | SignalRanks
     | OrderMonitor
     | Release
@@ -316,7 +316,7 @@ Effect = (
     | TellStateWritten
     | KeepEvidence
     | OfSnapshots
-    | Said
+    | NodeMessage
     | TellStop
     | Say
     | Write

@@ -12,7 +12,7 @@ import dataclasses
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import OrderMonitor
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Turn
+from megatron_ft.core.agent.step import Step
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Hang, Reviewed
@@ -27,13 +27,13 @@ class HangReview:
         self._suspects: dict[int, RankHung] = {}
         """Suspects by local rank."""
 
-    def suspected(self, verdict: RankHung, turn: Turn) -> None:
+    def suspected(self, verdict: RankHung, turn: Step) -> None:
         """Have all ranks of the job examined, because a timeout of a rank of this node is over."""
         verdict = dataclasses.replace(verdict, rank=self._record.ranks[verdict.local_rank])
         self._suspects[verdict.local_rank] = verdict
         turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
 
-    def reviewed(self, review: Reviewed, turn: Turn) -> RankHung | None:
+    def reviewed(self, review: Reviewed, turn: Step) -> RankHung | None:
         """Confirm the suspects that hang, and let the others wait on.
 
         Return the verdict on the rank of this node that keeps the others waiting, if its own timeout isn't over.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import Write
-from megatron_ft.core.agent.turn import Turn
+from megatron_ft.core.agent.step import Step
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job.edge import Say
-from megatron_ft.core.job.messages import Aside
+from megatron_ft.core.job.messages import NodeUnfit
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0
@@ -27,11 +27,11 @@ class HealthGate:
         """True if the coordinator was told to do without this node."""
         return self._failures > 0
 
-    def is_due(self, turn: Turn) -> bool:
+    def is_due(self, turn: Step) -> bool:
         """Return True if the node is to be checked again."""
         return turn.now_ns >= self.retry_ns
 
-    def take_result(self, event: NodeHealth, turn: Turn) -> bool:
+    def take_result(self, event: NodeHealth, turn: Step) -> bool:
         """Log and report the result of a check. Return True if the node is fit."""
         turn.do(Write(event))
         if event.good:
@@ -40,7 +40,7 @@ class HealthGate:
             return True
         self._failures += 1
         if self._failures == 1:
-            turn.do(Aside(event.text))
+            turn.do(NodeUnfit(event.text))
         delay_s = retry_delay_s(self._failures)
         if is_told(self._failures, is_new=event.text != self._last):
             turn.do(Say(lines.unfit(event.text, event.last_line, retry_s=delay_s)))

@@ -3,16 +3,16 @@
 A launcher that ends with a code other than 0 prints why in any case, because a node may have an output of its own.
 Where all outputs go to one place, a reason common to all is printed by one launcher, too.
 
-The printing launcher is at the lowest place of the cycle; when it is lost, the coordinator has the next one `Speak`. A
-launcher that has had no place yet prints these lines, too: nothing is known of the others then.
+The printing launcher is at the lowest place of the cycle; when it is lost, the coordinator has the next one
+`PrintJobLines`. A launcher that has had no place yet prints these lines, too: nothing is known of the others then.
 """
 
 from __future__ import annotations
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Event, Exit, Over
+from megatron_ft.core.agent.edge import Event, Exit, LauncherExit
 from megatron_ft.core.job.edge import Begin, Leave, LeftOut, Say, StandBy
-from megatron_ft.core.job.messages import End, Report, Speak
+from megatron_ft.core.job.messages import End, PrintJobLines, Report
 from megatron_ft.core.job.restart_policy import NodeState
 
 
@@ -36,7 +36,7 @@ class JobLinePrinter:
         return self._says_all or self._speaks
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
-        """Return the line if this launcher prints such lines. One that ends a cycle is kept for a later `Speak`."""
+        """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
         if self.speaks:
             return [Say(text)]
         self._unsaid = text if ends_cycle else self._unsaid
@@ -47,7 +47,7 @@ class JobLinePrinter:
         is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
         return [Say(lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
-    def over(self, over: Over, left: Leave | None, said: str) -> list[Say]:
+    def over(self, over: LauncherExit, left: Leave | None, said: str) -> list[Say]:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
@@ -73,14 +73,14 @@ class JobLinePrinter:
                 self._unsaid = ""
             case LeftOut() | End(lost=True):
                 self._is_the_one = False  # another launcher is asked to print
-            case Speak():
+            case PrintJobLines():
                 self._speaks = self._is_the_one = True
                 unsaid, self._unsaid = self._unsaid, ""
                 return [Say(unsaid)] if unsaid else []
         return []
 
 
-def _is_same_for_all(over: Over, left: Leave | None) -> bool:
+def _is_same_for_all(over: LauncherExit, left: Leave | None) -> bool:
     """Return True if the job has failed for all its launchers, and this one has no reason of its own."""
     is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
     return is_end and left is not None and left.is_of_all and over.text in ("", left.text)

@@ -15,7 +15,7 @@ from typing import Any
 from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.edge import MonitorReport, OrderMonitor, ReadState, TellStateWritten, Write, WriteState
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.step import Options, Step
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.core.facts.monitor import Attached
 from megatron_ft.core.facts.rank import StateLoaded, TimeoutOrigin, TimeoutsLearned
@@ -108,7 +108,7 @@ class NodeLearning:
 
     # -- the cycle --------------------------------------------------------------------------------------------
 
-    def begin(self, record: CycleRecord, met: edge.RanksMet, turn: Turn) -> None:
+    def begin(self, record: CycleRecord, met: edge.RanksMet, turn: Step) -> None:
         """Start anew for the ranks of a cycle."""
         self._cycle = _OfCycle(record, met.group_rank, met.world_size)
         self._known = {name: budget_rule.begin_cycle(known) for name, known in self._known.items()}
@@ -126,7 +126,7 @@ class NodeLearning:
             None if file is None or file.is_read else file.until_ns,
         )
 
-    def go_on(self, turn: Turn) -> None:
+    def go_on(self, turn: Step) -> None:
         """Answer a survey, or give up on a file, when that is due."""
         file, cycle = self._file, self._cycle
         if file is not None and not file.is_read and turn.now_ns >= file.until_ns:
@@ -143,7 +143,7 @@ class NodeLearning:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def hear(self, event: edge.Event, turn: Turn) -> None:
+    def hear(self, event: edge.Event, turn: Step) -> None:
         """Take an event; events of earlier cycles, or unrelated to learning, are ignored."""
         match event:
             case edge.StateRead():
@@ -163,7 +163,7 @@ class NodeLearning:
             case Raised(of, name) if of == cycle.record.cycle:
                 self._raise(name, cycle, turn)
 
-    def _hear_monitor(self, local_rank: int, report: RankReport, cycle: _OfCycle, turn: Turn) -> None:
+    def _hear_monitor(self, local_rank: int, report: RankReport, cycle: _OfCycle, turn: Step) -> None:
         match report:
             case Attached(watch_only=False):
                 self._attached(local_rank, report, cycle, turn)
@@ -172,14 +172,14 @@ class NodeLearning:
             case Intervals():
                 self._reported_intervals(local_rank, report, cycle)
 
-    def killed(self, name: str, turn: Turn) -> None:
+    def killed(self, name: str, turn: Step) -> None:
         """Double a learned timeout that has ended a rank of this node, and tell the others."""
         cycle = self._cycle
         if cycle is not None and name not in cycle.raised:
             turn.do(Raised(cycle.record.cycle, name))
             self._raise(name, cycle, turn)
 
-    def reported(self, name: str, turn: Turn) -> None:
+    def reported(self, name: str, turn: Step) -> None:
         """Double a report-only timeout that was exceeded: a slower job is reported once."""
         cycle, before = self._cycle, self._reported.get(name)
         if cycle is None or before is None:
@@ -190,7 +190,7 @@ class NodeLearning:
             self._reported[name] = doubled
             self._arm_running(cycle, turn)
 
-    def _attached(self, local_rank: int, event: Attached, cycle: _OfCycle, turn: Turn) -> None:
+    def _attached(self, local_rank: int, event: Attached, cycle: _OfCycle, turn: Step) -> None:
         self._script_learns = self._script_learns or event.learns
         if event.state_path and self._file is None:
             self._file = _StateFile(event.state_path, turn.now_ns + READ_NS)
@@ -201,7 +201,7 @@ class NodeLearning:
         self._arm([local_rank], turn)
         self._say_what_is_off_without_file(local_rank, turn)
 
-    def _reached(self, local_rank: int, milestone: Milestone, cycle: _OfCycle, turn: Turn) -> None:
+    def _reached(self, local_rank: int, milestone: Milestone, cycle: _OfCycle, turn: Step) -> None:
         self._say_what_is_off_without_file(local_rank, turn)  # its hooks have added sections since it attached
         if milestone.moment is Moment.END:
             cycle.ended.add(local_rank)
@@ -209,7 +209,7 @@ class NodeLearning:
             cycle.told[milestone.moment] = milestone.count
             turn.do(replace(milestone, cycle=cycle.record.cycle))
 
-    def _tell_end(self, cycle: _OfCycle, turn: Turn) -> None:
+    def _tell_end(self, cycle: _OfCycle, turn: Step) -> None:
         """Tell the end of the run, once, when no rank with hooks is in it any more."""
         record, end = cycle.record, Milestone(cycle.record.cycle, Moment.END)
         if not cycle.ended or end.moment in cycle.told:
@@ -222,7 +222,7 @@ class NodeLearning:
 
     # -- surveys ------------------------------------------------------------------------------------------------
 
-    def _asked(self, survey: Survey, cycle: _OfCycle, turn: Turn) -> None:
+    def _asked(self, survey: Survey, cycle: _OfCycle, turn: Step) -> None:
         awaited = cycle.record.running & cycle.record.hooked
         cycle.survey = _NodeSurvey(survey, turn.now_ns + ANSWER_NS, awaited)
         turn.do(*(OrderMonitor(local_rank, survey) for local_rank in sorted(awaited)))
@@ -234,7 +234,7 @@ class NodeLearning:
         if cycle.survey is not None and intervals.number == cycle.survey.survey.number:
             cycle.survey.awaited.discard(local_rank)
 
-    def _answer(self, cycle: _OfCycle, survey: Survey, turn: Turn) -> None:
+    def _answer(self, cycle: _OfCycle, survey: Survey, turn: Step) -> None:
         exits = cycle.record.exits
         answers = [_as_ended(each) if rank in exits else each for rank, each in sorted(cycle.answers.items())]
         facts = Facts()
@@ -263,7 +263,7 @@ class NodeLearning:
             "mode": options.learn,
         }
 
-    def _learned(self, event: Learned, cycle: _OfCycle, turn: Turn) -> None:
+    def _learned(self, event: Learned, cycle: _OfCycle, turn: Step) -> None:
         event = self._with_late_kills(event, cycle)
         self._known.update(event.known)
         if event.enforces:
@@ -308,7 +308,7 @@ class NodeLearning:
 
     # -- kills --------------------------------------------------------------------------------------------------
 
-    def _raise(self, name: str, cycle: _OfCycle, turn: Turn) -> None:
+    def _raise(self, name: str, cycle: _OfCycle, turn: Step) -> None:
         if name in cycle.raised:
             return
         cycle.raised.add(name)
@@ -337,7 +337,7 @@ class NodeLearning:
 
     # -- the file -----------------------------------------------------------------------------------------------
 
-    def _was_read(self, event: edge.StateRead, turn: Turn) -> None:
+    def _was_read(self, event: edge.StateRead, turn: Step) -> None:
         file = self._file
         if file is None or file.is_read or event.path != file.path:
             return  # it was given up
@@ -351,7 +351,7 @@ class NodeLearning:
         if cycle is not None:
             self._arm(cycle.record.running & cycle.record.hooked, turn)
 
-    def _load(self, state: LearnedState, path: str, turn: Turn) -> None:
+    def _load(self, state: LearnedState, path: str, turn: Step) -> None:
         cycle = self._cycle
         self._state = state
         self._known = {name: budget_rule.begin_cycle(known) for name, known in state.known.items()}
@@ -374,7 +374,7 @@ class NodeLearning:
             )
             turn.do(Write(loaded))
 
-    def _write(self, turn: Turn, moment: Moment | None) -> bool:
+    def _write(self, turn: Step, moment: Moment | None) -> bool:
         """Write the file if permitted. Return False if it isn't."""
         file = self._file
         if file is None or not file.is_read or not file.may_write:
@@ -383,7 +383,7 @@ class NodeLearning:
         turn.do(WriteState(file.path, self._state, moment))
         return True
 
-    def _was_written(self, event: edge.StateWritten, turn: Turn) -> None:
+    def _was_written(self, event: edge.StateWritten, turn: Step) -> None:
         if event.problem:
             self._say_once(event.problem, turn)
         if event.moment is Moment.END:
@@ -410,13 +410,13 @@ class NodeLearning:
         reported = learned.armed(self._reported, configured=configured, enforced=False)
         return {**reported, **learned.armed(self._choice.learned, configured=configured, enforced=True)}
 
-    def _arm(self, local_ranks: Iterable[int], turn: Turn) -> None:
+    def _arm(self, local_ranks: Iterable[int], turn: Step) -> None:
         cycle, timeouts = self._cycle, self._armed()
         if cycle is not None and (timeouts or self._factors):
             arm = Arm(cycle.record.cycle, timeouts, dict(self._factors))
             turn.do(*(OrderMonitor(local_rank, arm) for local_rank in sorted(local_ranks)))
 
-    def _arm_running(self, cycle: _OfCycle, turn: Turn) -> None:
+    def _arm_running(self, cycle: _OfCycle, turn: Step) -> None:
         """Arm the monitors of all ranks anew, until the run is over."""
         if not cycle.is_over:
             self._arm(cycle.record.running & cycle.record.hooked, turn)
@@ -427,22 +427,22 @@ class NodeLearning:
 
     # -- lines --------------------------------------------------------------------------------------------------
 
-    def _say_once(self, text: str, turn: Turn) -> None:
+    def _say_once(self, text: str, turn: Step) -> None:
         if text not in self._said:
             self._said.add(text)
             turn.do(Say(text))
 
-    def _say_once_for_all(self, text: str, turn: Turn) -> None:
+    def _say_once_for_all(self, text: str, turn: Step) -> None:
         if text not in self._said:
             self._said.add(text)
             turn.say_for_all(text)
 
-    def _say_what_is_off_without_file(self, local_rank: int, turn: Turn) -> None:
+    def _say_what_is_off_without_file(self, local_rank: int, turn: Step) -> None:
         board = turn.seen.boards[local_rank]
         if self._file is None and board is not None and board.sections:
             self._say_what_is_off(turn)  # otherwise once the file was read
 
-    def _say_what_is_off(self, turn: Turn) -> None:
+    def _say_what_is_off(self, turn: Step) -> None:
         configured = self._options.configured
         is_timed = bool(self._options.caps) or any(
             configured.get(each) is not None for each in learned.HEARTBEAT_FIELDS
@@ -452,14 +452,14 @@ class NodeLearning:
         is_off = self._options.learn == "off"
         self._say_once_for_all(lines.NOTHING_IS_DETECTED if is_off else lines.NOTHING_IS_KILLED, turn)
 
-    def _say_changes(self, event: Learned, turn: Turn) -> None:
+    def _say_changes(self, event: Learned, turn: Step) -> None:
         changed = {name: each for name, each in event.timeouts.items() if _is_worth_a_line(each)}
         if changed:
             turn.say_for_all(lines.timeouts_updated(changed))
         for reason in event.reasons:
             self._say_once_for_all(reason, turn)
 
-    def _say_unopened(self, event: Learned, cycle: _OfCycle, turn: Turn) -> None:
+    def _say_unopened(self, event: Learned, cycle: _OfCycle, turn: Step) -> None:
         steps = None if event.moment is Moment.END else cycle.told.get(Moment.STEPS)
         timed = {*self._options.caps, *self._choice.timeouts}
         untimed = "are not detected" if self._options.learn == "off" and not self._enforces else "are only reported"

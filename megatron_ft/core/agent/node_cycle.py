@@ -13,15 +13,15 @@ from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.step import Options, Step
 from megatron_ft.core.agent.suspicion import NodeSuspicions
-from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain, WouldHaveEnded
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.messages import DiagnoseHang, Hang, Moving, Reviewed, Suspected
+from megatron_ft.core.job.messages import DiagnoseHang, Hang, RankProgressing, Reviewed, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
@@ -46,7 +46,7 @@ class NodeCycle:
         """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, without consequence.
         """
 
-    def started(self, pauses: Pauses, turn: Turn) -> None:
+    def started(self, pauses: Pauses, turn: Step) -> None:
         """Watch deadlines and collectives from now on: all ranks were created."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
         self._collectives = NodeCollectiveWatch(self._options, self.record, pauses, turn.now_ns)
@@ -58,7 +58,7 @@ class NodeCycle:
         if self._collectives is not None:
             self._collectives.excuse_stop(now_ns)
 
-    def state(self, turn: Turn) -> NodeState:
+    def state(self, turn: Step) -> NodeState:
         """Return the state of this node to report to the coordinator now."""
         record = self.record
         if not record.ranks or self.diagnosis.is_deciding:
@@ -68,7 +68,7 @@ class NodeCycle:
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
-    def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Turn) -> None:
+    def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Step) -> None:
         """Collect evidence for the coordinator, or act on its review of all ranks."""
         if isinstance(event, DiagnoseHang) and not event.passive:
             self.diagnosis.diagnose(turn)
@@ -83,7 +83,7 @@ class NodeCycle:
         else:
             self._reviewed(event, self._collectives, self.met.group_rank, turn)
 
-    def _reviewed(self, review: Reviewed, collectives: NodeCollectiveWatch, place: int, turn: Turn) -> None:
+    def _reviewed(self, review: Reviewed, collectives: NodeCollectiveWatch, place: int, turn: Step) -> None:
         verdict = collectives.reviewed(review, place, turn)
         if verdict is None:
             return
@@ -92,14 +92,14 @@ class NodeCycle:
         else:
             self._end_missing(verdict, review, turn)
 
-    def _end_missing(self, verdict: RankHung, review: Reviewed, turn: Turn) -> None:
+    def _end_missing(self, verdict: RankHung, review: Reviewed, turn: Step) -> None:
         """Terminate the rank of this node that keeps the others waiting; these go on."""
         if self._deadlines is not None:
             self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
 
-    def would_hang(self, verdict: RankHung, turn: Turn) -> None:
+    def would_hang(self, verdict: RankHung, turn: Step) -> None:
         """Ask all nodes what keeps a rank beyond a report-only timeout."""
         is_here = verdict.cycle == self.record.cycle and verdict.local_rank in self.record.started
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
@@ -109,7 +109,7 @@ class NodeCycle:
                 Write(would_have_ended(verdict)),
             )
 
-    def hear(self, event: edge.Event, turn: Turn) -> None:
+    def hear(self, event: edge.Event, turn: Step) -> None:
         """Take an event of a rank, or of its monitor; a monitor's may be about an earlier cycle."""
         match event:
             case RankStarted():
@@ -125,7 +125,7 @@ class NodeCycle:
                 if report.cycle == self.record.cycle and local_rank < len(self.record.ranks):
                     self._hear_monitor(local_rank, report, turn)
 
-    def _hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
+    def _hear_monitor(self, local_rank: int, report: RankReport, turn: Step) -> None:
         match report:
             case Attached():
                 self.record.attached(local_rank, report)
@@ -146,7 +146,7 @@ class NodeCycle:
                 self.record.found_by_monitor(report, turn.now_s, turn.seen)
                 self.diagnosis.found(report, turn)
 
-    def _noted(self, note: RankSnapshot, turn: Turn) -> None:
+    def _noted(self, note: RankSnapshot, turn: Step) -> None:
         if note.local_rank in self.record.hung:
             self.record.hang_notes.setdefault(note.local_rank, note)
         if self._deadlines is not None:
@@ -155,13 +155,13 @@ class NodeCycle:
             self._collectives.noted(note)
         self.diagnosis.noted(note, turn)
 
-    def _suspected(self, verdict: RankHung, turn: Turn) -> None:
+    def _suspected(self, verdict: RankHung, turn: Step) -> None:
         if self.review is not None and not verdict.learned:
             self.review.suspected(verdict, turn)
         else:
             self.suspicion.suspected(verdict, turn)
 
-    def _exited(self, event: RankExited, turn: Turn) -> None:
+    def _exited(self, event: RankExited, turn: Step) -> None:
         ended = self.record.exited(event, turn.seen)
         turn.do(Write(ended, at_ns=ended.at_ns))
         # otherwise it may be the cause, though it was signalled
@@ -173,14 +173,14 @@ class NodeCycle:
             elif is_secondary_failure(ended):
                 self.diagnosis.lost_peer(ended, turn)
 
-    def told(self, message: Suspected | Moving, turn: Turn) -> None:
+    def told(self, message: Suspected | RankProgressing, turn: Step) -> None:
         """Another node asks for a check of progress, or reports progress, because a learned timeout is over."""
         if message.cycle != self.record.cycle:
             return
         match message:
             case Suspected(between_s=between_s):
                 self.suspicion.check_progress(between_s, turn)
-            case Moving(progress=progress):
+            case RankProgressing(progress=progress):
                 self.suspicion.moving(progress, turn)
 
     def alarm_ns(self, now_ns: int) -> int | None:
@@ -194,7 +194,7 @@ class NodeCycle:
             None if grace_due_s is None else round(grace_due_s * 1e9),
         )
 
-    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
+    def go_on(self, turn: Step, *, is_stopping: bool) -> None:
         """Do what is due. ``is_stopping``: the launcher was asked to stop."""
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
@@ -223,7 +223,7 @@ class Downtime:
         self._noticed_ns = now_ns if noticed_ns is None else noticed_ns
         self._stopped_ns = now_ns
 
-    def report_end(self, record: CycleRecord, turn: Turn) -> bool:
+    def report_end(self, record: CycleRecord, turn: Step) -> bool:
         """Log the phases of the start once all ranks here have completed their first step. Return True then."""
         phases = record.phases_ns()
         if phases is None or record.met_ns < self._stopped_ns:

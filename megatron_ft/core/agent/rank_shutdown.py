@@ -6,9 +6,9 @@ import signal
 from collections.abc import Sequence, Set
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import SignalRanks, TerminateRanks, Way
+from megatron_ft.core.agent.edge import SignalRanks, TerminateRanks, TerminationMode
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.step import Options, Step
 from megatron_ft.core.escalation import GRACE_S
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Outcome
@@ -35,7 +35,7 @@ class RankShutdown:
         by_signals: bool,
         restarts: bool,
         by_themselves: bool = False,
-        turn: Turn,
+        turn: Step,
     ) -> None:
         self._options = options
         self._record = record
@@ -48,7 +48,7 @@ class RankShutdown:
         self.alarm_ns = turn.now_ns + round(patience_s * 1e9)
         """Time at which ``is_over`` is True in any case."""
 
-    def _patience(self, turn: Turn) -> tuple[Set[int], float]:
+    def _patience(self, turn: Step) -> tuple[Set[int], float]:
         """Return the ranks to wait for, and the seconds."""
         record, options = self._record, self._options
         request = record.shutdown_request or record.exclude_request
@@ -70,7 +70,7 @@ class RankShutdown:
             return asking or record.running, options.stop_timeout_s
         return set(), 0.0
 
-    def stop_asked(self, numbers: Sequence[signal.Signals], hurry: signal.Signals | None, turn: Turn) -> None:
+    def stop_asked(self, numbers: Sequence[signal.Signals], hurry: signal.Signals | None, turn: Step) -> None:
         """Pass a request to stop on to the ranks, if they end because of it.
 
         A Python rank alone gets the signal: its data-loader workers would die of it and take the last checkpoint with
@@ -100,6 +100,6 @@ class RankShutdown:
         if self._is_asked:
             # a wrapper may have died of the signal at once; its children have the same time
             left_s = None if options.ranks_are_python else max(0.0, (self.alarm_ns - now_ns) / 1e9)
-            return TerminateRanks(Way.KILLED, grace_s, left_s)
-        way = Way.FINISHED if self._outcome is Outcome.SUCCEEDED else Way.TERMINATED
+            return TerminateRanks(TerminationMode.KILLED, grace_s, left_s)
+        way = TerminationMode.FINISHED if self._outcome is Outcome.SUCCEEDED else TerminationMode.TERMINATED
         return TerminateRanks(way, grace_s)

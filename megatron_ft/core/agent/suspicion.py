@@ -16,11 +16,11 @@ from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.hang_review import HangReview
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.step import Options, Step
 from megatron_ft.core.facts.launcher import MoreTime
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
-from megatron_ft.core.job.messages import Moving, Suspected
+from megatron_ft.core.job.messages import RankProgressing, Suspected
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
 
 CHECK_S = 1.9
@@ -70,7 +70,7 @@ class NodeSuspicions:
         """Latest time of the next ``go_on``."""
         return self._bound_ns
 
-    def suspected(self, verdict: RankHung, turn: Turn) -> None:
+    def suspected(self, verdict: RankHung, turn: Step) -> None:
         """Check for progress, because a learned timeout of a rank of this node is over."""
         if self._is_over:
             return
@@ -88,7 +88,7 @@ class NodeSuspicions:
             turn.do(Suspected(self._record.cycle, between_s))
         self.check_progress(between_s, turn)
 
-    def check_progress(self, between_s: float, turn: Turn) -> None:
+    def check_progress(self, between_s: float, turn: Step) -> None:
         """Have the ranks of this node observed twice, for a suspicion here or on another node."""
         if self._bound_ns is not None or self._is_over:
             return  # the current check counts for this, too
@@ -98,12 +98,12 @@ class NodeSuspicions:
         order = CheckProgress(self._record.cycle, again_ns)
         turn.do(*(OrderMonitor(local_rank, order) for local_rank in sorted(self._awaited)))
 
-    def moving(self, text: str, turn: Turn) -> None:
+    def moving(self, text: str, turn: Step) -> None:
         """Extend the suspects' timeouts, because a rank of another node makes progress."""
         self._elsewhere = turn.now_ns, text
         self._extend_timeout(text, turn)
 
-    def checked(self, local_rank: int, progress: str, turn: Turn) -> None:
+    def checked(self, local_rank: int, progress: str, turn: Step) -> None:
         """Record a monitor's check of its rank's progress."""
         if self._bound_ns is None:
             return
@@ -112,12 +112,12 @@ class NodeSuspicions:
             text = f"rank {self._record.ranks[local_rank]} {progress}"
             self._bound_ns, self._awaited = None, set()
             if self._asks_others:
-                turn.do(Moving(self._record.cycle, text))
+                turn.do(RankProgressing(self._record.cycle, text))
             self._extend_timeout(text, turn)
         else:
             self.go_on(turn)
 
-    def go_on(self, turn: Turn) -> None:
+    def go_on(self, turn: Step) -> None:
         """Confirm the hang once no rank is found to make progress."""
         is_open = bool(self._awaited) or self._asks_others
         if self._bound_ns is None or (is_open and turn.now_ns < self._bound_ns):
@@ -127,7 +127,7 @@ class NodeSuspicions:
         for _, verdict in sorted(suspects.items()):
             self._decide(verdict, turn)
 
-    def _decide(self, verdict: RankHung, turn: Turn) -> None:
+    def _decide(self, verdict: RankHung, turn: Step) -> None:
         """Confirm the hang, or put it off, because no rank that can be asked makes progress."""
         # the limit is that many times the longest interval that was extended
         least_s = 0.0 if verdict.limit_s is None else _MORE * verdict.limit_s / MOST
@@ -136,7 +136,7 @@ class NodeSuspicions:
         else:
             self._confirm(verdict, turn)
 
-    def _confirm(self, verdict: RankHung, turn: Turn) -> None:
+    def _confirm(self, verdict: RankHung, turn: Step) -> None:
         if self._review is not None and verdict.enforced and not self._observes_only:
             self._review.suspected(verdict, turn)
         else:
@@ -146,7 +146,7 @@ class NodeSuspicions:
         """Stop: all ranks are about to be terminated."""
         self._bound_ns, self._suspects, self._awaited, self._is_over = None, {}, set(), True
 
-    def _extend_timeout(self, progress: str, turn: Turn) -> None:
+    def _extend_timeout(self, progress: str, turn: Step) -> None:
         suspects, self._suspects = self._suspects, {}
         self._bound_ns = None if suspects else self._bound_ns
         news = []

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import REFUSED, Arguments, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
-from megatron_ft.core.job.patience import GIVE_UP_S
 from megatron_ft.core.wording import printable
 
 FORGETS_S = GIVE_UP_S + 30.0

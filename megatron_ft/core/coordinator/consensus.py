@@ -13,17 +13,17 @@ from megatron_ft.core.coordinator.nodes import Node, candidates, instances_of, n
 from megatron_ft.core.coordinator.votes import Proposal, Visitors
 from megatron_ft.core.job.decisions import (
     AcceptedProposal,
+    Assignment,
     Ballot,
-    Beside,
+    CoordinatorHost,
     Decision,
     DecisionKind,
-    Held,
     Term,
     is_quorum,
 )
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.memory.snapshots import Restore
 
 
@@ -151,9 +151,9 @@ class Consensus:
         return self.decision is not None and len(self.left) >= self.decision.size
 
     @property
-    def _beside(self) -> Beside | None:
+    def _beside(self) -> CoordinatorHost | None:
         owner = self._owner
-        return None if owner is None or owner.place is None else Beside(owner.place, owner.name)
+        return None if owner is None or owner.place is None else CoordinatorHost(owner.place, owner.name)
 
     def voters(self) -> dict[int, Node]:
         return self._here
@@ -269,7 +269,7 @@ class Consensus:
         cycle: int,
         world: int,
         restarts: int,
-        advance: Advance,
+        advance: JobProgress,
         code: int = 0,
         text: str = "",
         back: Sequence[str] = (),
@@ -340,7 +340,7 @@ class Consensus:
         self._candidates = candidates(self._here)
         self._emit(
             Decided(
-                Held(decision, store=self.store),
+                Assignment(decision, store=self.store),
                 tuple(n.instance if (n := proposal.members.get(place)) else "" for place in range(decision.world)),
             )
         )
@@ -423,8 +423,8 @@ class Consensus:
         if outside:
             self._emit(Send(outside, Propose(*about, None, False, addresses)))
 
-    def _held(self, proposal: Proposal, node: Node) -> Held:
+    def _held(self, proposal: Proposal, node: Node) -> Assignment:
         place = proposal.places.get(node)
         if place is not None and proposal.is_new:
-            return Held(proposal.decision, place, votes=True, store=self.store)
-        return node.held(proposal.decision) or Held(proposal.decision)
+            return Assignment(proposal.decision, place, votes=True, store=self.store)
+        return node.held(proposal.decision) or Assignment(proposal.decision)

@@ -18,12 +18,12 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind, Held
+from megatron_ft.core.job.coordinator_locator import LONGEST_SKIP_S
+from megatron_ft.core.job.decisions import Assignment, Ballot, Decision, DecisionKind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.job.search import LONGEST_SKIP_S
 from megatron_ft.core.memory.snapshots import Saved
 from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
 
@@ -203,7 +203,7 @@ class Coordinator:
                 node.ready(kept)
             case m.StockTaken(kept):
                 node.stock_taken(kept)
-            case m.Aside():
+            case m.NodeUnfit():
                 node.enter(m.NodePhase.ASIDE)
             case m.Away():
                 self._out.append(Drop(link))
@@ -225,11 +225,11 @@ class Coordinator:
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
             self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
-        elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
+        elif isinstance(message, m.Suspected | m.RankProgressing) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
         elif isinstance(message, Saved | m.Restored):
             self._heard_of_snapshot(cycle, place, message)
-        elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
+        elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, Milestone):
             self._learning.reached(place, message)
@@ -471,7 +471,7 @@ class Coordinator:
         known = node.standing.raised
         self._out += [Send([link], raised) for raised in self._learning.all_raised if raised.name not in known]
         if node.memory.number < decision.number:
-            held = node.held(decision) or Held(decision)
+            held = node.held(decision) or Assignment(decision)
             node.learn(held)
             self._out.append(Send([link], self._consensus.news()))
             if held.starts_ranks(node.standing.cycle):  # whether it is lost or not

@@ -21,15 +21,15 @@ from megatron_ft.core.job.messages import (
     End,
     Goodbye,
     Hang,
-    Moving,
-    Notes,
+    NodeStatus,
+    RankProgressing,
+    RankSnapshots,
     Report,
     Rules,
-    Standing,
     Suspected,
     Verdict,
 )
-from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.core.memory.choice import CycleEnd
 from megatron_ft.core.times import earliest
 
@@ -101,7 +101,7 @@ class JobCycle:
         self._missing.discard(place)
         return True
 
-    def restored(self, place: int, standing: Standing, now_s: float) -> None:
+    def restored(self, place: int, standing: NodeStatus, now_s: float) -> None:
         """Take over what a launcher reports of this cycle to a coordinator that may not know it."""
         if standing.cycle != self.decision.cycle:
             return
@@ -217,13 +217,13 @@ class JobCycle:
             if diagnosis is not None and diagnosis.awaits(place)
         ]
 
-    def noted(self, place: int, notes: Notes) -> None:
+    def noted(self, place: int, notes: RankSnapshots) -> None:
         """Take the evidence that the node at that place has collected."""
         diagnosis = self.review if notes.passive else self.diagnosis
         if diagnosis is not None:
             diagnosis.told(place, notes.notes, more=notes.more)
 
-    def admit(self, message: Suspected | Moving, now_s: float) -> bool:
+    def admit(self, message: Suspected | RankProgressing, now_s: float) -> bool:
         """Let a message pass to the other nodes; False if one like it just did: in a large job many send the same."""
         last_s = self._passed_on_s.get(type(message))
         if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
@@ -396,7 +396,7 @@ class JobCycle:
         return len(self._missing)
 
     @property
-    def advance(self) -> Advance:
+    def advance(self) -> JobProgress:
         """How far the job has got, this cycle included."""
         before, decided_by = self.decision.advance, self.decided_by
         if decided_by is None and self.verdict is not None:  # by the coordinator before this one

@@ -6,9 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from megatron_ft.core.job.decisions import AcceptedProposal, Ballot, Beside, Decision, Held, Memory, Term
-from megatron_ft.core.job.messages import Hello, NodePhase, Standing
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.decisions import (
+    AcceptedProposal,
+    AcceptorState,
+    Assignment,
+    Ballot,
+    CoordinatorHost,
+    Decision,
+    Term,
+)
+from megatron_ft.core.job.messages import Hello, NodePhase, NodeStatus
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.memory.snapshots import Kept
 
 GRACE_S = 0.3
@@ -37,18 +45,18 @@ class Node:
     """Its connection has ended, but probably not because its process has."""
     follows: bool = False
     phase: NodePhase = NodePhase.BUSY
-    before: Advance = Advance()  # noqa: RUF009 - frozen
+    before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
     """How far earlier lives of the job have got."""
     bad: str = ""
     """Why an earlier life of the job reported this host as bad; empty if none did."""
-    memory: Memory = field(default_factory=Memory)
-    standing: Standing = field(default_factory=Standing)
+    memory: AcceptorState = field(default_factory=AcceptorState)
+    standing: NodeStatus = field(default_factory=NodeStatus)
     domain: str = ""
     """NVLink domain, where segments of nodes must share one."""
     place: int | None = None
     """In the last decision."""
     votes: bool = False
-    found_silent: Beside | None = None
+    found_silent: CoordinatorHost | None = None
     """Node beside a coordinator that the launcher has found silent, from its `Hello`."""
 
     @staticmethod
@@ -101,21 +109,21 @@ class Node:
             self.standing = replace(self.standing, kept=kept)
 
     def begin(self, cycle: int) -> None:
-        self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)
+        self.phase, self.standing = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle)
 
     def follow(self, term: Term, accepted: AcceptedProposal | None) -> bool:
         """Note that the node follows the term, with its accepted proposal. Return False if it followed before."""
         followed, self.follows = self.follows, True
-        self.memory = Memory(term, self.memory.decided, accepted)
+        self.memory = AcceptorState(term, self.memory.decided, accepted)
         return not followed
 
     def unfollow(self) -> None:
         self.follows = False
 
-    def accept(self, ballot: Ballot, held: Held) -> None:
+    def accept(self, ballot: Ballot, held: Assignment) -> None:
         self.memory = self.memory.accept(ballot, held)
 
-    def learn(self, decided: Held) -> None:
+    def learn(self, decided: Assignment) -> None:
         self.memory = self.memory.learn(decided)
 
     def seat(self, decision: Decision | None) -> None:
@@ -149,7 +157,7 @@ class Node:
         """
         return not self.silent and not self.may_return and self.gone_s > slept_s + GRACE_S
 
-    def held(self, decision: Decision) -> Held | None:
+    def held(self, decision: Decision) -> Assignment | None:
         return self.memory.held(decision, self.instance)
 
 

@@ -24,7 +24,7 @@ from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.edge import Send
-from megatron_ft.core.job.messages import NodePhase, Rules, Speak, Tell
+from megatron_ft.core.job.messages import NodePhase, PrintJobLines, Rules, Tell
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.times import earliest
 
@@ -240,7 +240,7 @@ class Notices:
         node = self._nodes.get(cycle.seats[place].instance)
         if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link
-            yield Send([node.link], Speak())
+            yield Send([node.link], PrintJobLines())
 
     def _who_says_why(self, cycle: JobCycle | None) -> Iterable[Send]:
         """The job is about to end: one that is connected is to say so, also where none has had a place yet."""
@@ -248,7 +248,7 @@ class Notices:
         node = min(here, key=lambda each: (cycle is None or not cycle.is_seated(each), _order(each)), default=None)
         if node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link
-            yield Send([node.link], Speak())
+            yield Send([node.link], PrintJobLines())
 
     def _wake(self, at_s: float) -> None:
         self.alarm_s = earliest(self.alarm_s, at_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
-from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome
 from megatron_ft.core.job.rotation import Rotation, rotation_for
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 
@@ -75,7 +75,7 @@ def verdict_on(
     *,
     cycle: int,
     restarts: int,
-    advance: Advance,
+    advance: JobProgress,
     decided_by: int | None,
     found: Cause | None,
     shutdown: tuple[int | None, str] | None,

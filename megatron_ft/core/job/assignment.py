@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job.decisions import Held
+from megatron_ft.core.job.decisions import Assignment
 
 
-class Assignment:
+class NodeAssignments:
     """One launcher's, shared by all that ask: the agent, and the rendezvous that hands its place to torch."""
 
     def __init__(self) -> None:
-        self.begun: Held | None = None
+        self.begun: Assignment | None = None
         """The last cycle that this node has a place in."""
-        self.taken: Held | None = None
+        self.taken: Assignment | None = None
         """The last one whose ranks it was to run."""
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: Assignment) -> None:
         self.begun = held
 
-    def take(self) -> Held:
+    def take(self) -> Assignment:
         assert self.begun is not None
         self.taken = self.begun
         return self.begun

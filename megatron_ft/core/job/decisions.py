@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.memory.snapshots import Restore
 
 Term = tuple[int, str]
@@ -62,7 +62,7 @@ class Decision:
     size: int
     head: int
     restarts: int = 0
-    advance: Advance = Advance()  # noqa: RUF009 - frozen
+    advance: JobProgress = JobProgress()  # noqa: RUF009 - frozen
     code: int = 0
     text: str = ""
     began: Ballot | None = None
@@ -90,7 +90,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class CoordinatorHost:
     """The node on a coordinator's own host, whose launcher has started it; ``name`` is the host's."""
 
     place: int
@@ -98,7 +98,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Assignment:
     """A decision as one node has it. ``place`` is None for a node that doesn't take part."""
 
     decision: Decision
@@ -117,16 +117,16 @@ class AcceptedProposal:
     """A proposal that a node has accepted, and doesn't know to be decided."""
 
     ballot: Ballot
-    held: Held
+    held: Assignment
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AcceptorState:
     """State that a launcher must remember, and sends to a coordinator that takes over."""
 
     promised: Term = (-1, "")
     """Least term of a coordinator that the launcher follows."""
-    decided: Held | None = None
+    decided: Assignment | None = None
     accepted: AcceptedProposal | None = None
 
     @property
@@ -144,16 +144,16 @@ class Memory:
         is_stale = self.accepted is not None and self.accepted.ballot > ballot
         return ballot[:2] >= self.promised and decision.number > self.number and not is_stale
 
-    def follow(self, term: Term) -> Memory:
+    def follow(self, term: Term) -> AcceptorState:
         return replace(self, promised=term)
 
-    def accept(self, ballot: Ballot, held: Held) -> Memory:
+    def accept(self, ballot: Ballot, held: Assignment) -> AcceptorState:
         return replace(self, accepted=AcceptedProposal(ballot, held))
 
-    def learn(self, held: Held) -> Memory:
+    def learn(self, held: Assignment) -> AcceptorState:
         return replace(self, decided=held, accepted=None)
 
-    def held(self, decision: Decision, instance: str) -> Held | None:
+    def held(self, decision: Decision, instance: str) -> Assignment | None:
         """A decision as the launcher ``instance`` has it; None if it has no part in it, as far as it can be known.
 
         A node that missed a decision about its cycle, and isn't named there, still has its place, but no vote on what
@@ -165,7 +165,7 @@ class Memory:
         if accepted is not None and accepted.decision.value == decision.value:
             return accepted
         if instance in decision.voters:
-            return Held(decision, decision.voters.index(instance), votes=True)
+            return Assignment(decision, decision.voters.index(instance), votes=True)
         for held in (decided, accepted):
             if held is not None and held.decision.origin == decision.origin:
                 return replace(held, decision=decision, votes=False)

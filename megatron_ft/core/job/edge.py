@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.job.decisions import Held
-from megatron_ft.core.job.messages import FromMember, Moved, OfCycle, Speak, Tell, ToMember, Verdict
+from megatron_ft.core.job.decisions import Assignment
+from megatron_ft.core.job.messages import FromMember, Moved, OfCycle, PrintJobLines, Tell, ToMember, Verdict
 
 # -- the coordinator ------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ class Drop:
 class Decided:
     """A decision has been made: for the log, and for checks that no other coordinator makes another one."""
 
-    held: Held
+    held: Assignment
     members: tuple[str, ...]
     """Participants by place; empty if unknown to this coordinator."""
 
@@ -128,14 +128,14 @@ class KillCoordinators:
 class OpenStore:
     """This node is at place 0: open a store for the ranks, and say where with ``Member.store_opened``."""
 
-    held: Held
+    held: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """A cycle begins: start this node's ranks."""
 
-    held: Held
+    held: Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,6 @@ MemberEffect = (
     | OfCycle
     | Say
     | Tell
-    | Speak
+    | PrintJobLines
     | Leave
 )

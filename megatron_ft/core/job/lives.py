@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.codec import fields, unpack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 
 VERSION = 1
 _MOST_LIVES = 200
@@ -86,8 +86,8 @@ class Life:
     left: tuple[NodeEnd, ...] = ()
 
     @property
-    def advance(self) -> Advance:
-        return Advance(self.resumed, self.iteration, self.stalled, self.trained)
+    def advance(self) -> JobProgress:
+        return JobProgress(self.resumed, self.iteration, self.stalled, self.trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +130,11 @@ class Lives:
     def last(self) -> Life | None:
         return self.lives[-1] if self.lives else None
 
-    def advance(self, command: Sequence[str]) -> Advance:
+    def advance(self, command: Sequence[str]) -> JobProgress:
         last = self.last
         if last is None or last.command != tuple(command):
-            return Advance()
-        return Advance() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
+            return JobProgress()
+        return JobProgress() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
 
     def has_finished(self, job: str) -> bool:
         """Return True if the last life is this job's, and the training's last."""

@@ -12,12 +12,12 @@ import random
 from dataclasses import replace
 
 from megatron_ft.core.facts.launcher import Cause
-from megatron_ft.core.job import edge, patience
+from megatron_ft.core.job import edge, give_up_policy
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Beside, DecisionKind, Held, Memory, Term
+from megatron_ft.core.job.coordinator_locator import CoordinatorLocator
+from megatron_ft.core.job.decisions import AcceptorState, Assignment, CoordinatorHost, DecisionKind, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.search import Search
 from megatron_ft.core.memory.snapshots import Complete, Passed, Saved
 from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
 
@@ -42,25 +42,25 @@ class Member:
 
     def __init__(self, identity: m.Identity, *, now_s: float, chance: random.Random) -> None:
         self.identity = identity
-        self.memory = Memory()
-        self.standing = m.Standing()
+        self.memory = AcceptorState()
+        self.standing = m.NodeStatus()
         self.is_led = False
         self._owned: frozenset[str] = frozenset()
         """Addresses at which every coordinator is this launcher's own."""
-        self._led_by: Beside | None = None
+        self._led_by: CoordinatorHost | None = None
         """The node beside the coordinator that it follows, or followed last."""
-        self._found_silent: Beside | None = None
+        self._found_silent: CoordinatorHost | None = None
         self._chance = chance
         self._clock = OwnClock(now_s)
         self._out: list[edge.MemberEffect] = []
-        self._search = Search(identity.endpoints, own=identity.address)
+        self._search = CoordinatorLocator(identity.endpoints, own=identity.address)
         self._session = 0
         self._connect_s = max(_CONNECT_S, beat_s(identity.rules.max_nodes))  # thousands may come at once
         self._is_open = self._is_answered = self._has_lost_lead = False
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
         self._announce_s: float | None = None
-        self._read_s = patience.read_s(identity)
+        self._read_s = give_up_policy.read_s(identity)
         """Seconds without a coordinator after which to look whether another launcher has recorded one."""
         self._heard_s = self._beat_s = self._unled_s = self._joined_s = 0.0
         self._leaving: m.Goodbye | None = None
@@ -220,14 +220,18 @@ class Member:
                     self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True
                 )
                 self._out.append(end)
-        if not self._has_said_unreached and unled_s >= patience.report_unreached_s(self.identity) and self._is_new:
+        if (
+            not self._has_said_unreached
+            and unled_s >= give_up_policy.report_unreached_s(self.identity)
+            and self._is_new
+        ):
             self._has_said_unreached = True
-            self._out.append(edge.Say(patience.unreached(self.identity, self._search.problems)))
+            self._out.append(edge.Say(give_up_policy.unreached(self.identity, self._search.problems)))
         if unled_s >= self._read_s and self._is_new:
-            self._read_s = unled_s + patience.read_s(self.identity)
+            self._read_s = unled_s + give_up_policy.read_s(self.identity)
             self._out.append(edge.ReadCoordinator())
         if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
-            gives_up = patience.give_up(
+            gives_up = give_up_policy.give_up(
                 self.identity,
                 self.memory,
                 self.standing,
@@ -238,10 +242,10 @@ class Member:
 
     @property
     def _is_new(self) -> bool:
-        return patience.is_new(self.memory, self.standing)
+        return give_up_policy.is_new(self.memory, self.standing)
 
     def _patience_s(self) -> float:
-        return patience.patience_s(self.identity, self.memory, self.standing)
+        return give_up_policy.patience_s(self.identity, self.memory, self.standing)
 
     def _unanswered(self) -> None:
         """No coordinator has answered the goodbye: whether the job goes on isn't known."""
@@ -252,8 +256,8 @@ class Member:
 
     def _stay(self) -> None:
         """This node is excluded. Its launcher connects again under another instance, which neither votes nor trains."""
-        self.identity, self.memory = self.identity.excluded(), Memory()
-        self.standing = m.Standing(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
+        self.identity, self.memory = self.identity.excluded(), AcceptorState()
+        self.standing = m.NodeStatus(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
         self._leaving = self._leave_s = None
         self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
         self._out.append(edge.LeftOut())
@@ -311,14 +315,14 @@ class Member:
                 # also right after its end: that a timeout is doubled counts for the next cycle
                 self._note_raised(message)
                 self._out.append(message)
-            case m.Suspected() | m.Moving() if self.standing.phase is m.NodePhase.RUNNING:
+            case m.Suspected() | m.RankProgressing() if self.standing.phase is m.NodePhase.RUNNING:
                 self._out.append(message)
             case Complete(key) | Passed(key) if self._is_running(key.cycle):
                 waiting = tuple(each for each in self.standing.saved if each > key)
                 complete = key if isinstance(message, Complete) else self.standing.complete
                 self.standing = replace(self.standing, complete=complete, saved=waiting)
                 self._out.append(message)
-            case m.Tell() | m.Speak():
+            case m.Tell() | m.PrintJobLines():
                 self._out.append(message)
 
     def _note_raised(self, message: Learned | Raised) -> None:
@@ -359,14 +363,14 @@ class Member:
         if self._leaving is not None or not self.memory.may_accept(proposal.ballot, proposal.decision):
             return
         self._search.candidates(proposal.candidates, are_decided=False)
-        held = Held(proposal.decision, proposal.place, proposal.votes)
+        held = Assignment(proposal.decision, proposal.place, proposal.votes)
         self.memory = self.memory.accept(proposal.ballot, held)
         if held.place == 0 and held.decision.kind is DecisionKind.CYCLE:
             self._out.append(edge.OpenStore(held))
         else:
             self._out.append(edge.Transmit(m.Accept(proposal.ballot)))
 
-    def store_opened(self, held: Held, address: str, now_s: float) -> list[edge.MemberEffect]:
+    def store_opened(self, held: Assignment, address: str, now_s: float) -> list[edge.MemberEffect]:
         """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
         accepted = self.memory.accepted
@@ -382,14 +386,14 @@ class Member:
             return
         if self.memory.decided is None:
             self._joined_s = self._clock.now_s
-        held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
+        held = replace(self.memory.held(decision, self.identity.instance) or Assignment(decision), store=commit.store)
         self.memory = self.memory.learn(held)
         self._record()
         if decision.kind is DecisionKind.END:
-            end = patience.at_end(self.identity, decision, self.standing)
+            end = give_up_policy.at_end(self.identity, decision, self.standing)
             self._leave(end.code, end.text, is_of_all=end.is_of_all)
         elif held.starts_ranks(self.standing.cycle):
-            self.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
+            self.standing = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))
         elif decision.kind is DecisionKind.CYCLE:
             self._out.append(edge.StandBy())
@@ -404,7 +408,7 @@ class Member:
 
     # -- reports of this node ---------------------------------------------------------------------------------
 
-    def tell(self, message: m.Said, now_s: float) -> list[edge.MemberEffect]:
+    def tell(self, message: m.NodeMessage, now_s: float) -> list[edge.MemberEffect]:
         """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within its ``within_s``.
 
         A later coordinator is told the state of the node again, but not the events of its ranks.
@@ -421,7 +425,7 @@ class Member:
                 self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
             case m.Restored(cycle) if cycle == self.standing.cycle:
                 self.standing = replace(self.standing, restored=True)
-            case m.Aside():
+            case m.NodeUnfit():
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)

@@ -14,10 +14,10 @@ from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.decisions import AcceptedProposal, Ballot, Beside, Decision, Memory, Term
+from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Ballot, CoordinatorHost, Decision, Term
 from megatron_ft.core.job.restart_policy import (
-    Advance,
     AnyFailed,
+    JobProgress,
     MinHealthy,
     NodeState,
     Outcome,
@@ -108,7 +108,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeStatus:
     """How a node stands, for a coordinator that has just taken over.
 
     Args:
@@ -135,7 +135,7 @@ class Standing:
     restored: bool = False
     """This node has `Restored`."""
 
-    def after_end(self, outcome: Outcome | None, text: str) -> Standing:
+    def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
         phase = NodePhase.BUSY if self.phase is NodePhase.RUNNING else self.phase
         if outcome is not None:
@@ -161,7 +161,7 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class RankSnapshots:
     """Snapshots of a node's ranks. ``passive``: as in the `DiagnoseHang` before; ``more``: further ones follow."""
 
     cycle: int
@@ -179,7 +179,7 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class RankProgressing:
     """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
 
     cycle: int
@@ -330,12 +330,12 @@ class Hello:
     address: str = ""
     rank: int | None = None
     owns: bool = False
-    before: Advance = Advance()  # noqa: RUF009 - frozen
+    before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
     domain: str = ""
     bad: str = ""
-    memory: Memory = field(default_factory=Memory)
-    standing: Standing = field(default_factory=Standing)
-    found_silent: Beside | None = None
+    memory: AcceptorState = field(default_factory=AcceptorState)
+    standing: NodeStatus = field(default_factory=NodeStatus)
+    found_silent: CoordinatorHost | None = None
     up_s: float = 0.0
     names_life: bool = False
     arguments: Arguments = Arguments()
@@ -362,7 +362,7 @@ class Identity:
     address: str
     endpoints: tuple[str, ...]
     rank: int | None = None
-    before: Advance = Advance()  # noqa: RUF009 - frozen
+    before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
     domain: str = ""
     bad: str = ""
     """Why earlier lives of the job call this host a bad node."""
@@ -384,9 +384,9 @@ class Identity:
         session: int,
         *,
         owns: bool,
-        memory: Memory,
-        standing: Standing,
-        found_silent: Beside | None,
+        memory: AcceptorState,
+        standing: NodeStatus,
+        found_silent: CoordinatorHost | None,
         now_s: float,
     ) -> Hello:
         """The first message of a connection."""
@@ -452,7 +452,7 @@ class StockTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class NodeUnfit:
     """This node isn't fit, and is to be done without."""
 
     text: str
@@ -529,7 +529,7 @@ class Lead:
     """Follow me."""
 
     term: Term
-    beside: Beside | None = None
+    beside: CoordinatorHost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,7 +567,7 @@ class Commit:
     decision: Decision
     store: str = ""
     candidates: tuple[str, ...] = ()
-    beside: Beside | None = None
+    beside: CoordinatorHost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,7 +590,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class DiagnoseHang:
-    """A rank hangs: collect snapshots of yours, and send them (`Notes`). ``passive``: they run on."""
+    """A rank hangs: collect snapshots of yours, and send them (`RankSnapshots`). ``passive``: they run on."""
 
     cycle: int
     passive: bool = False
@@ -605,7 +605,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Speak:
+class PrintJobLines:
     """All nodes at lower places have left: print lines about the whole job until the next cycle begins."""
 
 
@@ -633,12 +633,14 @@ class Dismiss:
     text: str = ""
 
 
-OfRanks = Report | Hang | Notes | Suspected | Moving | Milestone | Intervals | Raised | Saved | Restored
-Said = OfRanks | Ready | StockTaken | Aside | Shutdown | Goodbye
+OfRanks = (
+    Report | Hang | RankSnapshots | Suspected | RankProgressing | Milestone | Intervals | Raised | Saved | Restored
+)
+NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
-FromMember = Hello | Away | Follow | Newer | Accept | Said | Moved | Beat
+FromMember = Hello | Away | Follow | Newer | Accept | NodeMessage | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 OfSnapshots = Complete | Passed
-OfCycle = End | Verdict | DiagnoseHang | Reviewed | Suspected | Moving | OfLearning | OfSnapshots
-ToMember = FromJob | OfCycle | Tell | Speak
+OfCycle = End | Verdict | DiagnoseHang | Reviewed | Suspected | RankProgressing | OfLearning | OfSnapshots
+ToMember = FromJob | OfCycle | Tell | PrintJobLines

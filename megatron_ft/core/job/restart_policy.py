@@ -89,7 +89,7 @@ class RestartPolicy(ABC):
         *,
         restarts_before: int = 0,
         nodes_left: int | None = None,
-        advance: Advance | None = None,
+        advance: JobProgress | None = None,
         rerun: Rerun | None = None,
         restored: bool = False,
     ) -> RestartDecision:
@@ -104,7 +104,7 @@ class RestartPolicy(ABC):
             restored: the cycle went on from a snapshot in memory. The job is only given up for lack of progress after
                 one that went on from the file: the snapshot may be to blame.
         """
-        advance = advance or Advance()
+        advance = advance or JobProgress()
         used = restarts_before + (outcome is Outcome.FAILED)
         left = max(0, self.max_restarts - used)
         too_few = ""
@@ -178,7 +178,7 @@ class Reached(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Advance:
+class JobProgress:
     """How far the job has ever got, and for how many failed cycles in a row it has got no further.
 
     A cycle gets further if it begins an iteration beyond all before, resumes from a later one (a checkpoint was saved
@@ -196,7 +196,7 @@ class Advance:
     start: str = ""
     starts: int = 0
 
-    def after(self, reached: Reached | None, *, restored: bool = False) -> Advance:
+    def after(self, reached: Reached | None, *, restored: bool = False) -> JobProgress:
         """After one more cycle that failed; None is one of which nothing is known.
 
         A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
@@ -210,17 +210,19 @@ class Advance:
         """Return True if a cycle is known to have begun an iteration beyond all before, or to have saved one."""
         return reached is not None and (reached.last > self.last or reached.saved)
 
-    def _further(self, reached: Reached | None, restored: bool) -> Advance:
+    def _further(self, reached: Reached | None, restored: bool) -> JobProgress:
         if reached is None or (self.last < 0 and reached.last < 0):
             return self
         first = self.first if restored else max(self.first, reached.first)
         if self.is_exceeded(reached) or first > self.first:
-            return Advance(first, max(self.last, reached.last))
+            return JobProgress(first, max(self.last, reached.last))
         return replace(self, stalled=self.stalled + 1)
 
 
-def furthest(known: Iterable[Advance]) -> Advance:
+def furthest(known: Iterable[JobProgress]) -> JobProgress:
     """Return the most advanced state: not all nodes need have seen the job's earlier lives."""
     return max(
-        known, key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained), default=Advance()
+        known,
+        key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained),
+        default=JobProgress(),
     )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from megatron_ft.core.errors import LayoutError
-from megatron_ft.core.memory.layout import (
+from megatron_ft.core.memory.segment_layout import (
     MAX_LAYOUT_BYTES,
     TRAILER_BYTES,
     Layout,

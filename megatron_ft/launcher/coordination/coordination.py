@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.assignment import Assignment
-from megatron_ft.core.job.decisions import Ballot, Held
+from megatron_ft.core.job.assignment import NodeAssignments
+from megatron_ft.core.job.decisions import Assignment, Ballot
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
-CoordinatorDecision = edge.Begin | edge.StandBy | edge.LeftOut | edge.Leave | m.Speak | m.OfCycle
+CoordinatorDecision = edge.Begin | edge.StandBy | edge.LeftOut | edge.Leave | m.PrintJobLines | m.OfCycle
 
 
 class Coordination:
@@ -52,7 +52,7 @@ class Coordination:
         says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
-        self.assignment = Assignment()
+        self.assignment = NodeAssignments()
         self.left: edge.Leave | None = None
         """This launcher's job is over."""
         self._on_decision = on_decision
@@ -66,7 +66,7 @@ class Coordination:
         self._timer: Timer | None = None
         self._store: tuple[Ballot, str] | None = None
         """The decision for which a store was opened last, and its address."""
-        self._wants_store: Held | None = None
+        self._wants_store: Assignment | None = None
         """The last decision for which one is wanted, while one is being opened; else None."""
         self._mailbox: Mailbox[edge.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
         self._transport = transport(self)
@@ -87,7 +87,7 @@ class Coordination:
 
     # -- what the agent says ----------------------------------------------------------------------------------
 
-    def tell(self, message: m.Said) -> None:
+    def tell(self, message: m.NodeMessage) -> None:
         """Tell the coordinator; after a `Goodbye` ``left`` is set within its ``within_s``."""
         self._do(self.member.tell(message, time.monotonic()))
 
@@ -167,7 +167,7 @@ class Coordination:
         else:
             self._file.read(lambda address: self._do(self.member.named(address)))
 
-    def _provide_store(self, held: Held) -> None:
+    def _provide_store(self, held: Assignment) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""
         if self._wants_store is not None:
             self._wants_store = held
@@ -177,7 +177,7 @@ class Coordination:
             self._wants_store = held
             self._reactor.call_in_thread(self._open_store, functools.partial(self._store_opened, held))
 
-    def _store_opened(self, held: Held, address: Callable[[], str]) -> None:
+    def _store_opened(self, held: Assignment, address: Callable[[], str]) -> None:
         wanted, self._wants_store = self._wants_store, None
         if self.left is None and wanted is not None:
             self._store = held.decision.value, address()

@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Identity, JobDefinition
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
@@ -23,12 +23,12 @@ from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
+from megatron_ft.launcher.coordination.coordinator_connection import Announcer, CoordinatorConnection
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import check_names_one_host, listen_anywhere, take_again, take_endpoint
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
-from megatron_ft.launcher.coordination.sockets import Announcer, Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.processes.process_tree import Children
 
@@ -38,7 +38,7 @@ class AlreadyFinishedError(FaultToleranceError):
 
 
 @dataclass(frozen=True)
-class Launcher:
+class JoinContext:
     """Parts of a launcher that joins a job.
 
     Args:
@@ -57,7 +57,7 @@ class Launcher:
 class Past:
     """Earlier lives of the job: how far it has got, and the bad nodes, by name and why."""
 
-    advance: Advance = Advance()  # noqa: RUF009 - frozen
+    advance: JobProgress = JobProgress()  # noqa: RUF009 - frozen
     bad: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ _HERE = "this process"
 
 @contextlib.contextmanager
 def joined(
-    launcher: Launcher,
+    launcher: JoinContext,
     place: MeetingPlace,
     config: LaunchConfig,
     *,
@@ -114,7 +114,7 @@ def joined(
 
 
 def _alone(
-    launcher: Launcher,
+    launcher: JoinContext,
     place: MeetingPlace,
     store: RankStore,
     past: Past,
@@ -133,7 +133,7 @@ def _alone(
 
 
 def _with_others(
-    launcher: Launcher,
+    launcher: JoinContext,
     place: MeetingPlace,
     store: RankStore,
     here: str,
@@ -176,7 +176,7 @@ def _with_others(
     announcer = Announcer(launcher.reactor, secret)
     coordination = Coordination(
         _identity(place, process.address, endpoints, past),
-        transport=lambda listener: Sockets(launcher.reactor, secret, listener, say=launcher.say),
+        transport=lambda listener: CoordinatorConnection(launcher.reactor, secret, listener, say=launcher.say),
         open_store=store.open,
         announce=announcer.announce,
         file=CoordinatorFile(launcher.reactor, log_dir, place.job),

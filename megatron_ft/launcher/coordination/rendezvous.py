@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.assignment import Assignment
+from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 
@@ -27,7 +27,7 @@ BACKEND = "megatron_ft"
 class CoordinatedRendezvous(RendezvousHandler):
     """Rendezvous of one launcher at the coordinator."""
 
-    def __init__(self, assignment: Assignment, store: RankStore, run_id: str) -> None:
+    def __init__(self, assignment: NodeAssignments, store: RankStore, run_id: str) -> None:
         self._assignment = assignment
         self._store = store
         self._run_id = run_id
@@ -78,7 +78,7 @@ _make: list[Callable[[RendezvousParameters], RendezvousHandler]] = []
 """Factory of the last registration, alone."""
 
 
-def register(config: LaunchConfig, *, assignment: Assignment, store: RankStore) -> None:
+def register(config: LaunchConfig, *, assignment: NodeAssignments, store: RankStore) -> None:
     """Have the job that is launched with ``config`` meet by its ``assignment``.
 
     torch has one registry for the whole process, in which a name can't be given to another: what is registered is

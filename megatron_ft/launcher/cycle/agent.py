@@ -17,11 +17,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.turn import AgentPhase, Options
+from megatron_ft.core.agent.step import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.job.edge import Say
-from megatron_ft.core.job.messages import Goodbye, Said
+from megatron_ft.core.job.messages import Goodbye, NodeMessage
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
 from megatron_ft.core.messages.monitor import Release
@@ -88,7 +88,7 @@ class FaultTolerantAgent(TorchAgent):
         health: HealthCheck | None,
         ranks: NodeRanks,
         coordination: Coordination,
-        on_over: Callable[[edge.Over], None],
+        on_over: Callable[[edge.LauncherExit], None],
         **torch_arguments: Any,
     ) -> None:
         super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
@@ -107,7 +107,7 @@ class FaultTolerantAgent(TorchAgent):
         self._restore: Restore | None = None
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
-        self._over: edge.Over | None = None
+        self._over: edge.LauncherExit | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
@@ -150,7 +150,7 @@ class FaultTolerantAgent(TorchAgent):
         self.check_none_is_stuck()
         self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval))
 
-    def _result(self, over: edge.Over) -> RunResult:
+    def _result(self, over: edge.LauncherExit) -> RunResult:
         self._on_over(over)
         ranks = self._machine.cycle.record.ranks
         self.set_state(WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED)
@@ -241,10 +241,10 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.log.write(record, t=at_ns)
             case edge.ReadState() | edge.WriteState():
                 self._timeouts_file.act(effect)
-            case edge.MetAgain():
+            case edge.CycleRetrying():
                 self.forget_store()
                 self._ranks.let_go()
-            case edge.Over():
+            case edge.LauncherExit():
                 self._over = effect
             case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks():
                 self._work = effect
@@ -254,7 +254,7 @@ class FaultTolerantAgent(TorchAgent):
                 self._monitors.release(effect)
             case Complete() | Passed():
                 self._launcher.keeper.tell(effect)
-            case _ if isinstance(effect, Said):
+            case _ if isinstance(effect, NodeMessage):
                 self._coordination.tell(effect)
             case _:
                 self._ranks.act(effect)

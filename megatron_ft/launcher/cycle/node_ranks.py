@@ -148,11 +148,11 @@ class NodeRanks:
     def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
         """Terminate the ranks as ordered, then call ``end_rest``. Return processes that couldn't be ended."""
         workers = list(self._workers.values())
-        if work.way is edge.Way.KILLED:
+        if work.way is edge.TerminationMode.KILLED:
             self._termination.kill(workers)
             if work.leftover_grace_s is not None:
                 self._termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
-        elif work.way is edge.Way.FINISHED:
+        elif work.way is edge.TerminationMode.FINISHED:
             self._termination.clear(workers, quietly=False)
         end_rest()
         return self._termination.still_there(workers)

@@ -42,12 +42,12 @@ class MemoryCheckpoints:
         self._cycle, self._restoring, self._longest_s = cycle, set() if restore is None else set(ranks), 0.0
         self._keeper.prepare(cycle, ranks, world, None if restore is None else restore.key)
 
-    def take_stock(self, way: edge.Way, then: Callable[[Kept], None]) -> None:
+    def take_stock(self, way: edge.TerminationMode, then: Callable[[Kept], None]) -> None:
         """Call back with everything that a next cycle can restore here; at once if none can follow, or no keeper runs.
 
         Ranks that finish or stop have no next cycle: the end of their job waits for no keeper.
         """
-        if way is edge.Way.TERMINATED:
+        if way is edge.TerminationMode.TERMINATED:
             self._keeper.take_stock(then)
         else:
             then(Kept())

@@ -11,8 +11,8 @@ from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.fault_plan import PlannedFault, due, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.rank.faults.acts import Slowness, announce, inject
-from megatron_ft.rank.hooks.mistakes import end_job
 from megatron_ft.rank.hooks.run_facts import log_event
+from megatron_ft.rank.hooks.user_errors import end_job
 
 
 class FaultInjector:

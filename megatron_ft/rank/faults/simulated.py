@@ -24,8 +24,8 @@ from megatron_ft.core.wording import when
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults.acts import Slowness, announce, inject
 from megatron_ft.rank.hooks.loop_state import FaultToleranceSettings
-from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes
 from megatron_ft.rank.hooks.run_facts import current_iteration, log_event
+from megatron_ft.rank.hooks.user_errors import no_restart_for_mistakes
 
 _DELAY_SPREAD = 0.2
 _VARIABLE = "FT_SIM_FAULT_DESC"

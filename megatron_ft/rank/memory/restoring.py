@@ -10,13 +10,13 @@ from typing import Any
 
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.memory.layout import Layout, Path, TensorAt, TensorEntry, name_of
+from megatron_ft.core.memory.segment_layout import Layout, Path, TensorAt, TensorEntry, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper import Fetch, RankRestored
 from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
-from megatron_ft.rank.memory.connection import KeeperConnection, Place, RefusedError
+from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
 
 _FETCH_S = 600.0

@@ -9,13 +9,13 @@ import threading
 import time
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.layout import TRAILER_BYTES, Layout, encode
+from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, Layout, encode
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper import Reserve, Reserved
 from megatron_ft.ipc.log import NOTICE, RANK
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base import say
-from megatron_ft.rank.memory.connection import KeeperConnection, Place, RefusedError
+from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.rank.memory.snapshot import GivenUpError, Snapshot
 from megatron_ft.rank.memory.staging import Staging, copied_bytes
 from megatron_ft.rank.memory.tensors import Gathered, Optimizers, apart, gather

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.layout import TRAILER_BYTES, Layout, Path, encode, name_of
+from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, Layout, Path, encode, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper import Abandon, BeginSegment, CommitSegment, Verified
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.memory.connection import KeeperConnection
+from megatron_ft.rank.memory.keeper_connection import KeeperConnection
 from megatron_ft.rank.memory.tensors import Gathered, Source, memory_of
 
 _SEGMENT_S = 600.0

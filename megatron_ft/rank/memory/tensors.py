@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.layout import ITEM_BYTES, Path, TensorEntry, name_of, nbytes_of, split
+from megatron_ft.core.memory.segment_layout import ITEM_BYTES, Path, TensorEntry, name_of, nbytes_of, split
 
 _NO_DIGEST = "0" * 32
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.rank.base.replacing import Replacements
-from megatron_ft.rank.run_ahead.acting import callers
+from megatron_ft.rank.run_ahead.call_stack import callers
 
 _TIME = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
 """Functions of ``time``, with the position of the argument that defaults to the current time."""

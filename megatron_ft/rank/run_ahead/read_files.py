@@ -9,7 +9,7 @@ import stat
 import sys
 from types import ModuleType
 
-from megatron_ft.rank.run_ahead.acting import is_own
+from megatron_ft.rank.run_ahead.call_stack import is_own
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
 _IN_MEMORY = "/dev/shm/"  # some keep their checkpoints there

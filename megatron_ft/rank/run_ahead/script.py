@@ -44,7 +44,7 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
 from megatron_ft.rank.base.user_code import note_user_code
 from megatron_ft.rank.collectives import init_hook
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
-from megatron_ft.rank.run_ahead.acting import place
+from megatron_ft.rank.run_ahead.call_stack import place
 from megatron_ft.rank.run_ahead.forking import collapse_memory, fork_orphans
 from megatron_ft.rank.run_ahead.sharing import descriptors, identity, take_over, why_not_shared
 from megatron_ft.rank.run_ahead.standard_input import WatchedInput

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_ft.core.run_ahead import tells_ranks_apart
 from megatron_ft.rank.base.replacing import Replacements
-from megatron_ft.rank.run_ahead.acting import (
+from megatron_ft.rank.run_ahead.call_stack import (
     callers,
     environment_reader,
     in_import,

@@ -20,7 +20,7 @@ from megatron_ft.core.coordinator.next_cycle import NextCycle, RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job import edge, lines, member, patience
+from megatron_ft.core.job import edge, give_up_policy, lines, member
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.faults import fault_of
 from megatron_ft.core.job.member import Member
@@ -436,7 +436,7 @@ def _ends_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "CUT_OFF_S", 500.0)
-    monkeypatch.setattr(patience, "GIVE_UP_S", 500.0)
+    monkeypatch.setattr(give_up_policy, "GIVE_UP_S", 500.0)
 
 
 def _ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher import batch_script
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
@@ -19,8 +19,8 @@ SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"
 
 
 def ended(ending: Ending = Ending.STOPPED, *, place: int = 0, kind: DecisionKind = DecisionKind.END) -> ResultFile:
-    result = ResultFile(NullEventLog(), None, job="j", command=["t.py"], is_first=False, before=Advance())
-    result.begun(Held(Decision(0, (0, "c", 0), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    result = ResultFile(NullEventLog(), None, job="j", command=["t.py"], is_first=False, before=JobProgress())
+    result.begun(Assignment(Decision(0, (0, "c", 0), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
     result.ended(LauncherEnd(0, ending), decided=Decision(1, (1, "c", 0), kind, 0, 2, 2, 0), iteration=1)
     return result
 

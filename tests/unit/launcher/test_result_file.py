@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending, Lives
-from megatron_ft.core.job.restart_policy import Advance
+from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
 from tests.support.agents import verdict
 
@@ -17,16 +17,16 @@ from tests.support.agents import verdict
 @pytest.mark.parametrize(
     ("end", "before", "iteration", "trained"),
     [
-        (LauncherEnd(0, Ending.FINISHED, ranks_exited_with_0=True), Advance(), None, True),
-        (LauncherEnd(0, Ending.STOPPED, ranks_exited_with_0=True), Advance(), None, True),
-        (LauncherEnd(1, Ending.STOPPED), Advance(), 0, True),
-        (LauncherEnd(1, Ending.STOPPED), Advance(), None, False),
-        (LauncherEnd(1, Ending.FAILED), Advance(), None, False),
-        (LauncherEnd(1, Ending.FAILED), Advance(trained=True), None, True),
+        (LauncherEnd(0, Ending.FINISHED, ranks_exited_with_0=True), JobProgress(), None, True),
+        (LauncherEnd(0, Ending.STOPPED, ranks_exited_with_0=True), JobProgress(), None, True),
+        (LauncherEnd(1, Ending.STOPPED), JobProgress(), 0, True),
+        (LauncherEnd(1, Ending.STOPPED), JobProgress(), None, False),
+        (LauncherEnd(1, Ending.FAILED), JobProgress(), None, False),
+        (LauncherEnd(1, Ending.FAILED), JobProgress(trained=True), None, True),
     ],
 )
 def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
-    end: LauncherEnd, before: Advance, iteration: int | None, trained: bool, tmp_path: Path
+    end: LauncherEnd, before: JobProgress, iteration: int | None, trained: bool, tmp_path: Path
 ) -> None:
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
@@ -42,18 +42,18 @@ VERDICT = verdict(text="its launcher exited", restarts_left=1, node=1, name="nod
 def a_result(directory: Path, *, place: int = 0) -> ResultFile:
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
-    result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=Advance())
-    result.begun(Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=JobProgress())
+    result.begun(Assignment(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
     return result
 
 
 def test_a_loss_that_a_successor_tells_again_counts_once() -> None:
-    result = ResultFile(mock.Mock(), None, job="j", command=["t.py"], is_first=True, before=Advance())
-    result.begun(Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), 0, votes=True))
+    result = ResultFile(mock.Mock(), None, job="j", command=["t.py"], is_first=True, before=JobProgress())
+    result.begun(Assignment(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), 0, votes=True))
     result.concluded(VERDICT)
     result.concluded(VERDICT)
     assert result.bad_nodes() == {"node1": "its launcher exited"}
-    result.begun(Held(Decision(1, (1, "d", 1), DecisionKind.CYCLE, 1, 2, 2, 0, back=("node1",)), 0, votes=True))
+    result.begun(Assignment(Decision(1, (1, "d", 1), DecisionKind.CYCLE, 1, 2, 2, 0, back=("node1",)), 0, votes=True))
     assert result.bad_nodes() == {}
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.agent.edge import Exit, Way
-from megatron_ft.core.agent.turn import AgentPhase
+from megatron_ft.core.agent.edge import Exit, TerminationMode
+from megatron_ft.core.agent.step import AgentPhase
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
@@ -59,7 +59,7 @@ def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
 
 
 def over(driven: Driven) -> tuple[Exit, int]:
-    (effect,) = driven.all_of(edge.Over)
+    (effect,) = driven.all_of(edge.LauncherExit)
     return effect.how, effect.code
 
 
@@ -78,7 +78,7 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
     assert driven.hear(edge.Tick()) == [edge.CheckHealth()]
     driven.hear(replace(ILL, last_line="no disk"))
-    assert driven.told == [m.Aside("exited with code 3")]
+    assert driven.told == [m.NodeUnfit("exited with code 3")]
     assert driven.wait(1.9) == []
     assert driven.wait(0.2) == [edge.CheckHealth()]
     driven.hear(replace(ILL, last_line="no disk"))
@@ -212,12 +212,12 @@ def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
     driven = running()
     driven.exits(0, 7)
     effects = driven.ends(text="")
-    assert effects[-1] == edge.TerminateRanks(Way.TERMINATED, 0.1)
+    assert effects[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)
     driven.exits(1, -15, sent=(15,))
     assert driven.hear(edge.RanksEnded()) == []  # until it is known why
     driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
     assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
-    assert driven.done[-2:] == [edge.MetAgain(), m.Ready()]
+    assert driven.done[-2:] == [edge.CycleRetrying(), m.Ready()]
     assert driven.agent.ended is not None
     driven.run(2, 1, nodes=2, restarts=1)
     assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
@@ -228,14 +228,14 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
     driven.exits(0, 7)
     driven.exits(1, -15, sent=(15,))
     driven.ends(restarts=False)
-    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(Way.TERMINATED, 5.0)]
+    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)]
     text, reason = "rank 0 exited with code 7", "no restarts left, giving up"
     driven.hear(edge.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
     assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
     assert driven.told[-1] == m.Ready()
     driven.hear(job.Leave(93))
     assert over(driven) == (Exit.FAILED, 93)
-    assert driven.all_of(edge.Over)[0].cause is not None
+    assert driven.all_of(edge.LauncherExit)[0].cause is not None
 
 
 def test_a_job_that_gives_up_for_another_node_s_ranks_has_no_table_here() -> None:
@@ -245,7 +245,7 @@ def test_a_job_that_gives_up_for_another_node_s_ranks_has_no_table_here() -> Non
     driven.ends(restarts=False)
     driven.hear(edge.RanksEnded(), verdict(action=Action.GIVE_UP, node=1, rank=9, text="it"), job.Leave(1))
     assert over(driven) == (Exit.FAILED, 1)
-    assert driven.all_of(edge.Over)[0].cause is None
+    assert driven.all_of(edge.LauncherExit)[0].cause is None
 
 
 def test_agent_whose_ranks_succeed_ends_with_0() -> None:
@@ -254,7 +254,7 @@ def test_agent_whose_ranks_succeed_ends_with_0() -> None:
     driven.exits(1)
     assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]
     driven.ends(Outcome.SUCCEEDED, restarts=False)
-    assert driven.done[-1] == edge.TerminateRanks(Way.FINISHED, 5.0)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.FINISHED, 5.0)
     driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0))
     assert driven.said == ["all ranks finished after 1 cycle"]
     assert over(driven) == (Exit.SUCCEEDED, 0)
@@ -275,7 +275,7 @@ def test_slow_ranks_have_a_moment_where_other_nodes_have_succeeded() -> None:
     driven.exits(0)
     driven.ends(Outcome.SUCCEEDED, restarts=False)
     assert driven.wait(4.9) == []
-    assert driven.exits(1)[-1] == edge.TerminateRanks(Way.FINISHED, 5.0)
+    assert driven.exits(1)[-1] == edge.TerminateRanks(TerminationMode.FINISHED, 5.0)
 
 
 def test_a_node_that_the_others_have_lost_stands_by() -> None:
@@ -297,7 +297,7 @@ def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
 
 def test_the_end_of_a_cycle_that_nobody_told_is_its_successor() -> None:
     driven = running()
-    assert driven.hear(job.Begin(held(1)))[-1] == edge.TerminateRanks(Way.TERMINATED, 5.0)
+    assert driven.hear(job.Begin(held(1)))[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     driven.hear(edge.RanksEnded())
     assert driven.done[-1] == edge.StartRanks(3)
 
@@ -343,13 +343,13 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     assert [each.local_rank for each in driven.orders(Collect)] == [1]
     for local_rank in (0, 1):
         driven.hear(observed(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
-    assert isinstance(driven.told[-1], m.Notes)
+    assert isinstance(driven.told[-1], m.RankSnapshots)
     assert driven.all_of(Release) == []
     assert driven.ends() == [Release(0)]
     driven.hear(signalled(0, signal.SIGTERM))
     assert driven.all_of(edge.TerminateRanks) == []
     driven.hear(signalled(0, signal.SIGKILL))
-    assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 0.1)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)
 
 
 def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progress() -> None:
@@ -365,7 +365,7 @@ def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
     driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
     assert driven.wait(5.9) == []
-    assert driven.wait(0.2) == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
+    assert driven.wait(0.2) == [edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
 
 
 def test_evidence_collected_when_the_time_is_over_is_told_as_it_is() -> None:
@@ -375,7 +375,7 @@ def test_evidence_collected_when_the_time_is_over_is_told_as_it_is() -> None:
     driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
     driven.wait(2.0)
     (notes,) = driven.told
-    assert isinstance(notes, m.Notes)
+    assert isinstance(notes, m.RankSnapshots)
     assert [note.rank for note in notes.notes] == [0, 10]
 
 
@@ -389,7 +389,7 @@ def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: 
     for local_rank in range(32):
         note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
         driven.hear(observed(local_rank, 0, note))
-    told = [each for each in driven.told if isinstance(each, m.Notes)]
+    told = [each for each in driven.told if isinstance(each, m.RankSnapshots)]
     assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
     assert [each.more for each in told] == [True] * (len(told) - 1) + [False]
     assert [note.rank for each in told for note in each.notes] == [10 * local_rank for local_rank in range(32)]
@@ -461,7 +461,7 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     driven = running()
     driven.hear(GONE, GONE)
     assert reports(driven) == [(NodeState.LOST, "nobody reads its output", False)]
-    assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 5.0)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     assert driven.written == ["abandoned"]
     driven.exits(0, -15, sent=(15,))
     driven.exits(1, 1)
@@ -511,7 +511,7 @@ def test_a_rank_asks_for_the_end_of_the_job() -> None:
     driven.ends(Outcome.STOPPED, restarts=False)
     assert driven.all_of(edge.TerminateRanks) == []
     driven.wait(5.0)
-    assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 5.0)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     driven.exits(0, -15, sent=(15,))
     driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
     assert driven.said == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: enough; not restarting"]
@@ -553,7 +553,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_pyt
     driven.stop(signal.SIGHUP)
     driven.exits(1, -15, sent=(15,))
     left_s = None if ranks_are_python else 40.0
-    assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0, left_s)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0, left_s)
     assert signals(driven) == [(signal.SIGTERM, not ranks_are_python), (signal.SIGHUP, not ranks_are_python)]
     driven.hear(edge.RanksEnded())
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting"]
@@ -580,7 +580,7 @@ def test_time_of_ranks_that_are_asked_to_stop_is_bounded() -> None:
     driven.wait(59.9)
     assert driven.all_of(edge.TerminateRanks) == []
     driven.wait(0.2)
-    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(Way.KILLED, 5.0)]
+    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(TerminationMode.KILLED, 5.0)]
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
@@ -590,7 +590,7 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     driven.stop(second, again=True)
     assert signals(driven) == [(signal.SIGTERM, False)]
     assert driven.said == [KILLING.format(second.name)]
-    assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0)
 
 
 def test_second_request_before_the_ranks_have_started_kills_them() -> None:
@@ -603,7 +603,7 @@ def test_second_request_before_the_ranks_have_started_kills_them() -> None:
     driven.hear(edge.RanksStarted())
     assert signals(driven) == []
     assert driven.said[-1] == KILLING.format("SIGINT")
-    assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0)
+    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0)
 
 
 def test_a_hangup_kills_nobody() -> None:
@@ -619,7 +619,7 @@ def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() ->
     driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
     assert driven.all_of(edge.TerminateRanks) == []
-    assert driven.stop() == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
+    assert driven.stop() == [edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
     driven.exits(0, -9)
     driven.hear(edge.RanksEnded())
     assert driven.agent.phase is AgentPhase.LEAVING

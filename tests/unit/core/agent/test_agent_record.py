@@ -174,7 +174,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
         driven.wait(2.0)
     driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hang))
     driven.hear(signalled(0, 9), observed(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
-    notes = sent(driven, m.Notes)
+    notes = sent(driven, m.RankSnapshots)
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
         driven.exits(local_rank, -9, sent=(9,))
@@ -209,7 +209,7 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
         driven.exits(1, -2, sent=(2,))
     driven.hear(observed(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
     driven.wait(2.0)
-    (notes,) = sent(driven, m.Notes)
+    (notes,) = sent(driven, m.RankSnapshots)
     (unseen,) = (note for note in notes.notes if note.rank == 10)
     assert (unseen.found_hung, unseen.gone, unseen.state, unseen.raised) == (True, False, "T", "")
     (hang,) = sent(driven, m.Hang)
@@ -227,7 +227,7 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
     driven.hear(found_hung(1, 0, hang))
     driven.exits(1, -15, sent=(15,))
     driven.wait(2.0)
-    (notes,) = sent(driven, m.Notes)
+    (notes,) = sent(driven, m.RankSnapshots)
     assert [(note.rank, note.raised, note.gone) for note in notes.notes] == [
         (0, "", False),
         (10, "ValueError: empty", False),

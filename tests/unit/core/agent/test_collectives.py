@@ -167,7 +167,7 @@ def test_note_on_a_rank_without_evidence_says_that_its_monitoring_has_ended() ->
     driven.boards[1] = BOARD._replace(closing=True)
     driven.hear(m.DiagnoseHang(0, passive=True))
     driven.wait(2.0)
-    (notes,) = (said for said in driven.told if isinstance(said, m.Notes))
+    (notes,) = (said for said in driven.told if isinstance(said, m.RankSnapshots))
     assert [note.closing for note in notes.notes] == [False, True]
 
 
@@ -218,7 +218,7 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
     (collect,) = driven.orders(Collect)
     assert (collect.local_rank, collect.order.passive) == (1, True)
     driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
-    notes = next(said for said in driven.told if isinstance(said, m.Notes))
+    notes = next(said for said in driven.told if isinstance(said, m.RankSnapshots))
     assert notes.passive
     assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
 
@@ -227,7 +227,7 @@ def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
     driven = watching()
     driven.hear(m.DiagnoseHang(0, passive=True))
     driven.wait(2.0)
-    assert [said.passive for said in driven.told if isinstance(said, m.Notes)] == [True]
+    assert [said.passive for said in driven.told if isinstance(said, m.RankSnapshots)] == [True]
 
 
 def test_evidence_of_a_silence_is_not_reused_for_a_later_hang() -> None:
@@ -236,7 +236,7 @@ def test_evidence_of_a_silence_is_not_reused_for_a_later_hang() -> None:
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
     driven.hear(m.DiagnoseHang(0))
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
-    first, second = (said for said in driven.told if isinstance(said, m.Notes))
+    first, second = (said for said in driven.told if isinstance(said, m.RankSnapshots))
     assert {note.frame for note in first.notes} == {"old"}
     assert {note.frame for note in second.notes} == {"new"}
 

@@ -7,7 +7,7 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Speak
+from megatron_ft.core.job.messages import PrintJobLines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from tests.support.agents import Driven, held, verdict
 
@@ -41,29 +41,29 @@ def test_the_launcher_at_place_0_says_what_concerns_the_job_and_others_if_they_a
 
 def test_a_launcher_that_is_told_to_speak_says_why_the_cycle_ended_if_the_other_may_not_have() -> None:
     driven = running(1)
-    driven.hear(Speak())
+    driven.hear(PrintJobLines())
     assert driven.said == []
     ends(driven)
     assert driven.said == [WHY]
-    driven.hear(Speak())
+    driven.hear(PrintJobLines())
     assert driven.said == [WHY]
     late = running(1)
     ends(late)
     assert late.said == []
-    late.hear(Speak())
+    late.hear(PrintJobLines())
     assert late.said == [WHY]
 
 
 def test_a_launcher_speaks_until_the_next_cycle_begins() -> None:
     driven = running(1)
-    driven.hear(Speak())
+    driven.hear(PrintJobLines())
     ends(driven)
     driven.hear(job.Begin(held(1, place=1, nodes=3)))
-    driven.hear(Speak())  # what was said isn't said again
+    driven.hear(PrintJobLines())  # what was said isn't said again
     assert driven.said == [WHY]
     other = running(1)
     ends(other)
-    other.hear(job.StandBy(), Speak())
+    other.hear(job.StandBy(), PrintJobLines())
     assert other.said == []
 
 
@@ -118,8 +118,8 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
         driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
         assert driven.said == []
         if is_told_to_speak:
-            driven.hear(Speak())
-        driven.hear(job.Leave(1, "", True), Speak())
+            driven.hear(PrintJobLines())
+        driven.hear(job.Leave(1, "", True), PrintJobLines())
         assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
 
 
@@ -136,11 +136,11 @@ def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     for place, is_told, lines in ((0, False, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
         driven = running(place, shares_output=True)
         ends(driven)
-        driven.hear(*[Speak()] * is_told, job.Leave(94, why, True))
+        driven.hear(*[PrintJobLines()] * is_told, job.Leave(94, why, True))
         assert driven.said == lines
     for is_told in (False, True):
         fresh = Driven(max_nodes=3, shares_output=True)
-        fresh.hear(edge.Tick(), *[Speak()] * is_told, job.Leave(94, why, True))
+        fresh.hear(edge.Tick(), *[PrintJobLines()] * is_told, job.Leave(94, why, True))
         assert fresh.said == [why] * is_told
     everywhere = running(1, shares_output=True, says_all=True)
     ends(everywhere)

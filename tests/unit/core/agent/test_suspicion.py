@@ -153,7 +153,7 @@ def test_the_other_nodes_are_asked_and_waited_for() -> None:
     assert driven.told == [m.Suspected(0, 1.0)]
     assert looked(driven, 0) == []
     assert driven.wait(BOUND_S - 0.01) == []
-    driven.hear(m.Moving(0, "rank 9 has begun an iteration"))
+    driven.hear(m.RankProgressing(0, "rank 9 has begun an iteration"))
     assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
     assert driven.wait(5) == []
 
@@ -167,7 +167,7 @@ def test_suspect_is_confirmed_at_the_bound_where_no_node_tells_of_progress() -> 
 
 def test_recent_progress_on_another_node_extends_the_timeout_once() -> None:
     driven = running(1, nodes=2)
-    driven.hear(m.Moving(0, "rank 9 has begun an iteration"))
+    driven.hear(m.RankProgressing(0, "rank 9 has begun an iteration"))
     driven.wait(1.5)
     suspect(driven)
     assert driven.orders(ExtendTimeout) == [edge.OrderMonitor(0, ExtendTimeout(0, 12.5))]
@@ -185,7 +185,7 @@ def test_a_node_that_is_asked_tells_of_progress_and_of_nothing_else() -> None:
     assert [order.again_ns - driven.now_ns for order in orders] == [500_000_000] * 2
     looked(driven, 0)
     looked(driven, 1, "has completed 2 collectives")
-    assert driven.told == [m.Moving(0, "rank 10 has completed 2 collectives")]
+    assert driven.told == [m.RankProgressing(0, "rank 10 has completed 2 collectives")]
     driven.done.clear()
     driven.hear(m.Suspected(0, 0.5))
     looked(driven, 0)

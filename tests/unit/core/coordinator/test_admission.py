@@ -10,7 +10,7 @@ import pytest
 from megatron_ft.core.coordinator.admission import NO_LEAD, Admission, OtherLead, differences, refusal
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held, Memory
+from megatron_ft.core.job.decisions import AcceptorState, Assignment, Decision, DecisionKind
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import Arguments, Beat, Dismiss, Hello, JobDefinition, Lead, Moved, Rules, Wait
 
@@ -89,8 +89,10 @@ def test_job_of_the_owner_is_defined_before_any_hello() -> None:
 
 
 def knowing() -> Hello:
-    decided = Held(Decision(0, (0, "c", 1), DecisionKind.CYCLE, cycle=0, world=2, size=2, head=0), place=0, votes=True)
-    return dataclasses.replace(hello(), memory=Memory(decided=decided))
+    decided = Assignment(
+        Decision(0, (0, "c", 1), DecisionKind.CYCLE, cycle=0, world=2, size=2, head=0), place=0, votes=True
+    )
+    return dataclasses.replace(hello(), memory=AcceptorState(decided=decided))
 
 
 def test_launchers_are_told_where_the_job_has_moved_for_some_seconds() -> None:

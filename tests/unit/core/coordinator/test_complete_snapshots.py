@@ -12,7 +12,7 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import Report
-from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.job_machines import answers, begun, links
 
@@ -239,14 +239,17 @@ def test_vote_without_lost_nodes_keeps_what_the_cycle_restores() -> None:
 
 
 def test_restore_is_no_progress() -> None:
-    before = Advance(first=0, last=30, trained=True)
-    assert before.after(Reached(20, 25)) == Advance(20, 30, trained=True)
-    assert before.after(Reached(20, 25), restored=True) == Advance(0, 30, stalled=1, trained=True)
-    assert before.after(Reached(20, 31), restored=True) == Advance(0, 31, trained=True)
-    assert before.after(Reached(20, 25, saved=True), restored=True) == Advance(0, 30, trained=True)
+    before = JobProgress(first=0, last=30, trained=True)
+    assert before.after(Reached(20, 25)) == JobProgress(20, 30, trained=True)
+    assert before.after(Reached(20, 25), restored=True) == JobProgress(0, 30, stalled=1, trained=True)
+    assert before.after(Reached(20, 31), restored=True) == JobProgress(0, 31, trained=True)
+    assert before.after(Reached(20, 25, saved=True), restored=True) == JobProgress(0, 30, trained=True)
 
 
 def test_job_is_given_up_for_lack_of_progress_only_after_a_cycle_that_went_on_from_the_file() -> None:
-    policy, stalled = m.Rules(min_nodes=1, max_nodes=1, max_restarts=9, max_stalled=3).policy, Advance(0, 30, stalled=3)
+    policy, stalled = (
+        m.Rules(min_nodes=1, max_nodes=1, max_restarts=9, max_stalled=3).policy,
+        JobProgress(0, 30, stalled=3),
+    )
     assert policy.decide(Outcome.FAILED, advance=stalled).no_progress
     assert policy.decide(Outcome.FAILED, advance=stalled, restored=True).action is Action.RESTART

@@ -12,7 +12,14 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import AcceptedProposal, Beside, Decision, DecisionKind, Held, Memory
+from megatron_ft.core.job.decisions import (
+    AcceptedProposal,
+    AcceptorState,
+    Assignment,
+    CoordinatorHost,
+    Decision,
+    DecisionKind,
+)
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from tests.support.job_machines import answers, begun, decision, led, links, member
@@ -128,8 +135,8 @@ def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_
     leaver = m.Identity("job", rules, "b", "b", "b", ()).excluded()
     machine.handle(edge.Broken(1, reset=True), 0.1)
     machine.handle(edge.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
-    standing = m.Standing(m.NodePhase.EXCLUDED, report=excluded)
-    hello = leaver.hello(1, owns=False, memory=Memory(), standing=standing, found_silent=None, now_s=0.1)
+    standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
+    hello = leaver.hello(1, owns=False, memory=AcceptorState(), standing=standing, found_silent=None, now_s=0.1)
     machine.handle(edge.Heard(7, hello), 0.1)
     (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, edge.Judged)]
     assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
@@ -209,10 +216,12 @@ def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> N
     machine = Coordinator("c", founds=False, now_s=0.0)
 
     def hello(name: str, place: int, *, knows: bool) -> m.Hello:
-        held = Held(last, place, True)
-        memory = Memory((0, "old"), held if knows else None, None if knows else AcceptedProposal((0, "old", 1), held))
+        held = Assignment(last, place, True)
+        memory = AcceptorState(
+            (0, "old"), held if knows else None, None if knows else AcceptedProposal((0, "old", 1), held)
+        )
         phase = m.NodePhase.RUNNING if knows else m.NodePhase.READY
-        return m.Hello("job", rules, name, 1, name, memory=memory, standing=m.Standing(phase, 0 if knows else -1))
+        return m.Hello("job", rules, name, 1, name, memory=memory, standing=m.NodeStatus(phase, 0 if knows else -1))
 
     for link, name in enumerate("ab"):
         machine.handle(edge.Heard(link, hello(name, link, knows=True)), 0.0)
@@ -223,7 +232,9 @@ def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> N
         machine.settle(tenth / 10)
     machine.handle(edge.Heard(5, hello("c", 2, knows=False)), 10.1)
     machine.settle(10.1)
-    told = machine.handle(edge.Heard(5, m.Follow((1, "c"), AcceptedProposal((0, "old", 1), Held(last, 2, True)))), 10.1)
+    told = machine.handle(
+        edge.Heard(5, m.Follow((1, "c"), AcceptedProposal((0, "old", 1), Assignment(last, 2, True)))), 10.1
+    )
     assert links(told, m.Commit) == [5]
     (end,) = [effect.message for effect in told if isinstance(effect, edge.Send) and isinstance(effect.message, m.End)]
     assert (end.cycle, end.lost) == (0, True)
@@ -248,15 +259,15 @@ LAST = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 5, 5, 0)
 
 def hello_again(place: int, *, accepted: Decision | None = None, knows: bool = True) -> m.Hello:
     """Of a launcher that had that place in ``LAST``, to another coordinator."""
-    held = Held(LAST, place, True)
-    then = None if accepted is None else AcceptedProposal(accepted.value, Held(accepted, place, True))
-    memory = Memory((0, "old"), held if knows else None, then if knows else AcceptedProposal(LAST.value, held))
-    standing = m.Standing(m.NodePhase.RUNNING, 0) if knows else m.Standing()
+    held = Assignment(LAST, place, True)
+    then = None if accepted is None else AcceptedProposal(accepted.value, Assignment(accepted, place, True))
+    memory = AcceptorState((0, "old"), held if knows else None, then if knows else AcceptedProposal(LAST.value, held))
+    standing = m.NodeStatus(m.NodePhase.RUNNING, 0) if knows else m.NodeStatus()
     rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
     return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=standing)
 
 
-def follow(memory: Memory) -> m.Follow:
+def follow(memory: AcceptorState) -> m.Follow:
     return m.Follow((1, "c"), memory.accepted)
 
 
@@ -398,11 +409,13 @@ def _without_the_last() -> tuple[Coordinator, list[edge.CoordinatorEffect], m.He
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(4):
         hello = hello_again(link)
-        machine.handle(edge.Heard(link, replace(hello, memory=Memory((0, "old"), Held(named, link, True)))), 0.0)
+        machine.handle(
+            edge.Heard(link, replace(hello, memory=AcceptorState((0, "old"), Assignment(named, link, True)))), 0.0
+        )
     answers(machine, machine.settle(0.0))
     proposed = machine.settle(0.3)
     assert links(proposed, m.Propose) == [0, 1, 2, 3]
-    return machine, proposed, replace(hello_again(4), memory=Memory(), standing=m.Standing(m.NodePhase.READY))
+    return machine, proposed, replace(hello_again(4), memory=AcceptorState(), standing=m.NodeStatus(m.NodePhase.READY))
 
 
 def test_a_roll_is_given_up_for_a_node_that_had_accepted_nothing_and_would_have_no_place_after_it() -> None:
@@ -436,7 +449,7 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
 ) -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(1, 5):
-        hello = replace(hello_again(link), found_silent=Beside(0, "there") if link <= told else None)
+        hello = replace(hello_again(link), found_silent=CoordinatorHost(0, "there") if link <= told else None)
         machine.handle(edge.Heard(link, hello), 0.0)
     effects = answers(machine, machine.settle(0.0))
     judged: list[tuple[float, str, str]] = []
@@ -457,12 +470,12 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
 def test_host_lost_with_the_coordinator_is_named_for_the_hang_it_causes(waits: bool) -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
 
-    def note(rank: int) -> m.Notes:
+    def note(rank: int) -> m.RankSnapshots:
         state = "T" if rank == 3 and not waits else "S"
-        return m.Notes(0, (RankSnapshot(rank=rank, state=state, has_stack=True, waits_in="all_reduce"),))
+        return m.RankSnapshots(0, (RankSnapshot(rank=rank, state=state, has_stack=True, waits_in="all_reduce"),))
 
     def connect(link: int) -> list[edge.CoordinatorEffect]:
-        hello = replace(hello_again(link), found_silent=Beside(0, "there"))
+        hello = replace(hello_again(link), found_silent=CoordinatorHost(0, "there"))
         return machine.handle(edge.Heard(link, hello), 0.0) + machine.settle(0.0)
 
     verdict = RankHung(
@@ -524,8 +537,8 @@ def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_me
     assert made.names == ("a", "b", "c")
     machine = Coordinator("d", founds=False, now_s=0.0)
     for place in range(2):
-        memory = Memory((1, "c"), Held(made, place, votes=True))
-        standing = m.Standing(m.NodePhase.RUNNING, 0)
+        memory = AcceptorState((1, "c"), Assignment(made, place, votes=True))
+        standing = m.NodeStatus(m.NodePhase.RUNNING, 0)
         hello = m.Hello("job", job.rules, f"i{place}", 2, made.names[place], memory=memory, standing=standing)
         machine.handle(edge.Heard(place, hello), 0.0)
     effects = answers(machine, machine.settle(0.0))
@@ -545,14 +558,14 @@ def test_decision_of_a_job_of_many_nodes_carries_no_names(nodes: int, told: int)
 
 
 def test_a_launcher_tells_the_next_coordinator_whose_host_answers_no_more() -> None:
-    for silent, said in ((True, Beside(3, "h3")), (False, None)):
+    for silent, said in ((True, CoordinatorHost(3, "h3")), (False, None)):
         machine = led(member())
-        machine.heard(m.Commit(decision(), beside=Beside(3, "h3")), 0.0)
+        machine.heard(m.Commit(decision(), beside=CoordinatorHost(3, "h3")), 0.0)
         machine.broken(1.0, silent=silent)
         (hello,) = [each.message for each in machine.opened(1.1) if isinstance(each, edge.Transmit)]
         assert isinstance(hello, m.Hello)
         assert hello.found_silent == said
-        machine.heard(m.Lead((2, "d"), Beside(1, "h1")), 1.2)
+        machine.heard(m.Lead((2, "d"), CoordinatorHost(1, "h1")), 1.2)
         machine.broken(1.3)
         (hello,) = [each.message for each in machine.opened(1.4) if isinstance(each, edge.Transmit)]
         assert isinstance(hello, m.Hello)
@@ -565,7 +578,7 @@ def test_a_coordinator_says_which_node_is_beside_it() -> None:
         machine.handle(edge.Heard(link, replace(hello_again(link), owns=link == 2)), 0.0)
     effects = machine.settle(0.0)
     assert [e.message.beside for e in effects if isinstance(e, edge.Send) and isinstance(e.message, m.Lead)] == [
-        Beside(2, "h2")
+        CoordinatorHost(2, "h2")
     ]
 
 

@@ -47,7 +47,7 @@ def test_request_for_the_end_of_the_job_ends_it_after_the_cycle(is_judged: bool)
 def test_verdict_that_is_told_before_the_outcome_counts_once_the_cycle_is_over() -> None:
     verdict = verdict_on(failed())
     cycle = JobCycle(RULES, decision(size=2))
-    cycle.restored(0, m.Standing(cycle=0, verdict=verdict), 1.0)
+    cycle.restored(0, m.NodeStatus(cycle=0, verdict=verdict), 1.0)
     before = cycle.state.phase
-    cycle.restored(1, m.Standing(cycle=0, ended=Outcome.FAILED, verdict=verdict), 2.0)
+    cycle.restored(1, m.NodeStatus(cycle=0, ended=Outcome.FAILED, verdict=verdict), 2.0)
     assert (before, cycle.state.phase) == (CoordinatorPhase.RUNNING, CoordinatorPhase.RESTARTING)

@@ -14,7 +14,7 @@ from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory
+from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Assignment, Decision, DecisionKind
 from megatron_ft.core.job.restart_policy import Outcome
 from tests.support.job_machines import RULES, decision, led, links, member
 
@@ -24,8 +24,11 @@ LAST = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 5, 5, 0, names=("h0", "
 def hello(place: int | None, rules: m.Rules, name: str = "", **standing: Any) -> m.Hello:
     """Of a launcher that had that place in ``LAST``, or of one that waits on standby."""
     if place is None:
-        return m.Hello("job", rules, name, 1, name, standing=m.Standing(m.NodePhase.READY))
-    memory, stands = Memory((0, "old"), Held(LAST, place, True)), m.Standing(m.NodePhase.RUNNING, 0, **standing)
+        return m.Hello("job", rules, name, 1, name, standing=m.NodeStatus(m.NodePhase.READY))
+    memory, stands = (
+        AcceptorState((0, "old"), Assignment(LAST, place, True)),
+        m.NodeStatus(m.NodePhase.RUNNING, 0, **standing),
+    )
     return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
 
 
@@ -196,7 +199,7 @@ def test_launcher_alone_at_a_coordinator_is_told_not_to_wait_long() -> None:
     last, rules = replace(LAST, world=4, size=4, names=("h0", "h1", "h2", "h3")), m.Rules(min_nodes=4, max_nodes=4)
     machine = Coordinator("c", founds=False, now_s=0.0)
     for place, soon in ((1, False), (2, True)):
-        memory, stands = Memory((0, "old"), Held(last, place, True)), m.Standing(m.NodePhase.RUNNING, 0)
+        memory, stands = AcceptorState((0, "old"), Assignment(last, place, True)), m.NodeStatus(m.NodePhase.RUNNING, 0)
         said = m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
         machine.handle(edge.Heard(place, said), 0.0)
         assert edge.Send([place], m.Wait(place, 4, soon)) in machine.settle(0.0)
@@ -207,9 +210,9 @@ def test_the_candidates_of_an_older_decision_are_forgotten_with_it() -> None:
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
     machine, _ = taken_over([replace(hello(place, rules), address=f"old{place}:1") for place in (2, 3, 4)])
     newer = replace(LAST, number=1, value=(1, "d", 1), cycle=1)
-    stands = m.Standing(m.NodePhase.RUNNING, 1)
+    stands = m.NodeStatus(m.NodePhase.RUNNING, 1)
     for link in (10, 11, 12):
-        memory = Memory((1, "d"), Held(newer, link - 10, True))
+        memory = AcceptorState((1, "d"), Assignment(newer, link - 10, True))
         said = m.Hello("job", rules, f"n{link}", 1, f"n{link}", f"new{link}:1", memory=memory, standing=stands)
         machine.handle(edge.Heard(link, said), 0.0)
     machine.handle(edge.Heard(13, hello(None, rules, "s")), 0.0)
@@ -227,7 +230,7 @@ def test_the_first_decision_is_not_made_again_without_most_of_its_nodes(named: b
     first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)) if named else ())
 
     def at(place: int) -> m.Hello:
-        memory = Memory((0, "old"), None, AcceptedProposal((0, "old", 1), Held(first, place, True)))
+        memory = AcceptorState((0, "old"), None, AcceptedProposal((0, "old", 1), Assignment(first, place, True)))
         return m.Hello("job", rules, f"i{place}", 2, f"h{place}", owns=place == 0, memory=memory)
 
     machine, sent = Coordinator("c", founds=True, now_s=0.0), []
@@ -258,9 +261,9 @@ def test_possible_decision_of_a_predecessor_is_proposed_before_an_own_one(
     if late:  # it leads before any other is there
         follow(0, None, (0, "c"))
         assert machine.leads
-    held = {link: AcceptedProposal((0, old, 1), Held(first, link, True)) for link in (1, 2, 3)}
+    held = {link: AcceptedProposal((0, old, 1), Assignment(first, link, True)) for link in (1, 2, 3)}
     for link, accepted in held.items():
-        memory = Memory((0, old), None, accepted)
+        memory = AcceptorState((0, old), None, accepted)
         machine.handle(edge.Heard(link, m.Hello("job", rules, f"i{link}", 2, f"h{link}", memory=memory)), 0.0)
     sent += machine.settle(0.0)
     term = [each.message.term for each in sent if isinstance(each, edge.Send) and isinstance(each.message, m.Lead)][-1]
@@ -277,7 +280,7 @@ def test_possible_decision_of_a_predecessor_is_proposed_before_an_own_one(
 def test_a_launcher_of_none_of_its_nodes_does_not_count_for_the_first_decision() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
     first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))
-    memory = Memory((0, "old"), None, AcceptedProposal((0, "old", 1), Held(first, 0, True)))
+    memory = AcceptorState((0, "old"), None, AcceptedProposal((0, "old", 1), Assignment(first, 0, True)))
     machine = Coordinator("c", founds=True, now_s=0.0)
     machine.handle(edge.Heard(0, m.Hello("job", rules, "i0", 2, "h0", owns=True, memory=memory)), 0.0)
     for link in (1, 2, 3):

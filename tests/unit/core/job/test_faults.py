@@ -158,7 +158,7 @@ def test_a_hang_is_the_fault_of_the_host_of_the_rank_that_is_to_blame() -> None:
     for place, node in enumerate(nodes):
         waits_in, state = ("", "T") if place == 2 else ("all_reduce", "S")
         note = RankSnapshot(rank=place, host=node.name, state=state, has_stack=True, waits_in=waits_in)
-        node.do(node.member.tell(m.Notes(0, (note,)), job.now_s))
+        node.do(node.member.tell(m.RankSnapshots(0, (note,)), job.now_s))
     job.run(0.5)
     (verdict,) = nodes[1].verdicts
     fault = fault_of(verdict)

@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
-from megatron_ft.core.job.patience import GIVE_UP_S
+from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached
 from tests.support.machines import Job, Launcher
 

@@ -22,9 +22,16 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import AcceptedProposal, Decision, DecisionKind, Held, Memory, is_quorum
+from megatron_ft.core.job.decisions import (
+    AcceptedProposal,
+    AcceptorState,
+    Assignment,
+    Decision,
+    DecisionKind,
+    is_quorum,
+)
 from megatron_ft.core.job.member import CUT_OFF_S, Member
-from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.job_machines import RULES, answers, decision, led, links, member
 
@@ -185,7 +192,7 @@ def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
 
 
 def judged(outcome: Outcome, *states: NodeState, rules: m.Rules = RULES, **more: Any) -> m.Verdict:
-    values = {"restarts": 0, "advance": Advance(), "decided_by": None, "found": None, "shutdown": None}
+    values = {"restarts": 0, "advance": JobProgress(), "decided_by": None, "found": None, "shutdown": None}
     follows = more.pop("follows", None)
     values.update({"nodes_left": 9, "joining": "", "cycle": 0, **more})
     return verdict_on(rules, seats(*states, follows=follows), outcome, **values)
@@ -210,7 +217,7 @@ def test_verdict_of_a_cycle_decides_action_and_exit_code() -> None:
     used_up = judged(Outcome.FAILED, U, H, decided_by=0, restarts=3)
     assert (used_up.decision.action, used_up.code) == (Action.GIVE_UP, 1)
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=3)
-    stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(stalled=3))
+    stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=JobProgress(stalled=3))
     assert (stalled.decision.action, stalled.code) == (Action.GIVE_UP, 93)
     assert judged(Outcome.SUCCEEDED, S, S).code == 0
     assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).decision.action is Action.GIVE_UP
@@ -280,7 +287,7 @@ def test_line_of_a_job_of_one_node_names_no_node() -> None:
 
 def test_decision_for_lack_of_progress_says_so() -> None:
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
-    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=Advance(0, 9, stalled=2)).decision
+    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=JobProgress(0, 9, stalled=2)).decision
     assert decision == RestartDecision(
         action=Action.GIVE_UP,
         restarts_left=8,
@@ -311,13 +318,13 @@ def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
     (begin,) = machine.heard(m.Commit(decision(), "store:1"), 0.0)
-    assert begin == edge.Begin(Held(decision(), 2, votes=True, store="store:1"))
+    assert begin == edge.Begin(Assignment(decision(), 2, votes=True, store="store:1"))
     assert machine.heard(m.Commit(decision(), "store:1"), 0.0) == []  # again: it runs already
     assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == [edge.StandBy()]
 
 
 def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:
-    memory = Memory(decided=Held(decision(), 2, votes=True, store="s"))
+    memory = AcceptorState(decided=Assignment(decision(), 2, votes=True, store="s"))
     held = memory.held(replace(decision(1, DecisionKind.ROLL), began=decision().value), "i")
     assert held is not None
     assert (held.place, held.votes, held.store) == (2, False, "s")
@@ -326,8 +333,8 @@ def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_n
 
 def test_a_launcher_named_in_a_decision_has_its_place_and_vote_there_without_having_been_asked() -> None:
     named = replace(decision(1, cycle=1), voters=("a", "", "c"))
-    assert Memory().held(named, "c") == Held(named, 2, votes=True)
-    assert Memory().held(named, "b") is None
+    assert AcceptorState().held(named, "c") == Assignment(named, 2, votes=True)
+    assert AcceptorState().held(named, "b") is None
 
 
 def test_a_launcher_that_has_accepted_a_cycle_starts_it_by_a_roll_that_follows() -> None:
@@ -336,7 +343,9 @@ def test_a_launcher_that_has_accepted_a_cycle_starts_it_by_a_roll_that_follows()
     other = replace(decision(1, DecisionKind.ROLL), began=(9, "another", 1))
     assert machine.memory.held(other, "host:1") is None  # of a cycle of the same number that it has no part in
     roll = replace(decision(1, DecisionKind.ROLL), began=decision().value)
-    assert machine.heard(m.Commit(roll, "store:1"), 0.0) == [edge.Begin(Held(roll, 2, votes=False, store="store:1"))]
+    assert machine.heard(m.Commit(roll, "store:1"), 0.0) == [
+        edge.Begin(Assignment(roll, 2, votes=False, store="store:1"))
+    ]
 
 
 def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_taken_to_go_on() -> None:
@@ -399,7 +408,7 @@ HANG = RankHung(
 
 def test_relayed_message_that_all_nodes_send_at_once_is_passed_on_once() -> None:
     cycle = JobCycle(RULES, decision(cycle=2))
-    asked, moving = m.Suspected(2, 1.0), m.Moving(2, "rank 3 has begun an iteration")
+    asked, moving = m.Suspected(2, 1.0), m.RankProgressing(2, "rank 3 has begun an iteration")
     assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
     assert [cycle.admit(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
     assert not cycle.admit(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
@@ -433,10 +442,12 @@ MESSAGES = [
         session=3,
         name="n",
         rank=0,
-        memory=Memory(
-            (3, "c"), Held(decision(), 1, True), AcceptedProposal((3, "c", 2), Held(decision(1), 0, True, "s"))
+        memory=AcceptorState(
+            (3, "c"),
+            Assignment(decision(), 1, True),
+            AcceptedProposal((3, "c", 2), Assignment(decision(1), 0, True, "s")),
         ),
-        standing=m.Standing(
+        standing=m.NodeStatus(
             m.NodePhase.RUNNING,
             4,
             m.Report(4, U, Cause(text="x", kind=CauseKind.HANG, rank=3, follows=True), Reached(1, 2)),
@@ -444,10 +455,13 @@ MESSAGES = [
     ),
     m.Hang(2, HANG, Reached(0, 3)),
     m.Suspected(2, 0.5),
-    m.Moving(2, "rank 3 has begun an iteration"),
-    m.Notes(2, (RankSnapshot(rank=1, state="T"),)),
+    m.RankProgressing(2, "rank 3 has begun an iteration"),
+    m.RankSnapshots(2, (RankSnapshot(rank=1, state="T"),)),
     m.Propose(
-        (1, "c", 1), Decision(3, (1, "c", 1), DecisionKind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False
+        (1, "c", 1),
+        Decision(3, (1, "c", 1), DecisionKind.END, 2, 4, 3, 1, 2, JobProgress(1, 2, 0), 93, "no"),
+        None,
+        False,
     ),
     m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
     m.Beat(),
@@ -496,19 +510,19 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     machine.tell(m.StockTaken(stock), 1.0)
     assert machine.standing.kept == stock
     machine.heard(m.Commit(replace(decided, number=1, value=(0, "c", 9), cycle=1)), 1.0)
-    assert machine.standing == m.Standing(phase=m.NodePhase.RUNNING, cycle=1)
+    assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1)
 
 
 def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() -> None:
     machine, decided = Coordinator("d", founds=False, now_s=0.0), replace(decision(size=2), voters=("a", "b"))
     seven, eight = SnapshotKey(0, 7), SnapshotKey(0, 8)
     standings = {
-        "a": m.Standing(m.NodePhase.RUNNING, 0, complete=seven, saved=(eight,)),
-        "b": m.Standing(m.NodePhase.RUNNING, 0, saved=(seven,)),
+        "a": m.NodeStatus(m.NodePhase.RUNNING, 0, complete=seven, saved=(eight,)),
+        "b": m.NodeStatus(m.NodePhase.RUNNING, 0, saved=(seven,)),
     }
     effects = []
     for link, (name, standing) in enumerate(standings.items()):
-        memory = Memory((0, "c"), Held(decided, link, votes=True))
+        memory = AcceptorState((0, "c"), Assignment(decided, link, votes=True))
         hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, memory=memory, standing=standing)
         effects += machine.handle(edge.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
@@ -526,13 +540,13 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
         m.Restored(4, SnapshotKey(3, 7)),
     ],
 )
-def test_messages_about_snapshots_survive_the_wire(message: m.Said) -> None:
+def test_messages_about_snapshots_survive_the_wire(message: m.NodeMessage) -> None:
     assert Vocabulary(m.FromMember).parse(pack(message)) == message
 
 
 def test_message_of_a_job_without_snapshots_is_as_before() -> None:
     assert pack(m.Ready()) == {"type": "ready"}
     assert "restore" not in pack(m.Commit(decision()))["decision"]
-    assert pack(m.Standing()) == {"type": "standing"}
+    assert pack(m.NodeStatus()) == {"type": "node_status"}
     chosen = replace(decision(), restore=Restore(SnapshotKey(0, 7), 1, "crash: NaN", 9))
     assert Vocabulary(m.ToMember).parse(pack(m.Commit(chosen))) == m.Commit(chosen)

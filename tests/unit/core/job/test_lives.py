@@ -12,7 +12,7 @@ from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import Verdict
-from megatron_ft.core.job.restart_policy import Advance, Outcome, Reached, furthest
+from megatron_ft.core.job.restart_policy import JobProgress, Outcome, Reached, furthest
 from tests.support.agents import verdict
 
 COMMAND = ("python", "train.py")
@@ -117,13 +117,13 @@ def test_the_end_of_another_job_is_a_life_of_its_own() -> None:
 )
 def test_progress_is_carried_to_the_next_life_unless_the_job_was_over(outcome: Ending, carried: bool) -> None:
     lives = Lives().begun(replace(LIFE, outcome=outcome, resumed=10, iteration=25, stalled=2))
-    assert lives.advance(COMMAND) == (Advance(10, 25, 2) if carried else Advance())
-    assert lives.advance(("python", "other.py")) == Advance()
+    assert lives.advance(COMMAND) == (JobProgress(10, 25, 2) if carried else JobProgress())
+    assert lives.advance(("python", "other.py")) == JobProgress()
     assert Lives().begun(replace(LIFE, outcome=outcome, trained=True)).advance(COMMAND).trained is carried
 
 
 def test_failures_at_the_same_place_add_up_over_lives() -> None:
-    lives, advance, counts = Lives(), Advance(), []
+    lives, advance, counts = Lives(), JobProgress(), []
     for _ in range(3):
         advance = lives.advance(COMMAND)
         for _ in range(3):
@@ -134,8 +134,10 @@ def test_failures_at_the_same_place_add_up_over_lives() -> None:
 
 
 def test_furthest_advance_is_that_of_the_node_that_knows_most() -> None:
-    assert furthest([]) == Advance()
-    assert furthest([Advance(), Advance(5, 20, 1), Advance(0, 20, 9), Advance(5, 20, 2)]) == Advance(5, 20, 2)
+    assert furthest([]) == JobProgress()
+    assert furthest(
+        [JobProgress(), JobProgress(5, 20, 1), JobProgress(0, 20, 9), JobProgress(5, 20, 2)]
+    ) == JobProgress(5, 20, 2)
 
 
 def test_the_fault_is_that_of_the_node_that_the_verdict_names() -> None:

@@ -155,7 +155,7 @@ def test_node_asks_for_evidence_on_all_ranks_before_it_reports_a_lost_peer() -> 
     assert kinds == [m.Hang, m.Report]
     assert [each.local_rank for each in driven.orders(Collect)] == [1]
     driven.hear(observed(1, 0, stuck(10)))
-    (notes,) = (each for each in driven.told if isinstance(each, m.Notes))
+    (notes,) = (each for each in driven.told if isinstance(each, m.RankSnapshots))
     assert [(note.rank, note.gone, note.exitcode) for note in notes.notes] == [(0, True, 1), (10, False, None)]
 
 
@@ -201,7 +201,7 @@ def test_cycle_ends_for_the_missing_rank_once_all_nodes_have_reported() -> None:
     machine = failing()
     for link in range(5):
         note = stuck(link) if link == 3 else failed(link)
-        machine.handle(edge.Heard(link, m.Notes(0, (note,))), 0.1)
+        machine.handle(edge.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.cause.rank, judged.cause.text) == (3, "rank 3 (host-3) keeps the others waiting in 'step' for 5.1 s")
 
@@ -217,7 +217,7 @@ def test_node_whose_launcher_died_just_before_the_diagnosis_is_named_for_the_los
     machine = failing(dies=3)
     for link in (0, 1, 2, 4):
         exited = RankSnapshot(rank=link, gone=True, exitcode=0)
-        machine.handle(edge.Heard(link, m.Notes(0, (failed(1) if link == 1 else exited,))), 1.1)
+        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(1) if link == 1 else exited,))), 1.1)
     assert verdicts(machine, 1.2) == []
     (judged,) = verdicts(machine, 1.31)
     assert (judged.node, judged.cause.text) == (3, "its launcher exited")
@@ -232,7 +232,7 @@ def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence()
 def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
     machine = failing()
     for link in range(5):
-        machine.handle(edge.Heard(link, m.Notes(0, (failed(link),))), 0.1)
+        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
     judged = verdicts(machine, 0.1) + verdicts(machine, 0.5)
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
 
@@ -243,7 +243,7 @@ def test_cycle_goes_on_until_the_report_comes_where_the_notes_on_a_lost_peer_cam
         answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
     machine.handle(edge.Heard(1, m.Hang(0, FIRST)), 0.0)
     for link in range(5):
-        machine.handle(edge.Heard(link, m.Notes(0, (failed(link),))), 0.1)
+        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
     assert verdicts(machine, 0.1) == []
     machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.2)
     judged = [verdict for at_s in (0.2, 0.6) for verdict in verdicts(machine, at_s)]

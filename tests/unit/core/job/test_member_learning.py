@@ -19,7 +19,7 @@ SURVEY, LEARNED, RAISED = Survey(4, 1), Learned(4, 1, Moment.SAVE), Raised(4, "s
 def running() -> Member:
     """Cycle 4 runs."""
     machine = led(member())
-    machine.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=4)
+    machine.standing = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=4)
     return machine
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job import edge, patience
+from megatron_ft.core.job import edge, give_up_policy
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator_locator import NO_ANSWER
 from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.patience import GIVE_UP_S
-from megatron_ft.core.job.search import NO_ANSWER
 from tests.support.job_machines import RULES, decision, led, member
 
 
@@ -225,14 +225,14 @@ def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none(
 def test_launcher_that_never_trained_does_not_exit_with_0_for_a_job_that_may_be_another(
     is_named: bool, has_trained: bool, code: int
 ) -> None:
-    standing = m.Standing(cycle=0 if has_trained else -1)
+    standing = m.NodeStatus(cycle=0 if has_trained else -1)
     identity = replace(member().identity, is_named=is_named)
     finished = replace(decision(1, DecisionKind.END, size=2), code=0)
-    left = patience.at_end(identity, finished, standing)
+    left = give_up_policy.at_end(identity, finished, standing)
     assert (left.code, left.is_of_all) == (code, code == 0)
     assert ("--rdzv-id" in left.text) is (code == 2)
-    assert patience.at_end(identity, replace(finished, code=1), standing).code == 1
-    excluded = replace(m.Standing(), phase=m.NodePhase.EXCLUDED)
-    assert patience.at_end(identity, finished, excluded).code == 0
+    assert give_up_policy.at_end(identity, replace(finished, code=1), standing).code == 1
+    excluded = replace(m.NodeStatus(), phase=m.NodePhase.EXCLUDED)
+    assert give_up_policy.at_end(identity, finished, excluded).code == 0
     nobody_trained = replace(finished, world=0)
-    assert patience.at_end(identity, nobody_trained, standing).code == 0
+    assert give_up_policy.at_end(identity, nobody_trained, standing).code == 0

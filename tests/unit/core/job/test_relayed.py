@@ -19,7 +19,7 @@ def test_a_question_and_its_answer_reach_all_the_others_and_nobody_else() -> Non
     b.do(b.member.tell(m.Suspected(0, 1.0), job.now_s))
     job.run()
     assert (a.relayed, b.relayed, c.relayed) == ([m.Suspected(0, 1.0)], [], [m.Suspected(0, 1.0)])
-    moving = m.Moving(0, "rank 0 has begun an iteration")
+    moving = m.RankProgressing(0, "rank 0 has begun an iteration")
     a.do(a.member.tell(moving, job.now_s))
     job.run()
     assert a.relayed == [m.Suspected(0, 1.0)]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from megatron_ft.core.job.restart_policy import (
     Action,
-    Advance,
     AnyFailed,
+    JobProgress,
     MinHealthy,
     NodeState,
     Outcome,
@@ -179,7 +179,7 @@ def test_nodes_that_leave_end_the_job_only_where_too_few_are_left(
 
 def stalled(*cycles: Reached | None) -> int:
     """For how many cycles, after these have failed."""
-    advance = Advance()
+    advance = JobProgress()
     for reached in cycles:
         advance = advance.after(reached)
     return advance.stalled
@@ -235,12 +235,12 @@ BEFORE_ANY_STEP_KNOWN = Reached(-1, -1, True)
     ],
 )
 def test_starts_that_fail_in_the_same_way_are_counted(cycles: list[Reached | None], count: int) -> None:
-    advance = Advance()
+    advance = JobProgress()
     for reached in cycles:
         advance = advance.after(reached)
     assert advance.starts == count
     # in a job that has trained in an earlier life they never count
-    advance = Advance(first=0, last=7)
+    advance = JobProgress(first=0, last=7)
     for reached in cycles:
         advance = advance.after(reached)
     assert advance.starts == 0
@@ -250,7 +250,9 @@ def test_starts_that_fail_in_the_same_way_are_counted(cycles: list[Reached | Non
 def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: type[AnyFailed | MinHealthy]) -> None:
     for count, action in ((1, Action.RESTART), (2, Action.GIVE_UP)):
         policies = [policy(9, min_nodes=1, max_failed_starts=bound) for bound in (2, 0)]
-        decision, unbounded = (each.decide(F, restarts_before=1, advance=Advance(starts=count)) for each in policies)
+        decision, unbounded = (
+            each.decide(F, restarts_before=1, advance=JobProgress(starts=count)) for each in policies
+        )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
     assert decision.reason == "2 starts in a row failed in this way before the first step, giving up"
@@ -258,7 +260,7 @@ def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: typ
 
 def test_fifty_random_faults_with_steady_progress_never_stall() -> None:
     chance = random.Random(3)
-    advance, at = Advance(), 0
+    advance, at = JobProgress(), 0
     for _ in range(50):
         first = at // 10 * 10  # a checkpoint each 10 iterations
         at = max(at, first) + chance.randrange(1, 15)
@@ -271,7 +273,7 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[A
     for count, action in ((2, Action.RESTART), (3, Action.GIVE_UP), (4, Action.GIVE_UP)):
         policies = [policy(100, min_nodes=1, max_stalled=bound) for bound in (3, 0)]
         decision, unbounded = (
-            each.decide(F, restarts_before=4, advance=Advance(20, 25, stalled=count)) for each in policies
+            each.decide(F, restarts_before=4, advance=JobProgress(20, 25, stalled=count)) for each in policies
         )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
@@ -281,4 +283,4 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[A
 
 @pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
 def test_lack_of_progress_is_judged_after_failures_only(outcome: Outcome) -> None:
-    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, advance=Advance(stalled=9)).no_progress
+    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, advance=JobProgress(stalled=9)).no_progress

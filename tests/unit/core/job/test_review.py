@@ -142,8 +142,8 @@ def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
     machine = running()
     (asked,) = tell(machine, edge.Heard(1, ASKS), edge.Heard(0, ASKS))
     assert (list(asked.links), asked.message) == ([0, 1], m.DiagnoseHang(0, passive=True))
-    assert tell(machine, edge.Heard(0, m.Notes(0, (waits(0),), passive=True))) == []
-    (told,) = tell(machine, edge.Heard(1, m.Notes(0, (works(1), waits(2)), passive=True)))
+    assert tell(machine, edge.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True))) == []
+    (told,) = tell(machine, edge.Heard(1, m.RankSnapshots(0, (works(1), waits(2)), passive=True)))
     assert list(told.links) == [0, 1]
     assert isinstance(told.message, Reviewed)
     assert (told.message.asker, told.message.rank) == (1, 1)
@@ -153,7 +153,7 @@ def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
 
 def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0),), passive=True)))
+    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True)))
     told = None
     while told is None:
         assert machine.alarm_s is not None
@@ -165,8 +165,8 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
 
 def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0), waits(2)), passive=True)))
-    assert tell(machine, edge.Heard(1, m.Notes(0, (works(1, seconds=2.0),), passive=True))) == []
+    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    assert tell(machine, edge.Heard(1, m.RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> Non
 )
 def test_silence_is_not_told_while_a_rank_without_monitoring_may_go_on(change: dict[str, Any], is_told: bool) -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0), waits(2)), passive=True)))
+    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
     left = replace(works(1), closing=True, **change)
-    told = tell(machine, edge.Heard(1, m.Notes(0, (left,), passive=True)))
+    told = tell(machine, edge.Heard(1, m.RankSnapshots(0, (left,), passive=True)))
     assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
@@ -187,12 +187,14 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
     tell(machine, edge.Heard(0, ASKS))
     (asked,) = tell(machine, edge.Heard(1, m.Hang(0, FIRST)))
     assert asked.message == m.DiagnoseHang(0)
-    tell(machine, *(edge.Heard(link, m.Notes(0, (waits(link),), passive=True)) for link in (0, 1)))
-    ended = tell(machine, *(edge.Heard(link, m.Notes(0, (waits(link),))) for link in (0, 1)))
+    tell(machine, *(edge.Heard(link, m.RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
+    ended = tell(machine, *(edge.Heard(link, m.RankSnapshots(0, (waits(link),))) for link in (0, 1)))
     assert any(isinstance(sent.message, m.End) for sent in ended)
 
 
-@pytest.mark.parametrize("message", [ASKS, m.DiagnoseHang(0, True), m.Notes(0, (), True), said([waits(0), works(1)])])
+@pytest.mark.parametrize(
+    "message", [ASKS, m.DiagnoseHang(0, True), m.RankSnapshots(0, (), True), said([waits(0), works(1)])]
+)
 def test_message_of_a_review_survives_the_wire(message: m.FromMember | m.ToMember) -> None:
     kinds = m.ToMember if isinstance(message, m.DiagnoseHang | Reviewed) else m.FromMember
     assert Vocabulary(kinds).parse(pack(message)) == message

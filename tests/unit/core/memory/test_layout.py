@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.core.memory.layout import (
+from megatron_ft.core.memory.segment_layout import (
     TRAILER_BYTES,
     Layout,
     TensorAt,

@@ -430,7 +430,7 @@ def test_message_larger_than_the_socket_takes_is_sent_piece_by_piece(reactor: Re
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])
         other = tcp.Peer(listener.accept()[0])
-        big = m.Aside("x" * 900_000)
+        big = m.NodeUnfit("x" * 900_000)
         for _ in range(7):
             transport.transmit(big)
         transport.transmit(m.Ready())
@@ -456,7 +456,7 @@ def test_unsent_messages_have_a_bounded_time_to_go_at_the_end(reactor: Reactor) 
         until(reactor, lambda: ear.told == ["opened"])
         stuck, _ = listener.accept()
         for _ in range(8):
-            transport.transmit(m.Aside("x" * 900_000))
+            transport.transmit(m.NodeUnfit("x" * 900_000))
         begun_s = time.monotonic()
         transport.close(0.2)
         assert 0.2 <= time.monotonic() - begun_s < 5.0  # it reads nothing

@@ -18,8 +18,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.assignment import Assignment
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Held
+from megatron_ft.core.job.assignment import NodeAssignments
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
 from megatron_ft.launcher.coordination.rendezvous import register
@@ -239,16 +239,16 @@ def test_address_towards_an_endpoint_is_local_or_unknown() -> None:
     assert rank_store._address_towards("nobody.invalid", 1) is None
 
 
-def cycle(number: int, *, place: int, world: int, store: str) -> Held:
+def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
     decision = Decision(number, (0, "word", number), DecisionKind.CYCLE, number, world, world, 0)
-    return Held(decision, place=place, votes=True, store=store)
+    return Assignment(decision, place=place, votes=True, store=store)
 
 
-def handlers_of(*stores: RankStore) -> tuple[list[Assignment], list[Any]]:
+def handlers_of(*stores: RankStore) -> tuple[list[NodeAssignments], list[Any]]:
     """Made as torch's launcher makes them."""
     all_decided, handlers = [], []
     for store in stores:
-        decided = Assignment()
+        decided = NodeAssignments()
         config = LaunchConfig(1, 2, 1)
         register(config, assignment=decided, store=store)
         handlers.append(registry.get_rendezvous_handler(RendezvousParameters(config.rdzv_backend, "", "run", 1, 2)))

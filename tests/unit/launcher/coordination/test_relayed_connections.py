@@ -17,7 +17,7 @@ from megatron_ft.core.messages.secret import Denied, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.coordination.sockets import Sockets
+from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from tests.support.coordination import BOUND_S, Ear, connect, until
 from tests.support.reactors import reactor
 from tests.unit.launcher.coordination.test_coordination_transport import HELLO, SECRET, Served, of_version, served
@@ -72,7 +72,7 @@ class Relayed:
     def __init__(self, reactor: Reactor, service: Served, relay: Relay) -> None:
         self.ear, self.lines, self.coordinator_lines = Ear(), [], service.said  # type: ignore[var-annotated]
         self.reactor, self.relay = reactor, relay
-        self.transport = Sockets(reactor, SECRET, self.ear, say=self.lines.append)
+        self.transport = CoordinatorConnection(reactor, SECRET, self.ear, say=self.lines.append)
         connect(self.transport, self.ear, relay.address)
         until(reactor, lambda: self.ear.told)
         self.transport.transmit(HELLO)
@@ -176,7 +176,7 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
                 return flipped(data[:-3]) + data[-3:] if len(seen) == number + 1 else data
 
             relay.up = relay.down = change
-            transport = Sockets(reactor, SECRET, ear)
+            transport = CoordinatorConnection(reactor, SECRET, ear)
             connect(transport, ear, relay.address)
             until(reactor, lambda ear=ear: ear.told)
             assert "opened" not in ear.told or number == 0
@@ -187,7 +187,7 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
 def test_bytes_of_a_coordinator_before_its_proof_are_bounded(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         ear = Ear()
-        transport = Sockets(reactor, SECRET, ear)
+        transport = CoordinatorConnection(reactor, SECRET, ear)
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
         with listener.accept()[0] as other:
@@ -222,7 +222,7 @@ def test_a_flood_of_unfinished_messages_fills_no_memory_and_keeps_no_launcher_ou
             with contextlib.suppress(OSError):
                 sock.sendall((1 << 20).to_bytes(4, "big") + bytes((1 << 20) - 1))
         ear = Ear()
-        transport = Sockets(reactor, secret, ear)
+        transport = CoordinatorConnection(reactor, secret, ear)
         connect(transport, ear, service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
@@ -242,7 +242,7 @@ def test_a_launcher_is_let_in_beside_more_idle_connections_than_there_may_be(
         idle = [stack.enter_context(socket.create_connection(service.listener.getsockname())) for _ in range(400)]
         assert len(idle) == 400
         ear = Ear()
-        transport = Sockets(reactor, secret, ear)
+        transport = CoordinatorConnection(reactor, secret, ear)
         connect(transport, ear, service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)

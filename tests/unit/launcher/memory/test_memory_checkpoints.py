@@ -45,13 +45,13 @@ def test_orders_of_the_machine_reach_the_keeper(heard: list[edge.FromKeeper]) ->
     keeper, stock = Recorder(), []
     memory = MemoryCheckpoints(keeper, heard.append)
     memory.prepare(1, [4, 5], 8, Restore(KEY, tries=1))
-    memory.take_stock(edge.Way.TERMINATED, stock.append)
+    memory.take_stock(edge.TerminationMode.TERMINATED, stock.append)
     assert keeper.orders == [("prepare", 1, (4, 5), 8, KEY), ("take_stock", 10.0)]
     assert (stock, heard) == ([STOCK], [])
 
 
-@pytest.mark.parametrize("way", [edge.Way.FINISHED, edge.Way.KILLED])
-def test_end_of_a_job_does_not_wait_for_the_stock(heard: list[edge.FromKeeper], way: edge.Way) -> None:
+@pytest.mark.parametrize("way", [edge.TerminationMode.FINISHED, edge.TerminationMode.KILLED])
+def test_end_of_a_job_does_not_wait_for_the_stock(heard: list[edge.FromKeeper], way: edge.TerminationMode) -> None:
     keeper, stock = Recorder(), []
     MemoryCheckpoints(keeper, heard.append).take_stock(way, stock.append)
     assert (keeper.orders, stock) == ([], [Kept()])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.layout import Layout, encode
+from megatron_ft.core.memory.segment_layout import Layout, encode
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.ipc.memory import segment
 from megatron_ft.rank.memory.restoring import fill_from

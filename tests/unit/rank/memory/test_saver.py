@@ -17,8 +17,8 @@ from megatron_ft.core.memory.snapshots import Complete, Passed, SnapshotKey
 from megatron_ft.core.messages.keeper import BeginSegment, KeeperHello, KeeperWelcome, NotKept, Reserve, Reserved
 from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.memory import connection, saving
-from megatron_ft.rank.memory.connection import Place
+from megatron_ft.rank.memory import keeper_connection, saving
+from megatron_ft.rank.memory.keeper_connection import Place
 from megatron_ft.rank.memory.saving import Saver
 from megatron_ft.rank.memory.snapshot import GivenUpError
 from tests.memory.flips import HASHER
@@ -174,8 +174,8 @@ def test_keeper_that_does_not_answer_holds_up_training_for_a_moment_and_once(
     saver: Saver, scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "_ASK_S", 0.1)
-    monkeypatch.setattr(connection, "_HELLO_S", 3.0)
-    monkeypatch.setattr(connection, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(keeper_connection, "_HELLO_S", 3.0)
+    monkeypatch.setattr(keeper_connection, "_CONNECT_S", 1.0)
     scripted.answers.clear()
     saver.save(1, state(), 1)
     question = saver._question

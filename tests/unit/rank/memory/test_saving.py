@@ -16,7 +16,7 @@ from megatron_ft.core.messages.keeper import Fetch, KeeperHello, KeeperWelcome, 
 from megatron_ft.ipc.memory import digests
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import restoring, saving
-from megatron_ft.rank.memory.connection import find_place
+from megatron_ft.rank.memory.keeper_connection import find_place
 from tests.support.keepers import RealKeeper, ScriptedKeeper
 from tests.support.launching import wait_until
 

@@ -17,7 +17,7 @@ import pytest
 
 import megatron_ft
 from megatron_ft.rank.base.replacing import Replacements
-from megatron_ft.rank.run_ahead.acting import callers, is_own
+from megatron_ft.rank.run_ahead.call_stack import callers, is_own
 from megatron_ft.rank.run_ahead.environ import watch_environ
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
 

@@ -98,7 +98,7 @@ class AgentPhase(enum.Enum):
 
 
 @dataclass(kw_only=True)
-class Turn:
+class Step:
     """One event: its time, the ranks' readings, and the effects."""
 
     now_ns: int

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job.assignment import Assignment
+from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.edge import Begin, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
 
-class CoordinatorOrders:
+class CoordinatorView:
     """Orders of the coordinator that apply to this launcher now."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: NodeAssignments) -> None:
         self.assignment = assignment
         self.stands_by = False
         """True if other nodes have begun a cycle without this one."""

@@ -13,7 +13,7 @@ from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.integrations import megatron_lm
 from megatron_ft.rank.faults.injection import FaultInjector
-from megatron_ft.rank.hooks import mistakes
+from megatron_ft.rank.hooks import user_errors
 from tests.support.training import (
     FakeClient,
     bench,
@@ -30,7 +30,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the launcher was asked for."""
     requests: list[Any] = []
     fake = SimpleNamespace(send_workload_control_request=requests.append)
-    monkeypatch.setattr(mistakes, "RankMonitorClient", lambda: fake)
+    monkeypatch.setattr(user_errors, "RankMonitorClient", lambda: fake)
     return requests
 
 
@@ -72,7 +72,7 @@ def test_mistake_without_a_launcher_is_still_printed(
     monkeypatch.delenv("FT_LAUNCHER_IPC_SOCKET", raising=False)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SystemExit):
-        mistakes.end_job("no such thing")
+        user_errors.end_job("no such thing")
     said = capfd.readouterr().err.splitlines()
     # threads of logs that other tests have opened may say something, too
     assert [line for line in said if not line.startswith("megatron_ft: event log ")] == ["FT: ERROR: no such thing"]
@@ -94,11 +94,11 @@ def test_a_full_disk_doesnt_end_the_job(tmp_path: Path, client: FakeClient, monk
     def full(path: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mistakes, "_try_to_write", full)
+    monkeypatch.setattr(user_errors, "_try_to_write", full)
     start(tmp_path)
     assert client.open == ["setup"]
 
 
 def test_save_directory_of_another_rank_may_not_be_there_yet(tmp_path: Path) -> None:
-    assert mistakes.why_unusable(tmp_path / "later", create=False) is None
-    assert mistakes.why_unusable(tmp_path, create=False) is None
+    assert user_errors.why_unusable(tmp_path / "later", create=False) is None
+    assert user_errors.why_unusable(tmp_path, create=False) is None

@@ -27,7 +27,7 @@ _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 """``Challenge``: from one that has a secret, where this launcher has none."""
 
 
-class Sockets:
+class CoordinatorConnection:
     """TCP. A name that has to be looked up, and every try to connect, costs the loop nothing."""
 
     def __init__(
@@ -303,7 +303,7 @@ class Announcer:
     """
 
     def __init__(self, reactor: Reactor, secret: bytes | None) -> None:
-        self._sockets = Sockets(reactor, secret, self, is_answered=False)
+        self._sockets = CoordinatorConnection(reactor, secret, self, is_answered=False)
         self._moved: Moved | None = None
 
     def announce(self, address: str, moved: Moved) -> None:

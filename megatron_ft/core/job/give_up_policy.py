@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind, Memory
+from megatron_ft.core.job.decisions import AcceptorState, Decision, DecisionKind
 from megatron_ft.core.job.restart_policy import Action
 
 GIVE_UP_S = 60.0
@@ -20,12 +20,12 @@ _READS_PER_S = 100
 """Reads of all launchers of a job together, at most: thousands may start before the endpoint's."""
 
 
-def is_new(memory: Memory, standing: m.Standing) -> bool:
+def is_new(memory: AcceptorState, standing: m.NodeStatus) -> bool:
     """Whether this launcher has had no part in a decision of the job yet."""
     return memory.is_empty and standing.phase is not m.NodePhase.EXCLUDED
 
 
-def patience_s(identity: m.Identity, memory: Memory, standing: m.Standing) -> float:
+def patience_s(identity: m.Identity, memory: AcceptorState, standing: m.NodeStatus) -> float:
     """How many seconds to wait for a coordinator."""
     join_s = identity.rules.join_timeout_s
     return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)
@@ -48,7 +48,7 @@ def unreached(identity: m.Identity, problems: str) -> str:
 
 
 def give_up(
-    identity: m.Identity, memory: Memory, standing: m.Standing, problems: str, *, is_unowned: bool
+    identity: m.Identity, memory: AcceptorState, standing: m.NodeStatus, problems: str, *, is_unowned: bool
 ) -> edge.Leave:
     """Return the end of a launcher whose time is over.
 
@@ -72,7 +72,7 @@ def give_up(
     return edge.Leave(identity.rules.try_again_code, text)
 
 
-def at_end(identity: m.Identity, decision: Decision, standing: m.Standing) -> edge.Leave:
+def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> edge.Leave:
     """How to leave when the end of the job was decided.
 
     A launcher that never trained mustn't say that its job has finished if that may have been another one.

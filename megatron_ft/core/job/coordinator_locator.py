@@ -15,7 +15,7 @@ _MOST_TOLD = 16
 NO_ANSWER = "no answer, from it or from a name server"
 
 
-class Search:
+class CoordinatorLocator:
     """One per launcher; ``own`` is its own address. Times are seconds of its clock.
 
     ``address``: the one being tried, or where the coordinator was found; ``home``: where the job was coordinated last.
