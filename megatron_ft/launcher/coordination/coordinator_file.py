@@ -78,8 +78,11 @@ class CoordinatorFile:
 
     def _read(self, named: Callable[[str], None], result: Callable[[], str]) -> None:
         self._is_reading = False
-        with contextlib.suppress(OSError, ValueError, ProtocolError, RecursionError):
-            named(result())
+        try:
+            address = result()
+        except (OSError, ValueError, ProtocolError, RecursionError):
+            return  # the file is optional
+        named(address)
 
 
 def _address(path: str, job: str) -> str:

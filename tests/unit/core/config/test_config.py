@@ -292,7 +292,7 @@ class TestCopies:
 
 
 class TestResolve:
-    def test_later_layers_win_over_earlier_ones_and_sources_are_known(self) -> None:
+    def test_value_of_a_later_layer_wins_and_its_source_is_known(self) -> None:
         yaml = {"safety_factor": 2.0, "rank_section_timeouts": {"setup": 1, "step": 2}, "log_level": 10}
         command_line = {"safety_factor": 3.0, "rank_section_timeouts": {"step": 9}}
         cfg, sources = FaultToleranceConfig.resolve(

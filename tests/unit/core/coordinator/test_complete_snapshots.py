@@ -133,7 +133,7 @@ def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restor
     assert links(told, m.Tell) == [0, 1]
 
 
-def test_later_stock_replaces_that_of_a_ready_node_and_is_ignored_of_a_running_one() -> None:
+def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
     machine = begun(RULES, "ab")
     cause = Cause(kind=CauseKind.CRASH, text="NaN", rank=1)
     machine.handle(edge.Heard(1, m.StockTaken(kept(1, key(7)))), 0.0)
