@@ -26,8 +26,9 @@ def main() -> None:
     parser.add_argument("--others", type=int, default=64, help="MiB of other tensors, copied within save")
     parser.add_argument("--step", type=float, default=0.3, help="seconds of a step")
     parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
-    words = [str(each) for each in (given.owned, given.others, given.step, given.every)]
+    words = [str(each) for each in (given.owned, given.others, given.step, given.every, given.device)]
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "megatron_ft.launcher", "--nproc-per-node", "1", "--max-restarts", "1"]
         command += ["--ft-log-dir", logs, str(SCRIPT), *words]

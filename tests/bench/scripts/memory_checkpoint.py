@@ -1,6 +1,7 @@
 """A rank that saves its state in memory every few steps, is killed once, and restores; it prints what that took.
 
-The words of its command line: megabytes that the optimizer owns, megabytes of others, seconds of a step, every which.
+The words of its command line: megabytes that the optimizer owns, megabytes of others, seconds of a step, every which,
+and the device.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ MB = 1 << 20
 owned_mb, other_mb, every = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
 step_s = float(sys.argv[3])
 torch.set_num_threads(1)
-parameters = [torch.nn.Parameter(torch.rand(8 * MB // 4)) for _ in range(owned_mb // 16)]
+device = sys.argv[5]
+parameters = [torch.nn.Parameter(torch.rand(8 * MB // 4, device=device)) for _ in range(owned_mb // 16)]
 optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-others = [torch.rand(8 * MB // 4) for _ in range(other_mb // 8)]
+others = [torch.rand(8 * MB // 4, device=device) for _ in range(other_mb // 8)]
 for parameter in parameters:
     parameter.grad = torch.rand_like(parameter)
 
@@ -33,13 +35,21 @@ def state_after(iteration: int) -> dict[str, object]:
 
 def copy_s() -> float:
     """Seconds of a plain copy of the tensors that `save` copies."""
-    room = [torch.empty_like(other) for other in others]
+    room = [torch.empty_like(other, device="cpu", pin_memory=device == "cuda") for other in others]
     for other, into in zip(others, room, strict=True):
         into.copy_(other)  # the pages are there from now on, as those of the buffer are
+    finish()
     started = time.perf_counter()
     for other, into in zip(others, room, strict=True):
         into.copy_(other)
+    finish()
     return time.perf_counter() - started
+
+
+def finish() -> None:
+    """Wait for the device: what is measured includes what was only enqueued."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def say(**figures: object) -> None:
@@ -51,13 +61,16 @@ state = state_after(0)
 started = time.perf_counter()
 restored = memory_checkpoint.restore(state)
 if restored is not None:
+    finish()
     say(restore_s=time.perf_counter() - started)
     sys.exit()
 plain_s: list[float] = []
 for iteration in range(1, 6 * every + 1):
     time.sleep(step_s)
+    finish()
     started = time.perf_counter()
     optimizer.step()
+    finish()
     stepped = time.perf_counter()
     memory_checkpoint.save(iteration, state_after(iteration), every=every)
     saved = time.perf_counter()

@@ -1,0 +1,139 @@
+"""What only a GPU shows: ranks under NCCL, state on the device in memory checkpoints, kernels that never end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.ipc.linux import nvml
+from tests import ROOT
+from tests.support.extras import skip_module_without
+from tests.support.launching import Finished, Launched, Launcher, fresh_launcher
+
+skip_module_without("xxhash")
+torch = pytest.importorskip("torch")
+
+__all__ = ["fresh_launcher"]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+KILLED_AT = 6
+TRAIN = """
+import hashlib, torch
+from megatron_ft import memory_checkpoint
+torch.manual_seed(1)
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+torch.use_deterministic_algorithms(True)
+torch.distributed.init_process_group("nccl")
+width = 2048
+first, last = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+model = torch.nn.Sequential(first, torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.1), last).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, OPTIMIZER)
+def state_after(iteration):
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "cuda": torch.cuda.get_rng_state(),
+            "strided": model[0].weight.t(), "iteration": iteration}
+def train_until(state):
+    for iteration in range(state["iteration"], 10):
+        if CYCLE == 0 and iteration == KILLED_AT:
+            memory_checkpoint.wait()
+            fail()
+        loss = model(torch.randn(256, width, device=device)).square().mean()
+        torch.distributed.all_reduce(loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        memory_checkpoint.save(iteration + 1, state_after(iteration + 1))
+def fail():
+    FAIL
+state = state_after(0)
+if memory_checkpoint.restore(state) is not None:
+    optimizer.load_state_dict(state["optimizer"])
+    torch.cuda.set_rng_state(state["cuda"])
+say("begins cycle", CYCLE, "at", state["iteration"])
+train_until(state)
+memory_checkpoint.wait()
+parts = [each.cpu().numpy().tobytes() for each in model.state_dict().values()]
+parts += [each["exp_avg_sq"].cpu().numpy().tobytes() for each in optimizer.state.values()]
+say("ends with", hashlib.sha256(b"".join(parts)).hexdigest())
+"""
+ONE = ("--nproc-per-node", "1", "--max-restarts", "2")
+ENV = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def ended(launched: Launched) -> Finished:
+    finished = launched.wait(200)
+    launched.assert_nothing_left()
+    return finished
+
+
+def run(launcher: Launcher, fail: str, *options: str, optimizer: str = "fused=True") -> Finished:
+    script = TRAIN.replace("OPTIMIZER", optimizer).replace("FAIL", fail).replace("KILLED_AT", str(KILLED_AT))
+    finished = ended(launcher.start(script, *ONE, *options, env=ENV))
+    assert finished.code == 0, finished.err
+    return finished
+
+
+def end_of(finished: Finished) -> str:
+    (digest,) = re.findall(r"^ends with (\w+)$", finished.out, re.MULTILINE)
+    return str(digest)
+
+
+@pytest.mark.parametrize("optimizer", ["fused=True", "foreach=True"])
+def test_killed_rank_redoes_no_iteration_and_weights_are_those_of_an_undisturbed_run(
+    fresh_launcher: Launcher, optimizer: str
+) -> None:
+    undisturbed = run(fresh_launcher, "pass", optimizer=optimizer)
+    killed = run(fresh_launcher, "os.kill(os.getpid(), signal.SIGKILL)", optimizer=optimizer)
+    assert f"begins cycle 1 at {KILLED_AT}" in killed.out
+    assert f"restored iteration {KILLED_AT} from memory" in killed.err
+    assert end_of(killed) == end_of(undisturbed)
+
+
+def test_kernel_that_never_ends_is_noticed_and_its_rank_restarted(fresh_launcher: Launcher) -> None:
+    hang = "torch.cuda._sleep(1 << 50); torch.cuda.synchronize()"
+    script = TRAIN.replace("OPTIMIZER", "fused=True").replace("FAIL", hang).replace("KILLED_AT", str(KILLED_AT))
+    script = script.replace(
+        "state = state_after(0)\n",
+        "from megatron_ft import RankMonitorClient\n"
+        "client = RankMonitorClient()\nclient.init_workload_monitoring()\nstate = state_after(0)\n",
+        1,
+    ).replace("        loss = model", "        client.send_heartbeat()\n        loss = model", 1)
+    timeouts = ("--ft-rank-heartbeat-timeout", "15", "--ft-initial-rank-heartbeat-timeout", "60")
+    finished = ended(fresh_launcher.start(script, *ONE, *timeouts, env=ENV))
+    assert finished.code == 0, finished.err
+    assert f"begins cycle 1 at {KILLED_AT}" in finished.out
+    assert "rank 0" in finished.err
+    assert "hung" in finished.err or "no heartbeat" in finished.err
+
+
+def test_example_trains_through_a_kill_and_a_hang(fresh_launcher: Launcher, tmp_path: Path) -> None:
+    example = [str(ROOT / "examples" / "ddp_sections.py"), "--save", str(tmp_path / "saved")]
+    plan = tmp_path / "plan.yaml"
+    faults = [
+        "{cycle: 0, rank: 0, iteration: 25, type: rank_killed}",
+        "{cycle: 1, rank: 0, iteration: 37, type: rank_hung}",
+    ]
+    plan.write_text(f"seed: 0\nfaults: [{', '.join(faults)}]\n")
+    example += ["--fault-plan", str(plan), "--iterations", "60"]
+    config = ("--ft-cfg-path", str(ROOT / "configs" / "sections.yaml"))
+    finished = ended(fresh_launcher.start(example, "--nproc-per-node", "1", "--max-restarts", "3", *config))
+    assert finished.code == 0, finished.err
+    assert finished.err.count("SIMULATED FAULT") == 2
+
+
+def test_driver_names_the_device_and_a_process_that_holds_memory() -> None:
+    torch.zeros(1 << 20, device="cuda")
+    library = nvml.load()
+    assert library is not None
+    gpus = nvml.gpus(library)
+    assert gpus is not None
+    assert len(gpus) == torch.cuda.device_count()
+    assert nvml.holdings(library) is not None, sys.version
