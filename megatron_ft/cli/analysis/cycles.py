@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from megatron_ft.cli.logs.read import EventLogFile
-from megatron_ft.cli.logs.runs import RunLogs, Timed, split_runs
+from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, RankExited, RunEnded
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.hosts import natural
 
 _R = TypeVar("_R", bound=Record)

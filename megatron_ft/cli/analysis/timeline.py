@@ -14,7 +14,7 @@ import numpy as np
 from megatron_ft.cli.analysis.cycles import RunSummary
 from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
-from megatron_ft.cli.logs.runs import Clock, RunLogs, Timed
+from megatron_ft.cli.logs.runs import Clock, RunLogs
 from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.all_kinds import Record
@@ -22,6 +22,7 @@ from megatron_ft.core.facts.launcher import CycleStarted, Finding, RankExited
 from megatron_ft.core.facts.monitor import Attached, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.facts.timed import Timed
 
 _Who = tuple[int, int]  # rank and cycle
 

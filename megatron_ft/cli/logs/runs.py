@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
+from megatron_ft.core.facts.timed import Timed
 
 _MOST_PROCESSES = 8
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
@@ -21,28 +21,6 @@ _QUIET_WITH_HOOKS_NS = 3_600_000_000_000
 """Age of its last record at which a run counts as over. Ranks that call hooks are recorded every 30 s, but some of
 their sections take long."""
 _ALONE = "alone"
-
-_R = TypeVar("_R", bound=Record | None, covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Timed(Generic[_R]):
-    """A record in wall time.
-
-    Args:
-        at_ns: when it was written, ns since the epoch.
-        offset_ns: offset of such times from the record's own moments.
-        record: None for an unknown kind, or an unusable record.
-    """
-
-    at_ns: int
-    offset_ns: int
-    host: str
-    record: _R
-
-    def wall_ns(self, moment_ns: int) -> int:
-        """Convert one of its own moments to wall time."""
-        return moment_ns + self.offset_ns
 
 
 @dataclass(frozen=True, kw_only=True)
