@@ -88,12 +88,13 @@ def _hasher(place: Place) -> MakeHasher | None:
     try:
         make_hasher = digests.installed()
     except ImportError as error:
-        say.warn(f"memory checkpoints are off: xxhash can't be loaded ({error})")
+        say.warn_of_node(f"memory checkpoints are off: xxhash can't be loaded ({error})")
         return None
     if make_hasher is None:
-        say.warn("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
+        say.warn_of_node("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
         return None
     if not place.path:
-        say.warn("memory checkpoints are off: xxhash isn't installed for ft_launcher (pip install megatron-ft[memory])")
+        text = "memory checkpoints are off: xxhash isn't installed for ft_launcher (pip install megatron-ft[memory])"
+        say.warn_of_node(text)
         return None
     return make_hasher

@@ -173,7 +173,7 @@ class KeeperService:
         for held in list(self._segments.stale(order.cycle, order.restore, order.ranks)):
             self._drop(held)
         self._complete = self._saved = order.restore
-        self._released = None
+        self._released = self._question = None
         self._demands.clear()
         self._said.clear()
         if is_first:  # from now on it is known which ranks there are
@@ -185,11 +185,12 @@ class KeeperService:
         return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
 
     def _answer_question(self) -> None:
-        """Answer, unless segments are still being verified and there is time left."""
+        """Answer, unless segments are still being verified and there is time left; once more when they all are."""
         if self._question is not None:
             number, due_s = self._question
-            if self._segments.next_to_verify(None) is None or time.monotonic() >= due_s:
-                self._question = None
+            is_whole = self._segments.next_to_verify(None) is None
+            if is_whole or time.monotonic() >= due_s:
+                self._question = None if is_whole else (number, math.inf)
                 self._tell(Stock(number, self._segments.stock()))
 
     # -- connections of ranks ---------------------------------------------------------------------------------

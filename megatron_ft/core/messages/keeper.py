@@ -179,7 +179,7 @@ class DropSegment:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """Answer to the `TakeStock` of this number."""
+    """Answer to the `TakeStock` of this number; a second one says what was verified after its time."""
 
     question: Count
     kept: Kept

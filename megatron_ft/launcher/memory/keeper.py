@@ -6,6 +6,7 @@ The launcher has a descriptor of each sealed segment, and hands all of them to a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
@@ -55,8 +57,9 @@ class KeeperReplaced:
     """Another keeper, or none, has the segments now, and no question about the stock is open."""
 
 
-KeeperEvent = Saved | RankRestored | RestoreFailed | KeeperReplaced
-"""``Saved``: all ranks of this node are verified. The next two: of one rank; ``rank`` is global."""
+KeeperEvent = Saved | RankRestored | RestoreFailed | StockTaken | KeeperReplaced
+"""``Saved``: all ranks of this node are verified. The next two: of one rank; ``rank`` is global. ``StockTaken``: what
+was verified after the time of the answer."""
 
 
 class Keeper:
@@ -80,6 +83,8 @@ class Keeper:
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._dying: dict[int, subprocess.Popen[bytes]] = {}
+        """Killed processes, by pidfd."""
         self._channel: Channel | None = None
         self._held: dict[int, tuple[int, SnapshotKey, int]] = {}
         """Rank, snapshot and descriptor of each sealed segment, by number."""
@@ -94,8 +99,9 @@ class Keeper:
     # -- for the run directory and the list of children -------------------------------------------------------
 
     def pids(self) -> set[int]:
-        """Return the process id of the keeper, as long as it runs."""
-        return set() if self._process is None else {self._process.pid}
+        """Return the process ids of the keeper, and of killed ones that haven't ended."""
+        processes = [*self._dying.values()] + ([] if self._process is None else [self._process])
+        return {each.pid for each in processes}
 
     def is_lost(self) -> bool:
         """Return True if the socket was removed."""
@@ -176,6 +182,10 @@ class Keeper:
         self._answer(Kept())
         if self._process is not None:
             self._end()
+        until_s = time.monotonic() + _STOP_WAIT_S
+        for pidfd in list(self._dying):
+            if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
+                self._reap(pidfd)
         self._let_go_of_socket()
         close_fds(self._take_all())
 
@@ -246,8 +256,9 @@ class Keeper:
     def _died(self) -> None:
         self._read()
         if self._process is not None:
-            process = self._process
+            process, pidfd = self._process, self._pidfd
             self._end()
+            self._reap(pidfd)
             self._ended(f"exited ({lines.exit_code(process.returncode)})")
 
     def _replace(self, reason: str, *, was_silent: bool = False) -> None:
@@ -255,16 +266,20 @@ class Keeper:
         self._ended(reason, was_silent=was_silent)
 
     def _end(self) -> None:
-        """Kill the process, reap it and close its descriptors."""
+        """Kill the process, which may take a while to end: its pages are freed. Nothing waits for that."""
         assert self._process is not None
         send_signal(self._pidfd, signal.SIGKILL)
-        if wait_gone(self._pidfd, _STOP_WAIT_S):
-            self._process.wait()
         self._reactor.unwatch(self._pidfd)
-        os.close(self._pidfd)
+        self._dying[self._pidfd] = self._process
+        self._reactor.watch(self._pidfd, functools.partial(self._reap, self._pidfd), Priority.DEATH)
         self._pidfd = -1
         self._close_channel()
         self._process = None
+
+    def _reap(self, pidfd: int) -> None:
+        self._dying.pop(pidfd).wait()
+        self._reactor.unwatch(pidfd)
+        os.close(pidfd)
 
     def _ended(self, how: str, *, was_silent: bool = False) -> None:
         is_bad = was_silent or time.monotonic() - self._started_s < _QUICK_S
@@ -352,6 +367,8 @@ class Keeper:
                 self._order(Dropped(number))
             case Stock(question, kept):
                 if question == self._question:
+                    if self._asked is None:
+                        self._on_event(StockTaken(kept))
                     self._answer(kept)
             case KeeperSays(text):
                 self._say(text)

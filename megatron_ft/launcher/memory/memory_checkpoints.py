@@ -55,6 +55,8 @@ class MemoryCheckpoints:
     def hear(self, event: KeeperEvent) -> None:
         """Tell the machine what the keeper's news mean for the node."""
         match event:
+            case StockTaken():
+                self._to_machine(event)
             case Saved():
                 self._restoring.clear()  # a script that saves doesn't restore any more, and needn't have
                 self._to_machine(event)

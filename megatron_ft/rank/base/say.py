@@ -1,6 +1,8 @@
-"""Lines for the user, of rank 0 only, through the logger megatron_ft.rank; each line once in a run."""
+"""Lines for the user through the logger megatron_ft.rank, of rank 0 unless the name says otherwise; once in a run."""
 
 from __future__ import annotations
+
+import os
 
 from megatron_ft.ipc.log import ERROR, INFO, NOTICE, RANK, WARNING
 from megatron_ft.rank.base import agreement
@@ -32,6 +34,19 @@ def warn(text: str) -> None:
         _said.add(text)
         if agreement.rank() == 0:
             RANK.say(WARNING, f"WARNING: {text}")
+
+
+def warn_of_node(text: str) -> None:
+    """Print a warning of this node on stderr, once in a run, if this is its first rank."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        warn_of_rank(text)
+
+
+def warn_of_rank(text: str) -> None:
+    """Print a warning of this rank on stderr, once in a run."""
+    if text not in _said:
+        _said.add(text)
+        RANK.say(WARNING, f"WARNING: rank {agreement.rank()}: {text}")
 
 
 def forget() -> None:

@@ -36,6 +36,13 @@ _LAYOUT_SLACK = 1 << 16
 """Bytes by which a layout may grow without a new reservation: numbers get longer."""
 _NOTHING = Reserve(0, 0)
 _MOST_LINES = 8
+_CALM = 32
+"""Number of snapshots in a row that none may be skipped among before a rank saves more often again; doubled each time
+that this was too early."""
+
+
+def _every(iterations: int, text: str, one: str) -> str:
+    return one if iterations == 1 else text.format(f"{iterations} iterations")
 
 
 class _Question:
@@ -69,6 +76,11 @@ class Saver:
         """Every which of the wanted snapshots is saved: a power of 2, so that all ranks have some in common."""
         self._wanted = 0
         """Number of wanted snapshots for which there was a segment."""
+        self._calm = _CALM
+        self._changed = 0
+        """Number of the wanted snapshot from which this rank saves as often as it does."""
+        self._is_eased = False
+        """Whether it saved less often before."""
         self._skipped: int | None = None
         """Number of the wanted snapshot that was skipped last."""
         self._is_blocked = False
@@ -162,28 +174,40 @@ class Saver:
         if self._is_blocked or (snapshot is not None and isinstance(snapshot.error, GivenUpError)):
             self._save_less(every)
             self._skipped = self._wanted  # even one more counts: beside a rank that rarely saves this is rarely seen
+        else:
+            self._save_more(every)
         self._is_blocked = False
         return False
+
+    def _save_more(self, every: int) -> None:
+        """Save more often again, if no snapshot was skipped for long."""
+        if self._stride > 1 and self._wanted - max(self._skipped or 0, self._changed) > self._calm:
+            self._stride, self._changed, self._is_eased = self._stride // 2, self._wanted, True
+            self._say_stride(every, "memory checkpoints are quick enough")
 
     def _save_less(self, every: int) -> None:
         """Note a snapshot that took too long; at the second one of late, save less often."""
         is_repeated = self._skipped is not None and self._wanted - self._skipped <= _SKIP_WINDOW
         self._skipped = self._wanted
         if is_repeated:
+            if self._is_eased and self._wanted - self._changed <= self._calm:
+                self._calm *= 2  # that was too early
             self._stride, self._skipped = 2 * self._stride, None
-            self._lines += 1
-            if self._lines <= _MOST_LINES:
-                text = (
-                    f"memory checkpoints take longer than the {every * self._stride // 2} iterations between two; "
-                    f"rank {self._place.info.global_rank} saves every {every * self._stride} iterations from now on"
-                )
-                RANK.say(NOTICE, text)  # of this rank: another one's would tell nothing about it
+            self._changed, self._is_eased = self._wanted, False
+            between = _every(every * self._stride // 2, "the {} between two", "an iteration")
+            self._say_stride(every, f"memory checkpoints take longer than {between}")
+
+    def _say_stride(self, every: int, why: str) -> None:
+        self._lines += 1
+        if self._lines <= _MOST_LINES:  # of this rank: another one's would tell nothing about it
+            often = _every(every * self._stride, "every {}", "every iteration")
+            RANK.say(NOTICE, f"{why}; rank {self._place.info.global_rank} saves {often} from now on")
 
     def _warn(self, error: BaseException) -> None:
         if not self._has_warned:  # torch's texts have numbers that differ each time
             self._has_warned = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            say.warn(f"a memory checkpoint is given up, training goes on: {reason}")
+            say.warn_of_rank(f"a memory checkpoint is given up, training goes on: {reason}")
 
     def _has_room(self, gathered: Gathered, copies_bytes: int) -> bool:
         """Return True if the keeper has reserved memory for this state; it is asked when the state is larger.
@@ -259,7 +283,7 @@ class Saver:
             self._refused = question.wanted  # the launcher has printed why
         except SnapshotError as error:
             if not self._left.is_set():
-                say.warn(f"no memory checkpoint is saved: {error}")
+                say.warn_of_rank(f"no memory checkpoint is saved: {error}")
 
     def _ask(self, wanted: Reserve) -> None:
         """Reserve memory.
@@ -294,7 +318,7 @@ class Saver:
         except SnapshotError as error:
             snapshot.error = error
             if not self._left.is_set():
-                say.warn(f"memory checkpoint of iteration {snapshot.iteration} is given up: {error}")
+                say.warn_of_rank(f"memory checkpoint of iteration {snapshot.iteration} is given up: {error}")
 
     def _write(self, snapshot: Snapshot) -> None:
         if not self._connection.is_open:  # the keeper is another one, and knows nothing of this rank

@@ -259,10 +259,12 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     served.order(TakeStock(1, 0.05))
     first = KeptSnapshot(SnapshotKey(0, 1), 1, (0,))
     assert served.launcher.hear(Stock)[0] == Stock(1, Kept((first,)))
-    served.order(TakeStock(2))
+    both = Kept((first, KeptSnapshot(SnapshotKey(0, 2), 1, (0,))))
     served.may_verify.set()
     served.launcher.hear(Saved)
-    assert served.launcher.hear(Stock)[0] == Stock(2, Kept((first, KeptSnapshot(SnapshotKey(0, 2), 1, (0,)))))
+    assert served.launcher.hear(Stock)[0] == Stock(1, both)  # once all is verified
+    served.order(TakeStock(2))
+    assert served.launcher.hear(Stock)[0] == Stock(2, both)
     close_fds(fds)
 
 

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.memory.snapshots import Complete, Kept, SnapshotKey
-from megatron_ft.core.messages.keeper import LAUNCHER_TO_KEEPER, Adopt, DropSegment, Hold, Prepare, TakeStock
+from megatron_ft.core.job.messages import StockTaken
+from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
+from megatron_ft.core.messages.keeper import LAUNCHER_TO_KEEPER, Adopt, DropSegment, Hold, Prepare, Stock, TakeStock
 from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.memory import keeper as module
@@ -137,6 +139,32 @@ def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Proce
     assert 6.0 < question.within_s <= 7.0
     processes.keeper.take_stock(lambda kept: None, timeout_s=None)
     assert processes.heard() == [TakeStock(2, None)]
+
+
+def test_killed_keeper_that_is_slow_to_end_holds_up_nothing_and_is_reaped_later(
+    processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = processes.keeper._pidfd
+    monkeypatch.setattr(module, "send_signal", lambda pidfd, number: None)  # it doesn't end
+    began_s = time.monotonic()
+    processes.keeper.take_stock(lambda kept: None, timeout_s=0.01)
+    reactor.run_until(lambda: len(processes.ends) == 2)
+    assert time.monotonic() - began_s < module._STOP_WAIT_S
+    assert killed in processes.keeper._dying
+    os.eventfd_write(killed, 1)
+    reactor.run_once(BOUND_S)
+    assert not processes.keeper._dying
+    os.eventfd_write(processes.keeper._pidfd, 1)  # so that it can be reaped at the end
+
+
+def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, reactor: Reactor) -> None:
+    told: list[Kept] = []
+    processes.keeper.take_stock(told.append)
+    processes.ends[-1].send(Stock(1, Kept()))
+    late = Kept((KeptSnapshot(KEY, 1, (0,)),))
+    processes.ends[-1].send(Stock(1, late))
+    reactor.run_until(lambda: bool(processes.events))
+    assert (told, processes.events) == ([Kept()], [StockTaken(late)])
 
 
 def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(

@@ -96,6 +96,7 @@ def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.
     keeper = Recorder()
     memory = MemoryCheckpoints(keeper, heard.append)
     memory.hear(Saved(KEY))
+    memory.hear(StockTaken(Kept()))
     memory.hear(KeeperReplaced())
     assert keeper.orders == [("take_stock", None)]  # a new keeper may verify for longer than a cycle's end can wait
-    assert heard == [Saved(KEY), StockTaken(STOCK)]
+    assert heard == [Saved(KEY), StockTaken(Kept()), StockTaken(STOCK)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -141,6 +142,40 @@ def test_rank_that_saves_each_iteration_meets_one_that_saves_few(stride: int, is
                 saved += [(node.place, each) for node in nodes for each in node.hear(fact)]
     assert found, [node.saver._stride for node in nodes]
     assert found[-1] > 200 - 2 * stride
+
+
+def test_rank_that_was_slow_for_a_while_saves_as_often_as_before_again() -> None:
+    saver = saver_at(Path("/nowhere"))
+    saver._save_less(1)
+    saver._save_less(1)
+    assert saver._stride == 2
+    for _ in range(saving._CALM):
+        assert not saver._is_busy(1)
+    assert saver._stride == 2
+    saver._is_busy(1)
+    assert saver._stride == 1
+    saver._save_less(1)
+    saver._save_less(1)  # that was too early: the next time it waits for twice as many
+    for _ in range(2 * saving._CALM):
+        saver._is_busy(1)
+    assert saver._stride == 2
+    saver._is_busy(1)
+    assert saver._stride == 1
+
+
+def test_failures_of_any_rank_are_said_and_those_of_a_node_by_its_first_rank(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say.forget()
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    say.warn_of_rank("no memory")
+    say.warn_of_rank("no memory")
+    say.warn_of_node("no xxhash")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    say.warn_of_node("no xxhash")
+    lines = capfd.readouterr().err
+    assert re.findall("WARNING: (.*)", lines) == ["rank 5: no memory", "rank 5: no xxhash"]
 
 
 def test_rank_says_a_bounded_number_of_times_that_it_saves_less_often(
