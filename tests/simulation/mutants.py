@@ -243,9 +243,10 @@ MUTANTS = (
     Mutant(
         "a roll leaves out who is coming",
         _NEXT_CYCLE,
-        " and not any(_is_coming(node, cycle) for node in self._nodes.values())",
+        " or any(_is_coming(node, cycle) for node in self._nodes.values())",
         "",
     ),
+    Mutant("a roll leaves out who may yet come", _NEXT_CYCLE, "elif cycle.awaited or has_absent", "elif has_absent"),
     Mutant("launchers that were never met are forgotten", _NEXT_CYCLE, "left -= unmet", "pass"),
     Mutant(
         "launchers that may be back are given up",

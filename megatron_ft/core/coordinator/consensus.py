@@ -43,8 +43,6 @@ class Consensus:
         decided: Callable[[Proposal | None], None],
     ) -> None:
         self.decision: Decision | None = None
-        self._began: Decision | None = None
-        """The decision that began the last cycle, if it is known here."""
         self.store = ""
         self.leads = False
         self.term: Term | None = None
@@ -84,19 +82,10 @@ class Consensus:
             self.leads, self.proposal = False, None
             self._unsure.add(node)
         self._place(node)
-        self._spare_from_roll(node)
         if node.owns:
             self._owner = node
         self._unasked.append(node)
         self._untold.append(node)
-
-    def _spare_from_roll(self, node: Node) -> None:
-        """Give up an open `ROLL` that would take the place from a node that has just come, and would be waited for."""
-        proposal = self.proposal
-        if proposal is None or not proposal.is_new or proposal.decision.kind is not DecisionKind.ROLL:
-            return
-        if node.place is not None and node.held(proposal.decision) is None:
-            self.proposal = None
 
     def leaves(self, node: Node) -> None:
         """A launcher is known to vote never again: it has said so, or its process has ended.
@@ -166,7 +155,6 @@ class Consensus:
     def _adopt(self, decision: Decision, store: str, everybody: Iterable[Node]) -> None:
         same_cycle = self.decision is not None and self.decision.cycle == decision.cycle
         self.decision, self.store = decision, store or (self.store if same_cycle else "")
-        self._began = decision if decision.kind is DecisionKind.CYCLE else self._began
         self._here.clear()
         self._following.clear()
         self._had.clear()
@@ -353,21 +341,6 @@ class Consensus:
         """The last decision, for a node that doesn't know it; with one list of candidates, they look in one order."""
         assert self.decision is not None
         return Commit(self.decision, self.store, self._candidates or candidates(self._here), self._beside)
-
-    def restored(self, node: Node) -> Commit | None:
-        """Return the decision that began the cycle, for a node without a place that has one by it.
-
-        No later decision that was made without a node names it, though it may have come before it was lost.
-        """
-        began, decision = self._began, self.decision
-        if node.place is not None or began is None or decision is None or began.origin != decision.origin:
-            return None
-        held = node.held(began)
-        if held is None or held.place is None or node.memory.number >= began.number:
-            return None
-        node.learn(held)
-        self._place(node)
-        return Commit(began, self.store, self._candidates or candidates(self._here), self._beside)
 
     def _recover(self, everybody: Iterable[Node]) -> None:
         """Propose again what may have been decided: the last that any voter has accepted."""

@@ -463,8 +463,6 @@ class Coordinator:
         decision, cycle = self._consensus.decision, self._cycle
         if decision is None or cycle is None:
             return
-        if (missed := self._consensus.restored(node)) is not None:
-            self._out.append(Send([link], missed))
         if cycle.place_of(node) is None:
             self._seat(node)  # it has just said that it has accepted what was decided
         seated = cycle.is_seated(node)

@@ -274,7 +274,9 @@ class NextCycle:
         members = seated(cycle, self._nodes)
         if len(members) == decision.size and all(node.votes for node in members.values()):
             self.lost_s = None
-        elif members and not has_absent and not any(_is_coming(node, cycle) for node in self._nodes.values()):
+        elif cycle.awaited or has_absent or any(_is_coming(node, cycle) for node in self._nodes.values()):
+            return  # without its vote one that is only late could not help to decide once others are lost
+        elif members:
             self._consensus.propose(
                 DecisionKind.ROLL,
                 members,

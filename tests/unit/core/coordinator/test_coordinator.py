@@ -379,68 +379,24 @@ def test_the_vote_is_not_taken_of_a_node_that_has_connected_and_follows_the_next
     assert links(machine.settle(0.4), m.Propose) == []
 
 
-def test_a_node_that_connects_while_a_decision_is_made_without_it_keeps_its_place_and_starts_its_ranks() -> None:
+@pytest.mark.parametrize("comes_s", [2.0, 20.0])
+def test_only_a_lost_node_loses_its_vote_after_a_takeover(comes_s: float) -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(4):
         machine.handle(edge.Heard(link, hello_again(link)), 0.0)
     answers(machine, machine.settle(0.0))
-    proposed = machine.settle(0.3)
-    assert links(proposed, m.Propose) == [0, 1, 2, 3]
-    late = hello_again(4, knows=False)
-    machine.handle(edge.Heard(4, late), 0.3)
-    machine.settle(0.3)
-    effects = answers(machine, proposed) + machine.settle(0.3)
-    told = machine.handle(edge.Heard(4, follow(late.memory)), 0.4)
-    (commit,) = [each.message for each in told if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
-    assert not any(isinstance(effect, edge.Judged) for effect in effects + machine.settle(0.4))
-    launcher = member()
-    launcher.heard(m.Lead((0, "old")), 0.0)
-    launcher.heard(m.Propose((0, "old", 1), LAST, 4, True, ()), 0.0)
-    (begun,) = [effect for effect in launcher.heard(commit, 0.4) if isinstance(effect, edge.Begin)]
-    assert (begun.held.place, begun.held.decision.kind) == (4, DecisionKind.ROLL)
-
-
-def _without_the_last() -> tuple[Coordinator, list[edge.CoordinatorEffect], m.Hello]:
-    """Four of five nodes are there, which are named in the cycle's decision, and a roll without the fifth is asked for.
-
-    The fifth had accepted nothing, and says hello only now.
-    """
-    named = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(4):
-        hello = hello_again(link)
-        machine.handle(
-            edge.Heard(link, replace(hello, memory=AcceptorState((0, "old"), Assignment(named, link, True)))), 0.0
-        )
-    answers(machine, machine.settle(0.0))
-    proposed = machine.settle(0.3)
-    assert links(proposed, m.Propose) == [0, 1, 2, 3]
-    return machine, proposed, replace(hello_again(4), memory=AcceptorState(), standing=m.NodeStatus(m.NodePhase.READY))
-
-
-def test_a_roll_is_given_up_for_a_node_that_had_accepted_nothing_and_would_have_no_place_after_it() -> None:
-    machine, proposed, late = _without_the_last()
-    machine.handle(edge.Heard(4, late), 0.3)
-    assert [each for each in answers(machine, proposed) if isinstance(each, edge.Decided)] == []
-
-
-def test_a_node_that_had_accepted_nothing_starts_its_ranks_though_a_roll_was_decided_without_it() -> None:
-    machine, proposed, late = _without_the_last()
-    assert [each.held.decision.kind for each in answers(machine, proposed) if isinstance(each, edge.Decided)] == [
-        DecisionKind.ROLL
-    ]
-    machine.handle(edge.Heard(4, late), 0.4)
-    machine.settle(0.4)
-    told = machine.handle(edge.Heard(4, follow(late.memory)), 0.5)
-    commits = [each.message for each in told if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
-    assert [commit.decision.kind for commit in commits] == [DecisionKind.CYCLE, DecisionKind.ROLL]
-    launcher = member()
-    launcher.identity = replace(launcher.identity, instance="i4")
-    begun = [effect for commit in commits for effect in launcher.heard(commit, 0.5) if isinstance(effect, edge.Begin)]
-    assert [(effect.held.place, effect.held.decision.kind) for effect in begun] == [(4, DecisionKind.CYCLE)]
-    assert launcher.memory.number == 1
-    seconds = [second for second in range(1, 30) if is_judged(machine, float(second))]
-    assert min(seconds, default=99) > 4.0  # it has its place, and is lost only when it falls silent
+    asked = []
+    for tenth in range(120):
+        now_s = tenth / 10
+        effects = [each for link in range(4) for each in machine.handle(edge.Heard(link, m.Beat()), now_s)]
+        if now_s == comes_s:
+            machine.handle(edge.Heard(4, hello_again(4)), now_s)
+        if now_s > comes_s:
+            machine.handle(edge.Heard(4, m.Beat()), now_s)
+        effects += machine.settle(now_s)
+        asked += [(now_s, link) for link in links(effects, m.Propose)]
+        answers(machine, effects)
+    assert asked == ([] if comes_s < 9.5 else [(9.5, link) for link in range(4)])
 
 
 @pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 9.5), (0, 9.5)])
