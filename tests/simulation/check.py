@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.edge import Exit
-from megatron_ft.core.coordinator.nodes import GRACE_S
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import DecisionKind
@@ -17,7 +16,7 @@ from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.rotation import Rotation
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
-from tests.simulation.job import LOST_A_PEER
+from tests.simulation.job import FOR_GOOD_S, LOST_A_PEER
 from tests.simulation.learning import learning
 from tests.simulation.restored import snapshots
 from tests.simulation.rules import (
@@ -42,8 +41,8 @@ _LINGER_S = 5.0
 """So long a coordinator is there to tell of the end, if somebody is missing."""
 _CAUSE_S = 0.299
 """So long the cause is waited for if a node has only lost a rank of another one."""
-_LATEST_S = 0.25
-"""Messages come later than they are sent by so much, at most."""
+_SETTLES_S = 0.001
+"""Within this time a coordinator has acted by what it has heard."""
 _EVIDENCE_S = 3.0
 """So long evidence is collected; the end comes sooner if the coordinator's clock jumps."""
 _SHOWS_AS = {
@@ -244,10 +243,9 @@ def _may_be_named(
     (trained,) = [
         each for each in launcher.job.trained if each.launcher is launcher and each.cycle == cycle.decision.cycle
     ]
-    begun_s = [hurt.from_s for hurts in may.values() for hurt in hurts]
-    begun_s += [each.ended_s for each in may if each.ended_s is not None and each.ended_s <= judged.at_s]
-    known_s = max(begun_s) + GRACE_S + _LATEST_S
-    return (trained.to_s or judged.at_s) + _CAUSE_S <= judged.at_s <= known_s
+    known = judged.by.known  # nothing of one whose connection was reset: it may be back
+    is_known = any(known.get(each.instance, FOR_GOOD_S) + _SETTLES_S <= judged.at_s for each in may)
+    return (trained.to_s or judged.at_s) + _CAUSE_S <= judged.at_s and not is_known
 
 
 def _does_not_fit(plan: Plan, cycle: Made, judged: Judged, launcher: Launcher, may: dict[Launcher, list[Hurt]]) -> str:

@@ -131,7 +131,9 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
         bound_s += LONGEST_SKIP_S
     if not is_led:  # another coordinator has taken over then, and it waits for those that haven't come yet
         bound_s += silence_s + CUT_OFF_S
-    if not is_led or set(struck) - _NOTICED_AT_ONCE:
+    # one whose end was lost on the way answers the next message with a reset, and may as well be back
+    was_reset = any(cycle.at_s <= at_s < until_s for each in job.coordinators for at_s in each.resets)
+    if not is_led or was_reset or set(struck) - _NOTICED_AT_ONCE:
         bound_s += silence_s
     return bound_s + _wait_s(plan, job, cycle, until_s, is_led=is_led)
 

@@ -14,7 +14,8 @@ from megatron_ft.core.agent.step import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.coordinator.nodes import GRACE_S
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.facts.shared import RankHung
@@ -23,6 +24,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Ballot, Decision, DecisionKind, Term
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
+from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
 from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
@@ -424,6 +426,7 @@ class Launcher(Process):
     def died(self) -> None:
         """Its ranks die with it. With their host's power nothing ends their connections to the others."""
         self.ended_s = self.world.now_s
+        self.world.tell(f"{self.name} is gone")
         self._ranks_ended(is_failure=self.host.is_on)
         for listener in [each for each in self.world.listeners.values() if each.owner is self]:
             listener.owner_died()
@@ -722,6 +725,16 @@ def _options(rules: m.Rules) -> Options:
     )
 
 
+def _tells_of_own_failure(message: Any) -> bool:
+    """Return True if a launcher says that its node has failed, and not only because of another one."""
+    match message:
+        case m.Report(state=state, cause=cause):
+            return state is not NodeState.SUCCEEDED and not cause.follows
+        case m.RankSnapshots(notes=notes):
+            return any(note.is_stopped or (note.gone and not is_peer_loss(note.raised)) for note in notes)
+    return isinstance(message, m.Goodbye)
+
+
 class Announcement(Process):
     """A connection of a launcher's on which one thing is said."""
 
@@ -836,6 +849,12 @@ class CoordinatorProcess(Process):
         self.has_quit = False
         self.started_s = self.world.now_s
         self.ended_s: float | None = None
+        self.known: dict[str, float] = {}
+        """Launchers (instances) whose own failure or end it has heard of, and since when it has to act by that."""
+        self.resets: list[float] = []
+        """When connections to it were reset: their launchers may have ended, or not."""
+        self._instances: dict[int, str] = {}
+        """By number of the connection."""
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
         self.off_deciding: Callable[[Host], None] | None = None
@@ -853,8 +872,13 @@ class CoordinatorProcess(Process):
 
     def received(self, link: Link, message: Any) -> None:
         """From a launcher."""
+        if isinstance(message, m.Hello):
+            self._instances[link.number] = message.instance
+            self.known.pop(message.instance, None)
         if link.number in self.numbers:
             self.job.snapshots.heard(self, self._instance_at(link), message)
+            if _tells_of_own_failure(message):
+                self._knows(link, 0.0)
         self._is_asked_to_end |= isinstance(message, m.Shutdown) and link.number in self.numbers
         self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
         self._maybe_settle()
@@ -862,8 +886,16 @@ class CoordinatorProcess(Process):
     def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
         """A launcher has ended, or so it seems."""
         self.numbers.pop(link.number, None)
+        self.world.tell(f"  {self.name}: {link.number} has ended{' silently' * silent}{', was reset' * reset}")
+        if reset:
+            self.resets.append(self.world.now_s)
+        elif not silent:
+            self._knows(link, GRACE_S)
         self._do(self.machine.handle(edge.Broken(link.number, silent, reset), self.host.clock_s()))
         self._maybe_settle()
+
+    def _knows(self, link: Link, grace_s: float) -> None:
+        self.known.setdefault(self._instances.get(link.number, ""), self.world.now_s + grace_s)
 
     def kill(self) -> None:
         """Its launcher votes at another one."""

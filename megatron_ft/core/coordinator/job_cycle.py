@@ -128,9 +128,7 @@ class JobCycle:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
             if report.state in _GONE and seat.state not in _GONE and not is_listed:
                 self._losses.append((place, report))
-            # a verdict of an earlier coordinator may come before the report that says how far the node had got
-            is_wanted = self.verdict is None or (self.verdict.node == place and report.reached is not None)
-            if is_wanted and not report.cause.follows and report.state is not NodeState.SUCCEEDED:
+            if self.verdict is None and not report.cause.follows and report.state is not NodeState.SUCCEEDED:
                 seat.change(report)  # its report took longer than those of the nodes that failed because of it
             return
         before = seat.state
@@ -398,26 +396,28 @@ class JobCycle:
     @property
     def advance(self) -> JobProgress:
         """How far the job has got, this cycle included."""
-        before, decided_by = self.decision.advance, self.decided_by
-        if decided_by is None and self.verdict is not None:  # by the coordinator before this one
-            decided_by = self.verdict.node
-        if self.outcome is not Outcome.FAILED or decided_by is None:
+        before = self.decision.advance
+        blamed = self.decided_by if self.verdict is None else self.verdict.node
+        if self.outcome is not Outcome.FAILED or blamed is None:
             return before
-        return before.after(self._reached_by(decided_by), restored=self.decision.restore is not None)
+        return before.after(self._how_far, restored=self.decision.restore is not None)
 
-    def _reached_by(self, decided_by: int) -> Reached | None:
-        """How far the cycle got, if the node at that place ended it."""
-        place = first_failure(self.seats, decided_by) if self.diagnosis is None else None
+    @property
+    def _how_far(self) -> Reached | None:
+        """How far the cycle got; None if it hasn't failed, or that isn't known."""
+        if self.verdict is not None:
+            return self.verdict.reached
+        if self.outcome is not Outcome.FAILED or self.decided_by is None:
+            return None
+        place = first_failure(self.seats, self.decided_by) if self.diagnosis is None else None
         told = None if place is None else self.seats[place].report.reached
-        return self._reached or told or self.seats[decided_by].report.reached
+        return self._reached or told or self.seats[self.decided_by].report.reached
 
     @property
     def end_for_snapshots(self) -> CycleEnd:
         """How the cycle ended, for the choice of what the next one goes on from."""
-        verdict = self.verdict
+        verdict, reached = self.verdict, self._how_far
         assert verdict is not None
-        decided_by = verdict.node if self.decided_by is None else self.decided_by
-        reached = None if self.outcome is not Outcome.FAILED or decided_by is None else self._reached_by(decided_by)
         return CycleEnd(
             self.decision.cycle,
             self.decision.restore,
@@ -434,7 +434,11 @@ class JobCycle:
 
     def _judge(self, nodes_left: int) -> Verdict:
         assert self.outcome is not None
-        found = None if self.diagnosis is None else self.diagnosis.cause(several=len(self.seats) > 1)
+        found, diagnosis = None, self.diagnosis
+        if diagnosis is not None and (found := diagnosis.cause(several=len(self.seats) > 1)) is not None:
+            unheard = [lines.node(place, self.seats[place].name) for place in diagnosis.unheard]
+            if found.rank is None and unheard:
+                found = replace(found, detail=lines.joined([found.detail, lines.no_evidence(unheard)]))
         return verdict_on(
             self.rules,
             self.seats,
@@ -448,6 +452,7 @@ class JobCycle:
             nodes_left=nodes_left,
             joining=lines.nodes_waiting(self._joining),
             restored=self.decision.restore is not None,
+            reached=self._how_far,
         )
 
     def _conclude_hang(self, diagnosis: HangDiagnosis) -> None:
@@ -462,11 +467,21 @@ class JobCycle:
         if lost is not None and self.seats[lost].state is NodeState.LOST and (found is None or found.rank is None):
             self.decided_by, self.diagnosis = lost, None
             return
+        if found is not None and found.kind is CauseKind.HANG:
+            exited = [place for place in self._own_failures if self._has_exited(place, found.rank)]
+            if exited:  # its node has said how it ended
+                self.decided_by, self.diagnosis = exited[0], None
+                return
         cycle, first = self.decision.cycle, diagnosis.first
         hung = Report(
             cycle, NodeState.UNHEALTHY, Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank)
         )
         self.seats[diagnosis.asker].change(hung)
+
+    def _has_exited(self, place: int, rank: int | None) -> bool:
+        """Whether the node at that place has failed by the end of that rank, and not by a hang of it."""
+        cause = self.seats[place].report.cause
+        return rank is not None and cause.rank == rank and cause.kind is not CauseKind.HANG
 
     @property
     def _has_own_failure(self) -> bool:

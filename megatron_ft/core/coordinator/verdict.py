@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
-from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.core.job.rotation import Rotation, rotation_for
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 
@@ -82,10 +82,11 @@ def verdict_on(
     nodes_left: int,
     joining: str,
     restored: bool = False,
+    reached: Reached | None = None,
 ) -> Verdict:
     """``decided_by`` is the place of the node whose report was the one that ended the cycle, ``shutdown`` who asked for
     the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
-    ``restored``: the cycle went on from a snapshot in memory.
+    ``restored``: the cycle went on from a snapshot in memory; ``reached``: how far it got.
     """
     rerun = _rerun_report(seats, decided_by) if outcome is Outcome.FAILED else None
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
@@ -113,6 +114,7 @@ def verdict_on(
         code=code,
         stopped=any(seat.leaving for seat in seats),
         rotation=rotation,
+        reached=reached,
     )
 
 

@@ -205,8 +205,10 @@ def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float, *, 
     roots = {rank for rank in waited_for if not waits.get(rank)}
     unknown = roots - waits.keys()
     by_rank = {note.rank: note for note in notes}
-    if unknown or (roots and all(by_rank[rank].raised for rank in roots)):
-        return roots, False  # a rank that raised because it lost a peer isn't the cause
+    if unknown:
+        return roots, False
+    if roots and all(by_rank[rank].raised for rank in roots):
+        return set(), False  # a rank that raised because it lost a peer isn't the cause
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
     return _explanations(waits), True

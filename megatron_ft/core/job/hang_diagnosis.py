@@ -54,6 +54,7 @@ class HangDiagnosis:
         self.asker = asker
         self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
         self._awaited = set(asked)
+        self._lost: set[int] = set()
         self._are_all = are_all
         self._decides = decides
         self._notes: list[RankSnapshot] = []
@@ -77,7 +78,13 @@ class HangDiagnosis:
     def lost(self, place: int) -> None:
         if place in self._awaited:
             self._awaited.discard(place)
+            self._lost.add(place)
             self._are_all = False
+
+    @property
+    def unheard(self) -> list[int]:
+        """Places of nodes whose evidence hasn't come."""
+        return sorted(self._awaited | self._lost)
 
     def is_open(self, now_s: float) -> bool:
         """Return True if the cause may still become known."""
@@ -122,10 +129,10 @@ def blamed(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, sev
 
 
 def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, several: bool) -> Cause | None:
-    """The rank that others have waited for until they failed; None if the notes show none that is missing."""
+    """The rank that others have waited for until they failed; None if the notes are all, and show none as missing."""
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
     if finding.rank is None:
-        return undetermined_hang(first, detail=finding.text) if finding.candidates else None
+        return undetermined_hang(first, detail=finding.text) if finding.candidates or not are_all else None
     note = next(note for note in notes if note.rank == finding.rank)
     if note.raised and not is_peer_loss(note.raised):
         return _of_one(finding, note, first, several=several)

@@ -86,6 +86,11 @@ def rotation(kind: Rotation) -> str:
     return "no rank can change places with it, so that the same GPU runs it again"
 
 
+def no_evidence(nodes: Sequence[str]) -> str:
+    """Say which nodes haven't told what their ranks do."""
+    return f"no evidence from {listed(nodes)}"
+
+
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------
 
 

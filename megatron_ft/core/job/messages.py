@@ -86,6 +86,7 @@ class Verdict:
         code: the launchers' exit code, if there is no other cycle.
         stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
         rotation: who changes places in the next cycle because of ``cause.rerun``.
+        reached: how far a cycle got that failed, for a coordinator that takes over when that node is lost, too.
     """
 
     cycle: int
@@ -98,6 +99,7 @@ class Verdict:
     code: int = 0
     stopped: bool = False
     rotation: Rotation = Rotation.NONE
+    reached: Reached | None = None
 
     def cause_for(self, place: int | None) -> Cause:
         """Why, in the words for the node that has that place (None: for one that has none)."""

@@ -11,11 +11,12 @@ import pytest
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Assignment, Decision, DecisionKind
-from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.job.restart_policy import Action, JobProgress, Outcome, Reached, RestartDecision
 from tests.support.job_machines import RULES, decision, led, links, member
 
 LAST = Decision(0, (0, "old", 1), DecisionKind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2", "h3", "h4"))
@@ -93,6 +94,31 @@ def test_the_launcher_on_the_host_of_a_lost_node_has_its_place_with_the_next_coo
         machine.handle(edge.Heard(link, m.Ready()), 10.0)
     asked = proposed(until(machine, 12.0, alive=here, from_s=10.0), DecisionKind.CYCLE)
     assert {link: each.place for link, each in asked.items()} == {0: 0, 9: 1, 8: 2, 1: 3, 2: 4}
+
+
+def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_coordinator_that_judged_it() -> None:
+    rules = m.Rules(min_nodes=4, max_nodes=5, max_restarts=3, launchers=5, last_call_s=0.1)
+    verdict = m.Verdict(
+        0,
+        Outcome.FAILED,
+        Cause(text="rank 0 exited with code 7"),
+        RestartDecision(action=Action.RESTART, restarts_left=2, reason=""),
+        node=0,
+        nodes=5,
+        reached=Reached(0, 7),
+    )
+    known = replace(LAST, advance=JobProgress(0, 7))
+    hellos = [hello(place, rules, ended=Outcome.FAILED, verdict=verdict) for place in range(1, 5)]
+    machine, _ = taken_over(
+        [
+            replace(each, memory=AcceptorState((0, "old"), Assignment(known, place, True)))
+            for place, each in enumerate(hellos, start=1)
+        ]
+    )
+    for link in range(4):
+        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+    begun = proposed(until(machine, 30.0, alive=range(4)), DecisionKind.CYCLE)
+    assert {each.decision.advance.stalled for each in begun.values()} == {1}
 
 
 def test_end_of_a_cycle_is_computed_once_for_launchers_that_come_after_it(

@@ -248,3 +248,29 @@ def test_cycle_goes_on_until_the_report_comes_where_the_notes_on_a_lost_peer_cam
     machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.2)
     judged = [verdict for at_s in (0.2, 0.6) for verdict in verdicts(machine, at_s)]
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others_wait: bool) -> None:
+    machine = failing()
+    for link in range(5):
+        if link != 3:
+            note = waiting(link) if others_wait and link == 2 else failed(link)
+            machine.handle(edge.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
+    assert verdicts(machine, 2.2) == []
+    (judged,) = verdicts(machine, 2.4)
+    assert (judged.cause.rank, judged.cause.text) == (None, f"rank 0 raised {TIMED_OUT}, a consequence")
+    assert judged.cause.detail == "root cause undetermined; no evidence from node 3 (h3)"
+
+
+def test_rank_that_was_killed_while_another_one_hung_is_named_as_its_node_has_reported_it() -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(5):
+        answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine.handle(edge.Heard(0, m.Hang(0, replace(FIRST, kind="section", section="step", error=""))), 0.0)
+    machine.handle(edge.Heard(1, reports("rank 1 killed by SIGKILL", follows=False)), 0.1)
+    for link in range(5):
+        note = RankSnapshot(rank=1, gone=True, exitcode=-9) if link == 1 else waiting(link)
+        machine.handle(edge.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
+    (judged,) = verdicts(machine, 0.1)
+    assert (judged.node, judged.cause.kind, judged.cause.text) == (1, CauseKind.CRASH, "rank 1 killed by SIGKILL")
