@@ -201,6 +201,13 @@ def test_temporary_file_ends_the_shared_part_wherever_it_is_made(point: PointOf,
     assert point(f"import part\n{END}", part=text) == f"part.py:3 ({TEMPORARY})"
 
 
+def test_temporary_directory_of_filelocks_import_is_shared(point: PointOf) -> None:
+    probe = "import tempfile\nwith tempfile.TemporaryDirectory() as path:\n    assert path\n"
+    text = f"exec(compile({probe!r}, __file__, 'exec'), {{'__name__': 'NAME'}})\n"
+    assert point(f"import lib_a\n{END}", lib_a=text.replace("NAME", "filelock._strict")) == "script.py:3 (reads RANK)"
+    assert point(f"import lib_a\n{END}", lib_a=text.replace("NAME", "filelock._other")) == f"script.py:1 ({TEMPORARY})"
+
+
 def test_directory_for_temporary_files_is_shared(point: PointOf) -> None:
     text = "import tempfile\nWHERE = tempfile.gettempdir(), tempfile.gettempprefix()\n"
     assert point(f"import part, lib_a\n{END}", part=text, lib_a=text) == "script.py:3 (reads RANK)"

@@ -49,6 +49,7 @@ def train_until(state):
         torch.distributed.all_reduce(loss)
         optimizer.zero_grad()
         loss.backward()
+        memory_checkpoint.wait()  # while the device computes: no snapshot is skipped
         optimizer.step()
         memory_checkpoint.save(iteration + 1, state_after(iteration + 1))
 def fail():
@@ -64,7 +65,7 @@ parts = [each.cpu().numpy().tobytes() for each in model.state_dict().values()]
 parts += [each["exp_avg_sq"].cpu().numpy().tobytes() for each in optimizer.state.values()]
 say("ends with", hashlib.sha256(b"".join(parts)).hexdigest())
 """
-ONE = ("--nproc-per-node", "1", "--max-restarts", "2")
+ONE = ("--standalone", "--nproc-per-node", "1", "--max-restarts", "2")
 ENV = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
@@ -124,7 +125,7 @@ def test_example_trains_through_a_kill_and_a_hang(fresh_launcher: Launcher, tmp_
     plan.write_text(f"seed: 0\nfaults: [{', '.join(faults)}]\n")
     example += ["--fault-plan", str(plan), "--iterations", "60"]
     config = ("--ft-cfg-path", str(ROOT / "configs" / "sections.yaml"))
-    finished = ended(fresh_launcher.start(example, "--nproc-per-node", "1", "--max-restarts", "3", *config))
+    finished = ended(fresh_launcher.start(example, *ONE, *config))
     assert finished.code == 0, finished.err
     assert finished.err.count("SIMULATED FAULT") == 2
 

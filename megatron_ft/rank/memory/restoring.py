@@ -17,6 +17,7 @@ from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, RefusedError
+from megatron_ft.rank.memory.staging import HostMemory
 from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
 
 _FETCH_S = 600.0
@@ -103,7 +104,10 @@ def fill_from(
     plan = _Plan(layout)
     plan.match(state, layout.values, ())
     segment.verify(fd, layout, make_hasher)  # before the first tensor is touched
-    tensors = [_fill(fd, entry, plan.targets.get(at), make_hasher) for at, entry in enumerate(layout.tensors)]
+    on_device = any(each.is_cuda for each in plan.targets.values())
+    # Host memory of which each byte is used often: new pages for each tensor took longer than to read and to copy it.
+    room = HostMemory(is_locked=on_device), HostMemory(is_locked=on_device)
+    tensors = [_fill(fd, entry, plan.targets.get(at), make_hasher, room) for at, entry in enumerate(layout.tensors)]
     _put(state, layout.values, tensors)
 
 
@@ -157,7 +161,9 @@ def _has_tensor(value: object) -> bool:
     return any(map(_has_tensor, value)) if isinstance(value, (list, tuple)) else is_tensor(value)
 
 
-def _fill(fd: int, entry: TensorEntry, target: Any, make_hasher: MakeHasher) -> Any:
+def _fill(
+    fd: int, entry: TensorEntry, target: Any, make_hasher: MakeHasher, room: tuple[HostMemory, HostMemory]
+) -> Any:
     """Copy a tensor out of the segment, and compare what has arrived. Return the tensor, a new one without target."""
     import torch
 
@@ -165,7 +171,7 @@ def _fill(fd: int, entry: TensorEntry, target: Any, make_hasher: MakeHasher) -> 
     if target is None:
         tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
     is_direct = not tensor.is_cuda and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    landing = tensor if is_direct else torch.empty(entry.shape, dtype=tensor.dtype)
+    landing = tensor if is_direct else _take(room[0], entry, tensor.dtype)
     memory, at = memory_of(landing), 0
     while at < entry.nbytes:
         count = os.preadv(fd, [memory[at : at + segment.BLOCK_BYTES]], entry.offset + at)
@@ -173,14 +179,20 @@ def _fill(fd: int, entry: TensorEntry, target: Any, make_hasher: MakeHasher) -> 
             raise SnapshotError(f"{name_of(entry.path)} is cut off")
         at += count
     if not is_direct:
+        arrived = _take(room[1], entry, tensor.dtype)
         with torch.no_grad():
             tensor.copy_(landing)
-            arrived = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-            memory = memory_of(arrived)
+            arrived.copy_(tensor)
+        memory = memory_of(arrived)
     hasher = make_hasher()
     hasher.update(memory)
     segment.compare(entry, hasher.hexdigest())
     return tensor
+
+
+def _take(room: HostMemory, entry: TensorEntry, dtype: Any) -> Any:
+    room.begin(entry.nbytes)
+    return room.take(entry.nbytes).view(dtype).reshape(entry.shape)
 
 
 def _put(target: Any, saved: Any, tensors: list[Any]) -> Any:

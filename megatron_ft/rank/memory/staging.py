@@ -20,8 +20,8 @@ class Staging:
     """Host memory for copies, kept from one snapshot to the next; page-locked for tensors of a device."""
 
     def __init__(self) -> None:
-        self._plain = _Buffer(is_locked=False)
-        self._locked = _Buffer(is_locked=True)
+        self._plain = HostMemory(is_locked=False)
+        self._locked = HostMemory(is_locked=True)
         self._stream: Any = None
 
     def copy_now(self, sources: Sequence[Source]) -> list[Source]:
@@ -84,7 +84,9 @@ class Staging:
         return Source(source.entry, copy)
 
 
-class _Buffer:
+class HostMemory:
+    """Bytes of host memory that are kept from one use to the next."""
+
     def __init__(self, *, is_locked: bool) -> None:
         self._is_locked = is_locked
         self._memory: Any = None

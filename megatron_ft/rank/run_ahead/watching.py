@@ -73,6 +73,8 @@ _TEMPORARY = (
     "tempfile.mkstemp tempfile.mkdtemp tempfile:mkstemp tempfile:mkdtemp tempfile:mktemp tempfile:TemporaryFile "
     "tempfile:NamedTemporaryFile tempfile:TemporaryDirectory.__init__ tempfile:SpooledTemporaryFile.__init__"
 )
+_REMOVE_AT_ONCE = ("ctypes.util", "filelock._strict")
+"""Modules of libraries that make a temporary file and remove it at once: for gcc, and to see whether links work."""
 _DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.")
 _DRAW_HARMLESSLY = ("multiprocessing.process", "numpy.random", "torch.distributed._composable.contract")
 """Modules whose draws during import are harmless: a key and seeds that each rank makes anew; names without meaning."""
@@ -190,8 +192,7 @@ class Watch:
 
     def _makes_temporary_file(self, *_arguments: Any, **_named: Any) -> None:
         makers = (name for name in map(module_of, callers()) if name != "tempfile")
-        # find_library has gcc write one, and removes it at once
-        if is_users() or next(makers, "") != "ctypes.util":
+        if is_users() or next(makers, "") not in _REMOVE_AT_ONCE:
             self._stop("makes a temporary file")
 
     def _asks_who_it_is(self, *_arguments: Any) -> None:

@@ -27,6 +27,7 @@ from megatron_ft.launcher.outcome import LauncherEnd
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script that leaves a trace if it is ever run; state and temporary files go to the test's directory."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for name in [name for name in os.environ if name.startswith(("PET_", "FT_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
