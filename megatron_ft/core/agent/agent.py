@@ -30,6 +30,7 @@ from megatron_ft.core.facts.launcher import (
     CycleEnded,
     CycleStarted,
     NodeHealth,
+    NodeLost,
     RestoreFailed,
     SnapshotRestored,
     Stuck,
@@ -162,6 +163,8 @@ class Agent:
                 self.cycle.hear_of_others(event, self._turn)
             case Suspected() | RankProgressing():
                 self.cycle.told(event, self._turn)
+            case NodeLost():
+                self._do(Write(event))
             case Complete() | Passed() | StockTaken() | Saved() | SnapshotRestored():
                 self._hear_of_snapshots(event)
             case _:
@@ -450,7 +453,7 @@ class Agent:
         )
         if cause is not None:
             self.failed = ended
-            self._downtime = Downtime(record, self._turn.now_ns)
+            self._downtime = Downtime(record, self._turn)
             line = lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
             is_own = self._known is None or self._known.is_own_end
             self._do(*([Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))

@@ -22,7 +22,7 @@ from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFail
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import DiagnoseHang, Hang, RankProgressing, Reviewed, Suspected
-from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.core.job.restart_policy import NodeState, Reached
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
@@ -216,12 +216,13 @@ def would_have_ended(verdict: RankHung) -> WouldHaveEnded:
 
 
 class Downtime:
-    """Time from a cycle's failure to the next one's first steps; at ``now_ns`` the failed ranks are gone."""
+    """Time from a cycle's failure to the next one's first steps; the failed ranks are gone now."""
 
-    def __init__(self, failed: CycleRecord, now_ns: int) -> None:
+    def __init__(self, failed: CycleRecord, turn: Step) -> None:
         noticed_ns = failed.noticed_ns()
-        self._noticed_ns = now_ns if noticed_ns is None else noticed_ns
-        self._stopped_ns = now_ns
+        self._noticed_ns = turn.now_ns if noticed_ns is None else noticed_ns
+        self._stopped_ns = turn.now_ns
+        self._reached = _iterations(failed, turn)
 
     def report_end(self, record: CycleRecord, turn: Step) -> bool:
         """Log the phases of the start once all ranks here have completed their first step. Return True then."""
@@ -232,5 +233,13 @@ class Downtime:
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}
         turn.say_for_all(lines.training_again(record.cycle, seconds))
-        turn.do(Write(TrainingAgain(cycle=record.cycle, seconds=seconds)))
+        before, now = self._reached, _iterations(record, turn)
+        redone = None if before is None or now is None else max(0, before.last - now.first)
+        turn.do(Write(TrainingAgain(cycle=record.cycle, seconds=seconds, redone=redone)))
         return True
+
+
+def _iterations(record: CycleRecord, turn: Step) -> Reached | None:
+    """Return the first and last iteration of the ranks of this node; None if they report none."""
+    reached = None if record.last_iteration(turn.seen) is None else record.reached(turn.seen)
+    return None if reached is None or reached.first < 0 else reached

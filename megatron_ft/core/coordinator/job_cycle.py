@@ -11,7 +11,7 @@ from megatron_ft.core.coordinator.job_phases import CoordinatorMove, Coordinator
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
-from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
@@ -69,6 +69,7 @@ class JobCycle:
     _is_news: bool = False
     _changes: list[int] = field(default_factory=list)
     _losses: list[tuple[int, Report]] = field(default_factory=list)
+    _departures: list[NodeLost] = field(default_factory=list)
     _ended_s: float = 0.0
     _farewell_s: float | None = None
     _judged: tuple[Outcome, int] | None = None
@@ -120,7 +121,7 @@ class JobCycle:
         if report.cycle != self.decision.cycle:
             return
         if report.state in _GONE:
-            self.gone.add(place)
+            self._note_departure(place, report)
         has_ended_it = self._judged == (Outcome.FAILED, place) and not seat.report.cause.follows
         if report.state is NodeState.EXCLUDED and has_ended_it:
             report = replace(seat.report, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
@@ -142,6 +143,17 @@ class JobCycle:
                 judged = Outcome.FAILED
             if judged is not None:
                 self._judged = judged, place
+
+    def _note_departure(self, place: int, report: Report) -> None:
+        if place not in self.gone and (report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP):
+            name, cause = self.seats[place].name, report.cause.text
+            self._departures.append(NodeLost(cycle=self.decision.cycle, node=name, text=cause))
+        self.gone.add(place)
+
+    def take_departures(self) -> list[NodeLost]:
+        """Nodes that have left without being asked to since the last call, whether the cycle ran or not."""
+        taken, self._departures = self._departures, []
+        return taken
 
     def missing(self, place: int, now_s: float) -> None:
         """The launcher at that place isn't connected (yet, or any more)."""
@@ -175,10 +187,10 @@ class JobCycle:
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float) -> None:
         """The node at that place leaves the job."""
-        self.gone.add(place)
         state = NodeState.EXCLUDED if goodbye.excluded else NodeState.LOST
         if goodbye.well and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
+            self.gone.add(place)
             self.seats[place].leave(goodbye.text)
             self._farewell_s = now_s + _FAREWELL_S
             return
@@ -473,9 +485,8 @@ class JobCycle:
                 self.decided_by, self.diagnosis = exited[0], None
                 return
         cycle, first = self.decision.cycle, diagnosis.first
-        hung = Report(
-            cycle, NodeState.UNHEALTHY, Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank)
-        )
+        cause = Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, section=first.timed)
+        hung = Report(cycle, NodeState.UNHEALTHY, cause)
         self.seats[diagnosis.asker].change(hung)
 
     def _has_exited(self, place: int, rank: int | None) -> bool:

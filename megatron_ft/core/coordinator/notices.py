@@ -69,7 +69,7 @@ class Notices:
             self._spares_s = now_s + _SOON_S
         if proposal is not None and proposal.decision.kind is DecisionKind.END:
             return [*self._who_says_why(cycle)]
-        told = [] if cycle is None else list(self._who_speaks(cycle))
+        told = [] if cycle is None else [*self._who_speaks(cycle), *self._departures(cycle)]
         if cycle is not None and self._state.is_running:
             self._waits.clear()
             self._waits_s = 0.0
@@ -150,6 +150,12 @@ class Notices:
         yield Send([node.link for node in new if node.link is not None], Tell(lines.standing_by(running)))
         names = sorted((node.name for node in new), key=natural)
         yield from self._to_those_concerned(cycle, (), lines.others_stand_by(names))
+
+    def _departures(self, cycle: JobCycle) -> Iterable[Send]:
+        """Nodes that have left, for the launcher that prints the lines of the job."""
+        seated = cycle.links(self._nodes.values())
+        if seated:
+            yield from (Send([seated[min(seated)]], each) for each in cycle.take_departures())
 
     # -- nodes meet -------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ def undetermined_hang(first: RankHung, *, detail: str) -> Cause:
         text = f"rank {first.rank} {describe_overdue(first)}, a consequence"
     if first.kind == COLLECTIVES:
         text = f"no collective has completed on any rank for {first.elapsed_s:.1f} s (timeout {first.timeout_s:.1f} s)"
-    return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)
+    return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail, section=first.timed)
 
 
 def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
@@ -98,7 +98,14 @@ def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
         ((rank, detail),) = places.items()
         verdict = dataclasses.replace(verdict, rank=rank, state="T")
         text = describe_hang(verdict)
-        return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
+        return Cause(
+            kind=CauseKind.HANG,
+            text=text,
+            rank=rank,
+            iteration=verdict.iteration,
+            detail=detail,
+            section=verdict.timed,
+        )
     candidates = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
     return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
 
@@ -137,7 +144,13 @@ def find_cause(
         # two monitors may find hangs in the same millisecond: a stopped rank is the cause; otherwise a rank that is an
         # iteration behind is likelier, whichever was reported first
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
-        return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
+        return Cause(
+            kind=CauseKind.HANG,
+            text=describe_hang(first),
+            rank=first.rank,
+            iteration=first.iteration,
+            section=first.timed,
+        )
     failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
     candidates = [rank_exit for rank_exit in failed if not rank_exit.by_us] or failed
     if not candidates:

@@ -185,6 +185,7 @@ class Cause:
         detail: details of the evidence; empty if there are none.
         host: node at fault; empty if unknown.
         iteration: iteration completed by that rank.
+        section: what was overdue in a hang: the section, or the ``kind`` of a ``verdict``; empty for other causes.
         follows: the exit only follows from another rank's, on another node.
         by_us: the launcher or a monitor ended the rank, and no other exit tells more.
         rerun: why Megatron's rerun state machine ended the ranks: "elsewhere", "again" (another GPU), "transient",
@@ -197,6 +198,7 @@ class Cause:
     detail: str = ""
     host: str = ""
     iteration: int | None = None
+    section: str = ""
     follows: bool = False
     by_us: bool = False
     rerun: Rerun | None = None
@@ -251,15 +253,31 @@ class CycleEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node has left a cycle unasked, or isn't heard of any more. One launcher of the job writes it.
+
+    Args:
+        node: its name.
+        text: why, as far as known.
+    """
+
+    cycle: Cycle
+    node: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAgain:
     """All ranks of this node are through their first step after a restart.
 
     Args:
         seconds: duration of each phase since the fault was detected.
+        redone: iterations that were done before the fault and are done again; null if unknown.
     """
 
     cycle: Cycle
     seconds: Mapping[str, float] = field(default_factory=dict)
+    redone: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,6 +538,7 @@ Record = (
     | RunEnded
     | CycleStarted
     | CycleEnded
+    | NodeLost
     | Finding
     | NoCollective
     | TrainingAgain

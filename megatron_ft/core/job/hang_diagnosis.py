@@ -148,8 +148,15 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
         did += " (process stopped)"
     where_and_others = finding.text.removeprefix("has exited with 0").removeprefix("; ")
     detail = "; ".join(filter(None, (where_and_others, f"rank {first.rank} {describe_overdue(first)}")))
-    text = f"rank {note.rank}{where} {did}"
-    return Cause(kind=kind, text=text, rank=note.rank, iteration=note.iteration, detail=detail, host=note.host)
+    return Cause(
+        kind=kind,
+        text=f"rank {note.rank}{where} {did}",
+        rank=note.rank,
+        iteration=note.iteration,
+        detail=detail,
+        host=note.host,
+        section=_overdue(kind, note.section or first.timed),
+    )
 
 
 def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
@@ -162,8 +169,19 @@ def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several:
     kind = CauseKind.HANG
     if note.raised:  # it would be a crash, if only it ended
         did, kind = f"raised {note.raised}", CauseKind.CRASH
-    text = f"rank {note.rank}{where} {did}"
-    return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text, host=note.host)
+    return Cause(
+        kind=kind,
+        text=f"rank {note.rank}{where} {did}",
+        rank=note.rank,
+        iteration=verdict.iteration,
+        detail=finding.text,
+        host=note.host,
+        section=_overdue(kind, verdict.timed),
+    )
+
+
+def _overdue(kind: CauseKind, timed: str) -> str:
+    return timed if kind is CauseKind.HANG else ""
 
 
 def _view(note: RankSnapshot, at_ns: int) -> RankView:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from megatron_ft.core.facts.launcher import Cause
+from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.job import edge, give_up_policy
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator_locator import CoordinatorLocator
@@ -322,7 +322,7 @@ class Member:
                 complete = key if isinstance(message, Complete) else self.standing.complete
                 self.standing = replace(self.standing, complete=complete, saved=waiting)
                 self._out.append(message)
-            case m.Tell() | m.PrintJobLines():
+            case m.Tell() | m.PrintJobLines() | NodeLost():
                 self._out.append(message)
 
     def _note_raised(self, message: Learned | Raised) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
-from megatron_ft.core.facts.launcher import Cause
+from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Ballot, CoordinatorHost, Decision, Term
@@ -644,5 +644,5 @@ FromMember = Hello | Away | Follow | Newer | Accept | NodeMessage | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 OfSnapshots = Complete | Passed
-OfCycle = End | Verdict | DiagnoseHang | Reviewed | Suspected | RankProgressing | OfLearning | OfSnapshots
+OfCycle = End | Verdict | NodeLost | DiagnoseHang | Reviewed | Suspected | RankProgressing | OfLearning | OfSnapshots
 ToMember = FromJob | OfCycle | Tell | PrintJobLines

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
@@ -43,6 +43,21 @@ def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_onc
         assert (edge.Drop(0) in effects) is not breaks_first
         (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
         assert (verdict.node, "its launcher exited" in verdict.cause.text) == (0, True)
+        (lost,) = [each for each in effects if isinstance(each, edge.Send) and isinstance(each.message, NodeLost)]
+        assert (lost.links, lost.message.node, "its launcher exited" in lost.message.text) == ([1], "a", True)
+        assert links(machine.settle(0.1), NodeLost) == []
+
+
+def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
+    for failed in (False, True):
+        machine = Coordinator("c", founds=True, now_s=0.0)
+        for link, name in enumerate("abc"):
+            machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
+            machine.handle(edge.Heard(link, m.Ready()), 0.0)
+        answers(machine, machine.settle(0.0))
+        machine.handle(edge.Heard(2, m.Goodbye("received SIGTERM", failed=failed)), 1.0)
+        assert links(machine.settle(1.0), NodeLost) == ([0] if failed else [])
 
 
 def test_a_node_whose_answer_came_too_late_has_the_place_that_it_has_accepted() -> None:
