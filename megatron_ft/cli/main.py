@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, node_health, replay, report
+from megatron_ft.cli import check_config, exporter, node_health, replay, report
 from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     check_config.add_command(commands)
     pause.add_commands(commands)
     status.add_command(commands)
+    exporter.add_command(commands)
     slurm.add_command(commands)
     node_health.add_command(commands)
     by_hand = commands.add_parser(

@@ -247,6 +247,8 @@ class _JobLife:
         held = None if coordination is None else coordination.member.memory.decided
         decided = None if held is None else held.decision
         self._result.ended(end, decided=decided, iteration=self._launcher.status.last_iteration())
+        if end.ending is not None and self._result.place is not None and self._launcher.status.is_spokesman:
+            self._launcher.telemetry.ended(end.ending, end.code, end.cause)
 
     def _end(self, otherwise: LauncherExit | None = None) -> LauncherEnd:
         """Return the end by the agent's; ``otherwise`` if it never got that far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections.abc import Callable, Sequence
 
 from megatron_ft.core.agent import edge
@@ -21,6 +22,7 @@ from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
+from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -35,10 +37,11 @@ from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
+from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks, find_setpriv
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import inherited_streams
+from megatron_ft.launcher.telemetry.telemetry import Telemetry
 
 
 class LauncherNode:
@@ -72,6 +75,17 @@ class LauncherNode:
         become_subreaper()
         self._reactor = Reactor()
         self._inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent] = Inbox()
+        self._setpriv = find_setpriv()
+        self.telemetry = Telemetry(
+            line.options,
+            run_id=line.run_id,
+            node=socket.gethostname(),
+            infra_rank=reference_names.infra_rank(line, os.environ),
+            reactor=self._reactor,
+            setpriv=self._setpriv,
+            say=say,
+        )
+        self._children.add(self.telemetry.pids)
         self._orphan_watch = OrphanWatch(
             self._reactor,
             lambda text: self._inbox.put(Abandoned(text=text)),
@@ -88,7 +102,7 @@ class LauncherNode:
         self._run_dir = RunDirectory(self._say)
         self._forking = self._make_forking(server, announce)
         self.monitors = self._make_monitors(ranks)
-        status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        status = self._status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self._control = self._make_control(status)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
@@ -110,6 +124,7 @@ class LauncherNode:
             say=self._say,
             status=status,
             keeper=self._keeper,
+            telemetry=self.telemetry,
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
@@ -241,7 +256,8 @@ class LauncherNode:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        steps: list[Callable[[], object]] = [] if self.health is None else [self.health.close]
+        steps: list[Callable[[], object]] = [self.telemetry.close]
+        steps += [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [
             self._keeper.close,
@@ -272,6 +288,7 @@ class LauncherNode:
     def _each_second(self) -> None:
         self._orphan_watch.check()
         self._run_dir.mend()
+        self.telemetry.look(self._status.readings)
         if self._orphans.are_awaited:
             self._reap_orphans()
 

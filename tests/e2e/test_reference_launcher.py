@@ -14,11 +14,15 @@ FAILS_ONCE = "os._exit(7) if CYCLE == 0 else None"
 
 
 def test_the_variables_of_a_cycle(launcher: Launcher) -> None:
-    show = 'say(*(os.environ.get("NVRX_" + name) for name in ("CYCLE", "INFRA_RANK", "LAUNCH_TIME")))'
+    names = ("CYCLE", "INFRA_RANK", "LAUNCH_TIME", "CYCLE_START_TIME")
+    show = f'say(*(os.environ.get("NVRX_" + name) for name in {names}))'
     before = time.time()
     finished = launcher.run(f"{show}\n{FAILS_ONCE}", "--max-restarts=1", env={"GROUP_RANK": "4"})
     assert finished.code == 0
-    (cycle_0, rank_0, began_0), (cycle_1, rank_1, began_1) = (line.split() for line in finished.out.splitlines())
+    first, second = (line.split() for line in finished.out.splitlines())
+    (cycle_0, rank_0, began_0, round_0), (cycle_1, rank_1, began_1, round_1) = first, second
+    assert round_0 == "None"
+    assert float(began_0) < float(round_1) <= float(began_1)
     assert (cycle_0, cycle_1, rank_0, rank_1) == ("0", "1", "4", "4")
     assert before < float(began_0) < float(began_1) < time.time()
 

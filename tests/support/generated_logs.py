@@ -152,8 +152,9 @@ def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle
             finding = {"cycle": cycle.number, "rank": cycle.fault.rank, "candidates": [cycle.fault.rank]}
             yield {"t": end - S // 20, "ev": "finding", **finding, "text": text, "waiting": waiting}
         outcome = "succeeded" if cycle.fault is None else "failed"
+        action = "finish" if cycle.fault is None else "restart"
         ended = {"cycle": cycle.number, "outcome": outcome, "cause": _cause(job, cycle), "iteration": cycle.last}
-        yield {"t": end, "ev": "cycle_ended", **ended}
+        yield {"t": end, "ev": "cycle_ended", **ended, "action": action}
     yield {"t": boot + int((plan[-1].ends + 0.1) * S), "ev": "run_ended", "exit_code": 0}
 
 

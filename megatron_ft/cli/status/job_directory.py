@@ -48,7 +48,7 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     runs = split_runs(logs)
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return False
-    job = view(runs[-1], _life(directory, runs[-1]), time.time_ns())
+    job = view(runs[-1], life_of(directory, runs[-1]), time.time_ns())
     if as_json:
         document: dict[str, Any] = {"run_id": runs[-1].run_id, "log_dir": directory, **fields(job, full=True)}
         print(json.dumps(document, indent=2), flush=True)
@@ -57,7 +57,7 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     return True
 
 
-def _life(directory: str, run: RunLogs) -> Life | None:
+def life_of(directory: str, run: RunLogs) -> Life | None:
     """Return the last life in ``result.json``, unless it had ended before this run began."""
     try:
         lives = read_lives_file(lives_path(directory)).lives

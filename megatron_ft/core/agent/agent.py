@@ -56,8 +56,25 @@ from megatron_ft.core.job.messages import (
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 from megatron_ft.core.times import earliest
+
+_ACTIVITIES = {
+    AgentPhase.JOINING: NodeActivity.WAITING,
+    AgentPhase.CHECKING: NodeActivity.WAITING,
+    AgentPhase.ASIDE: NodeActivity.UNFIT,
+    AgentPhase.READY: NodeActivity.WAITING,
+    AgentPhase.STARTING: NodeActivity.WAITING,
+    AgentPhase.RUNNING: NodeActivity.TRAINING,
+    AgentPhase.ENDING: NodeActivity.ENDING,
+    AgentPhase.TERMINATING: NodeActivity.ENDING,
+    AgentPhase.JUDGING: NodeActivity.ENDING,
+    AgentPhase.DONE: NodeActivity.ENDED,
+    AgentPhase.LEAVING: NodeActivity.LEAVING,
+    AgentPhase.EXCLUDED: NodeActivity.LEAVING,
+    AgentPhase.OVER: NodeActivity.ENDED,
+}
 
 
 class Agent:
@@ -72,6 +89,8 @@ class Agent:
         self.failed: CycleEnded | None = None
         """Last end of a cycle that didn't end well."""
         self.restarts_left = options.max_restarts
+        self.joined_ns = 0
+        """When this node began to wait for the cycle that is about to start, or runs; 0 for the first."""
         self._options = options
         self._pauses = pauses
         self._turn = Step(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
@@ -96,6 +115,9 @@ class Agent:
         self._kept = Kept()
         self._restore: Restore | None = None
         """Snapshot that the ranks of the last cycle were started from."""
+        self._back: tuple[str, ...] = ()
+        self._begun_ns: int | None = None
+        self._ending_ns: int | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """Return what is to be done. At most one effect is an `edge.Work`; the next one follows after its result."""
@@ -118,6 +140,17 @@ class Agent:
         elif self.phase is AgentPhase.ENDING and self._ending is not None:
             times.append(self._ending.alarm_ns)
         return earliest(*times)
+
+    @property
+    def is_spokesman(self) -> bool:
+        """True if this launcher alone speaks for the job."""
+        return self._printer.is_spokesman
+
+    @property
+    def activity(self) -> NodeActivity:
+        """State of the node for metrics."""
+        waits = self.phase in (AgentPhase.JOINING, AgentPhase.CHECKING, AgentPhase.READY)
+        return NodeActivity.STANDBY if waits and self._orders.stands_by else _ACTIVITIES[self.phase]
 
     @property
     def wants_ranks(self) -> bool:
@@ -273,6 +306,7 @@ class Agent:
 
     def _join(self) -> None:
         self._move(PhaseEvent.RESTART)
+        self.joined_ns = self._turn.now_ns
         self._ended_well, self._health = False, HealthGate()
 
     def _between(self) -> None:
@@ -307,7 +341,7 @@ class Agent:
         self._move(PhaseEvent.BEGIN)
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = self._new_cycle(decision.cycle, None)
-        self._restore = decision.restore
+        self._restore, self._back, self._begun_ns = decision.restore, decision.back, self._turn.now_ns
         self._do(edge.StartRanks(self.restarts_left, shift=decision.shift, restore=decision.restore))
 
     def _ranks_started(self) -> None:
@@ -324,6 +358,8 @@ class Agent:
             world_size=met.world_size,
             max_restarts=self._options.max_restarts,
             restarts_left=self.restarts_left,
+            back=self._back,
+            begun_ns=self._begun_ns,
             met_ns=record.met_ns,
             spawned_ns=record.spawned_ns,
         )
@@ -362,7 +398,7 @@ class Agent:
         """End the ranks of this node; ``signals`` are those that asked for it."""
         record = self.cycle.record
         self._move(PhaseEvent.CYCLE_ENDS)
-        self._outcome = outcome
+        self._outcome, self._ending_ns = outcome, self._turn.now_ns
         if outcome is Outcome.EXCLUDED:
             self._report(NodeState.EXCLUDED, record.request_cause())
         self.cycle.suspicion.close()
@@ -450,6 +486,8 @@ class Agent:
             action=decision.action.value,
             iteration=last if cause is None or cause.iteration is None else cause.iteration,
             restarts_left=decision.restarts_left,
+            noticed_ns=record.noticed_ns(),
+            ending_ns=self._ending_ns,
         )
         if cause is not None:
             self.failed = ended

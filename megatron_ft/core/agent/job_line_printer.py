@@ -31,6 +31,11 @@ class JobLinePrinter:
         self._unsaid = ""
 
     @property
+    def is_spokesman(self) -> bool:
+        """True if no other launcher prints lines about the whole job unless the user wants them all."""
+        return self._speaks
+
+    @property
     def speaks(self) -> bool:
         """True if this launcher prints lines about the whole job."""
         return self._says_all or self._speaks

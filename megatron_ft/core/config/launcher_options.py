@@ -25,6 +25,7 @@ from megatron_ft.core.run_ahead import parse_preload
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 REPORT, _END, OFF = "report", "end", "off"
 MAX_FAILED_STARTS = 2
+_LAST_PORT = 65535
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
@@ -44,6 +45,26 @@ def _watch(value: object) -> str:
 _WATCH = OptionKind(
     check=_watch, allowed="report, end, report:SECONDS, end:SECONDS or off", metavar="report|end[:SECONDS]|off"
 )
+
+
+def _port(value: object) -> str:
+    host, _, port = str(value).rpartition(":")
+    if isinstance(value, bool) or not (port.isascii() and port.isdecimal()) or int(port) > _LAST_PORT:
+        raise Refused
+    return f"{host}:{int(port)}" if host else str(int(port))
+
+
+METRICS_PORT = OptionKind(
+    check=_port, allowed=f"a port from 0 to {_LAST_PORT}, or HOST:PORT, as in 127.0.0.1:9466", metavar="[HOST:]PORT"
+)
+
+
+def split_address(port: str) -> tuple[str, int]:
+    """Return the host (empty: all addresses) and the port of a `METRICS_PORT`."""
+    host, _, number = port.rpartition(":")
+    return host.strip("[]"), int(number)
+
+
 _MODULES = OptionKind(
     check=parse_preload,
     allowed="names of modules, as in a,b.c, or none",
@@ -190,6 +211,25 @@ class LauncherOptions:
     forward_signals: tuple[signal.Signals, ...] = option(
         (), SIGNALS, "Signals that are forwarded to the ranks without stopping the job, for example SIGUSR1,SIGUSR2."
     )
+    metrics_port: str | None = option(
+        None,
+        METRICS_PORT,
+        "Port for metrics of this launcher, scraped by Prometheus: on all addresses unless HOST names one. 0: any free "
+        "port. The node at place 0 serves those of the job, each node its own. Needs prometheus_client.",
+    )
+    metrics_textfile: str | None = option(
+        None,
+        path("of a file", "FILE"),
+        "File for the same metrics, replaced as a whole every 15 seconds, for the textfile collector of node_exporter, "
+        "which reads names that end in .prom. Needs prometheus_client.",
+    )
+    on_event: str | None = option(
+        None,
+        text("a shell command", "COMMAND"),
+        "Shell command that gets one JSON object on standard input when a cycle or the job has ended, or a node is "
+        "lost. One launcher of the job runs it, in the background; it is killed after 30 seconds.",
+        is_printed=False,  # a webhook's address is a secret
+    )
     preload: tuple[str, ...] | None = option(
         (),
         _MODULES,
@@ -205,6 +245,11 @@ class LauncherOptions:
         "whether nvidia-resiliency-ext is installed or not. off: what is installed.",
         in_yaml=False,  # needed before a file can be read
     )
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host (empty: all addresses) and port of the metrics; None if none are served."""
+        return None if self.metrics_port is None else split_address(self.metrics_port)
 
     @property
     def watches_collectives(self) -> bool:

@@ -185,7 +185,7 @@ class Cause:
         detail: details of the evidence; empty if there are none.
         host: node at fault; empty if unknown.
         iteration: iteration completed by that rank.
-        section: what was overdue in a hang: the section, or the ``kind`` of a ``verdict``; empty for other causes.
+        section: overdue section of a hang, or the ``kind`` of its ``verdict``; empty for other causes.
         follows: the exit only follows from another rank's, on another node.
         by_us: the launcher or a monitor ended the rank, and no other exit tells more.
         rerun: why Megatron's rerun state machine ended the ranks: "elsewhere", "again" (another GPU), "transient",
@@ -219,6 +219,8 @@ class CycleStarted:
         group_rank: GROUP_RANK of this node.
         world_size: number of ranks on all nodes.
         restarts_left: remaining ones of ``max_restarts``.
+        back: names of nodes that were lost once, and take part again.
+        begun_ns: when enough nodes were there, and the coordinator began the cycle.
         met_ns: when all nodes had met.
         spawned_ns: when the last of these ranks was created.
     """
@@ -229,6 +231,8 @@ class CycleStarted:
     world_size: WorldSize | None = None
     max_restarts: Count | None = None
     restarts_left: Count | None = None
+    back: tuple[str, ...] = ()
+    begun_ns: Moment | None = None
     met_ns: Moment | None = None
     spawned_ns: Moment | None = None
 
@@ -242,6 +246,8 @@ class CycleEnded:
         cause: null if nothing failed; of several nodes, prefer one that says more than "membership".
         action: what follows: "restart", "finish", ...
         iteration: iteration completed at the end, by the rank at fault if there is one.
+        noticed_ns: when a failure of a rank of this node was first known; null if none has failed.
+        ending_ns: when this node began to end its ranks.
     """
 
     cycle: Cycle
@@ -250,6 +256,8 @@ class CycleEnded:
     action: str = ""
     iteration: int | None = None
     restarts_left: int | None = None
+    noticed_ns: Moment | None = None
+    ending_ns: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from megatron_ft.core.agent.step import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.job.edge import Say
-from megatron_ft.core.job.messages import Goodbye, NodeMessage
+from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
 from megatron_ft.core.messages.monitor import Release
@@ -45,6 +45,7 @@ from megatron_ft.launcher.memory.memory_checkpoints import KeeperOrders, MemoryC
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
@@ -72,6 +73,7 @@ class LauncherServices:
     say: Callable[[str], None]
     status: JobStatus
     keeper: KeeperOrders
+    telemetry: Telemetry
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -182,6 +184,8 @@ class FaultTolerantAgent(TorchAgent):
             LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", effects)
         if not self._mailbox.post(effects):
             return
+        if isinstance(event, PrintJobLines):
+            self._launcher.telemetry.speak()
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
             self._alarm_ns = alarm_ns
@@ -239,6 +243,8 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.say(text)
             case edge.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
+                at_ns = time.monotonic_ns() if at_ns is None else at_ns
+                self._launcher.telemetry.hear(record, at_ns, is_spokesman=self._machine.is_spokesman)
             case edge.ReadState() | edge.WriteState():
                 self._timeouts_file.act(effect)
             case edge.CycleRetrying():
@@ -341,6 +347,7 @@ class FaultTolerantAgent(TorchAgent):
         """Return the ranks of a cycle, once there is room for them."""
         return self._ranks.make(
             cycle=self._machine.cycle.record.cycle,
+            waiting_s=(time.monotonic_ns() - self._machine.joined_ns) / 1e9,
             restarts_left=self._restarts_left,
             on_start=self._started,
             on_exit=self._ended,

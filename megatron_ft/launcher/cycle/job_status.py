@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.launcher import CycleEnded
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
+from megatron_ft.core.telemetry.metrics import NodeActivity, Readings
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -25,6 +29,7 @@ class JobStatus:
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors
+        self._node = socket.gethostname()
         self._started_ns = time.monotonic_ns()
 
     def follow(self, agent: Agent) -> None:
@@ -33,16 +38,36 @@ class JobStatus:
 
     def last_iteration(self) -> int | None:
         """Return the furthest iteration that a rank of this node has reported in the last cycle."""
+        return max((each.iteration for each in self._boards() if each.iteration is not None), default=None)
+
+    def _boards(self) -> list[BoardSnapshot]:
+        """Return the boards of this node's ranks in the last cycle."""
         record = self._record
         if record is None:
-            return None
+            return []
         boards = (self._monitors[local_rank].reading(record.cycle).snapshot for local_rank in record.started)
-        return max((b.iteration for b in boards if b is not None and b.iteration is not None), default=None)
+        return [each for each in boards if each is not None]
 
     @property
     def _record(self) -> CycleRecord | None:
         """Record of the last cycle whose ranks were started."""
         return None if self._agent is None or self._agent.started is None else self._agent.started.record
+
+    @property
+    def is_spokesman(self) -> bool:
+        """True if no other launcher is known to speak for the job."""
+        return self._agent is None or self._agent.is_spokesman
+
+    def readings(self) -> Readings:
+        """Return what the metrics show of this node now."""
+        boards, agent = self._boards(), self._agent
+        timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
+        timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
+        return Readings(
+            iteration=self.last_iteration(),
+            timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
+            nodes={self._node: NodeActivity.WAITING if agent is None else agent.activity},
+        )
 
     def facts(self) -> JobFacts:
         """Return the answer to a status request."""

@@ -106,6 +106,7 @@ class NodeRanks:
         self,
         *,
         cycle: int,
+        waiting_s: float,
         restarts_left: int,
         on_start: Callable[[Worker], None],
         on_exit: Callable[[Worker], None],
@@ -122,7 +123,13 @@ class NodeRanks:
         """
         self._device_memory.wait(check)
         context = self._starter.prepare(
-            cycle=cycle, restarts_left=restarts_left, on_start=on_start, on_exit=on_exit, envs=envs, **given
+            cycle=cycle,
+            waiting_s=waiting_s,
+            restarts_left=restarts_left,
+            on_start=on_start,
+            on_exit=on_exit,
+            envs=envs,
+            **given,
         )
         self._workers = context.workers
         self._running.follow(context.workers)

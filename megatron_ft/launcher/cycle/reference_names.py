@@ -9,13 +9,19 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.scheduler import environment
 
 
-def variables(cycle: int, now_s: float, infra_rank: int | None) -> dict[str, str]:
-    """Return the variables that Megatron-LM reads: cycle, wall-clock time, and the scheduler's number of this node."""
+def variables(cycle: int, now_s: float, waiting_s: float, infra_rank: int | None) -> dict[str, str]:
+    """Return the variables that Megatron-LM reads: cycle, wall-clock times, and the scheduler's number of this node.
+
+    ``waiting_s``: seconds since this node began to wait for the cycle. The first cycle has no such time: it is the
+    scheduler's.
+    """
     values = {
         "NVRX_CYCLE": str(cycle),
         "NVRX_LAUNCH_TIME": repr(now_s),
         "NVRX_MEMBERSHIP": "active",
     }
+    if cycle:
+        values["NVRX_CYCLE_START_TIME"] = repr(now_s - waiting_s)
     return values if infra_rank is None else {**values, "NVRX_INFRA_RANK": str(infra_rank)}
 
 

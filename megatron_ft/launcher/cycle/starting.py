@@ -91,13 +91,13 @@ class RankVariables:
         self._watch = "on" if line.options.watches_collectives else "off"
         self._infra_rank = reference_names.infra_rank(line, os.environ)
 
-    def complete(self, envs: Mapping[int, dict[str, str]], cycle: int) -> None:
+    def complete(self, envs: Mapping[int, dict[str, str]], cycle: int, waiting_s: float) -> None:
         """Add the variables to the environments of the ranks (by local rank) that are about to start."""
         now = time.time()
         for local_rank, env in envs.items():
             env.update(self._of_rank(local_rank, cycle))
             env.update(self._keeper.variables())
-            env.update(reference_names.variables(cycle, now, self._infra_rank))
+            env.update(reference_names.variables(cycle, now, waiting_s, self._infra_rank))
 
     def _of_rank(self, local_rank: int, cycle: int) -> dict[str, str]:
         return {
@@ -127,18 +127,21 @@ class RankStarter:
         self,
         *,
         cycle: int,
+        waiting_s: float,
         restarts_left: int,
         on_start: Callable[[Worker], None],
         on_exit: Callable[[Worker], None],
         envs: dict[int, dict[str, str]],
         **given: Any,
     ) -> WorkerContext:
-        """Return the ranks of a cycle, not started. ``given``: torch's arguments of ``start_processes``.
+        """Return the ranks of a cycle, not started, for which this node has waited ``waiting_s`` seconds.
+
+        ``given``: torch's arguments of ``start_processes``.
 
         Nodes that join or leave restart ranks, too, so a job of several nodes always expects a restart.
         """
         self.run_dir.mend()
-        self.variables.complete(envs, cycle)
+        self.variables.complete(envs, cycle, waiting_s)
         if self.forking is not None:
             self.forking.expect_restart(restarts_left > 0 or self.line.max_nodes > 1)
         given.pop("start_method", None)

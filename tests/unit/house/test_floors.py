@@ -35,7 +35,7 @@ class Floor:
 
 FLOORS = {
     "core": Floor(pure=True),
-    "ipc": Floor(inside=("core",)),
+    "ipc": Floor(inside=("core",), outside_in_functions=("prometheus_client",)),
     "monitor": Floor(inside=("core", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
     "keeper": Floor(inside=("core", "ipc")),
@@ -45,7 +45,7 @@ FLOORS = {
         outside=("rich", "numpy"),
         outside_in_functions=("matplotlib", "plotly"),
     ),
-    "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
+    "launcher": Floor(inside=("core", "ipc"), outside=("torch",), outside_in_functions=("opentelemetry",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
     "memory_checkpoint": Floor(inside=("core", "ipc", "rank")),
     "integrations": Floor(

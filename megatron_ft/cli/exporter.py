@@ -1,0 +1,114 @@
+"""`megatron-ft exporter LOG_DIR`: metrics of a job whose nodes can't be scraped, from its event logs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.facts.monitor import Timeouts
+from megatron_ft.core.telemetry.metrics import JobMetrics, NodeActivity, Readings, Series
+from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
+from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
+
+if TYPE_CHECKING:
+    from megatron_ft.cli.logs.runs import RunLogs
+
+_READ_S = 15.0
+_DEFAULT_PORT = "9466"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "exporter",
+        help="metrics of a job from its event logs, for Prometheus",
+        description="Serves the metrics of the newest run in LOG_DIR, read anew every 15 seconds. docs/telemetry.md "
+        "lists them.",
+    )
+    parser.add_argument("directory", metavar="LOG_DIR", help="directory that ft_launcher names as 'logs:'")
+    parser.add_argument(
+        "--port", default=_DEFAULT_PORT, metavar=METRICS_PORT.metavar, help=f"where to serve; default {_DEFAULT_PORT}"
+    )
+    parser.add_argument("--once", action="store_true", help="print the metrics and exit, for a file of node_exporter")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal, or print once. Return 1 if there is nothing to print.
+
+    Raises:
+        ConfigError: the directory can't be read, the port is taken, or prometheus_client is missing.
+    """
+    check_installed("megatron-ft exporter")
+    host, port = split_address(METRICS_PORT.judge("--port", args.port))
+    shown = series_of(args.directory)
+    if args.once:
+        sys.stdout.write(as_text(lambda: shown).decode())
+        return 0 if shown else 1
+    server = MetricsServer(host, port, lambda: shown)
+    print(f"metrics: http://{host or 'localhost'}:{server.port}/metrics", flush=True)
+    try:
+        while True:
+            time.sleep(_READ_S)
+            shown = series_of(args.directory)
+    except KeyboardInterrupt:
+        server.close()
+    return 0
+
+
+def series_of(directory: str) -> Sequence[Series]:
+    """Return the metrics of the newest run in the directory; none if there is no run yet.
+
+    Raises:
+        ConfigError: the directory can't be read.
+    """
+    from megatron_ft.cli.logs.read import read_newest
+    from megatron_ft.cli.logs.runs import split_runs
+
+    try:
+        runs = split_runs(read_newest(directory))
+    except OSError as error:
+        raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
+    return _of_run(directory, runs[-1]) if runs else ()
+
+
+def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:
+    from megatron_ft.cli.status.job_directory import life_of
+    from megatron_ft.cli.status.job_view import State, view
+
+    activities = {
+        State.WAITING: NodeActivity.WAITING,
+        State.TRAINING: NodeActivity.TRAINING,
+        State.ENDING: NodeActivity.ENDING,
+        State.READY: NodeActivity.WAITING,
+        State.FINISHED: NodeActivity.ENDED,
+        State.STANDBY: NodeActivity.STANDBY,
+        State.UNFIT: NodeActivity.UNFIT,
+        State.LEAVING: NodeActivity.LEAVING,
+        State.SILENT: NodeActivity.LOST,
+        State.ENDED: NodeActivity.ENDED,
+        State.LOST: NodeActivity.LOST,
+    }
+    metrics, timeouts = JobMetrics(), None
+    for each in run.records:
+        if isinstance(each.record, Timeouts):
+            timeouts = each.record
+        elif each.record is not None:
+            metrics.hear(each.record, each.host)
+    job = view(run, life_of(directory, run), time.time_ns())
+    readings = Readings(
+        iteration=job.iteration,
+        timeouts={} if timeouts is None else _by_section(timeouts),
+        nodes={row.name: activities[row.state] for row in job.nodes},
+    )
+    return metrics.series(readings, of_job=True)
+
+
+def _by_section(timeouts: Timeouts) -> dict[str, float]:
+    every = {**timeouts.sections, OUT_OF_SECTION: timeouts.out_of_section}
+    return {name: seconds for name, seconds in every.items() if seconds is not None}

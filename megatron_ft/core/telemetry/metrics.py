@@ -1,0 +1,186 @@
+"""Metrics of a job: their names, and their values by its records and the readings of a moment. Pure.
+
+`docs/telemetry.md` lists them. No iteration, PID or rank is a label of a counter: series must not grow with a run.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
+from megatron_ft.core.job.restart_policy import Action
+
+
+class MetricKind(enum.Enum):
+    """Type of a metric, as Prometheus calls it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric. ``of_job``: the launcher at place 0 serves it for the whole job; else each one for its node."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...] = ()
+    of_job: bool = True
+
+
+RESTARTS = Metric(
+    name="megatron_ft_restarts_total",
+    kind=MetricKind.COUNTER,
+    labels=("cause",),
+    help="Restarts of all ranks, by the kind of their cause.",
+)
+HANGS = Metric(
+    name="megatron_ft_hangs_total",
+    kind=MetricKind.COUNTER,
+    labels=("section",),
+    help="Cycles ended by a hang, by the section (or kind of interval) that was overdue.",
+)
+DOWNTIME = Metric(
+    name="megatron_ft_downtime_seconds_total",
+    kind=MetricKind.COUNTER,
+    labels=("phase",),
+    help="Seconds from the detection of failures to the first step after them, by phase.",
+)
+REDONE = Metric(
+    name="megatron_ft_redone_iterations_total",
+    kind=MetricKind.COUNTER,
+    help="Iterations that were done, lost by a failure, and done again.",
+)
+ITERATION = Metric(
+    name="megatron_ft_iteration", kind=MetricKind.GAUGE, help="Iterations done, by the most advanced rank."
+)
+NODE_STATE = Metric(
+    name="megatron_ft_node_state",
+    kind=MetricKind.GAUGE,
+    labels=("node", "state"),
+    help="1 for the state of the node, 0 for the others.",
+    of_job=False,
+)
+TIMEOUT = Metric(
+    name="megatron_ft_timeout_seconds",
+    kind=MetricKind.GAUGE,
+    labels=("section",),
+    help="Timeout in force, configured or learned.",
+)
+METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, ITERATION, TIMEOUT, NODE_STATE)
+
+
+class NodeActivity(enum.Enum):
+    """State of a node in ``megatron_ft_node_state``."""
+
+    WAITING = "waiting"
+    """Waits for the other nodes, checks its health, or starts its ranks."""
+    TRAINING = "training"
+    ENDING = "ending"
+    """Its ranks end, or have ended, and what follows isn't decided yet."""
+    STANDBY = "standby"
+    UNFIT = "unfit"
+    """Its health check fails."""
+    LEAVING = "leaving"
+    LOST = "lost"
+    ENDED = "ended"
+    """The job is over for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of one metric, by the values of its labels."""
+
+    metric: Metric
+    values: Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """Values at one moment; None is unknown."""
+
+    iteration: int | None = None
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    nodes: Mapping[str, NodeActivity] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _CycleFacts:
+    host: str = ""
+    """Host at place 0, whose records win."""
+    ended: tuple[str, CycleEnded] | None = None
+    again: tuple[str, TrainingAgain] | None = None
+
+
+class JobMetrics:
+    """Counters of one job by the records of a launcher, or of the launchers of all nodes."""
+
+    def __init__(self) -> None:
+        self._cycles: dict[int, _CycleFacts] = {}
+        self._lost: set[str] = set()
+        self.is_at_place_0 = False
+        """True if the last cycle that began on the node of the last record has it at place 0."""
+
+    def hear(self, record: Record, host: str = "") -> None:
+        """Count a record; ``host`` tells the nodes apart if records of several come."""
+        match record:
+            case CycleStarted():
+                self.is_at_place_0 = record.group_rank == 0
+                self._lost -= {host, *record.back}
+                if self.is_at_place_0:
+                    self._of(record.cycle).host = host
+            case CycleEnded():
+                cycle = self._of(record.cycle)
+                if _is_better(host, record.cause is not None, cycle, cycle.ended):
+                    cycle.ended = host, record
+            case TrainingAgain():
+                cycle = self._of(record.cycle)
+                if _is_better(host, True, cycle, cycle.again):
+                    cycle.again = host, record
+            case NodeLost():
+                self._lost.add(record.node)
+
+    def _of(self, cycle: int) -> _CycleFacts:
+        return self._cycles.setdefault(cycle, _CycleFacts())
+
+    def series(self, now: Readings, *, of_job: bool) -> list[Series]:
+        """Return all values. ``of_job``: also those of the whole job."""
+        lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
+        found = [Series(NODE_STATE, _state_set({**lost, **now.nodes}))]
+        return [*self._counters(now.timeouts), *_gauges(now), *found] if of_job else found
+
+    def _counters(self, timeouts: Iterable[str]) -> Iterable[Series]:
+        ends = [each.ended[1] for each in self._cycles.values() if each.ended is not None]
+        agains = [each.again[1] for each in self._cycles.values() if each.again is not None]
+        restarts: Counter[str] = Counter({kind.value: 0 for kind in CauseKind})
+        restarts.update(each.cause.kind.value for each in ends if each.cause and each.action == Action.RESTART.value)
+        # a series that begins with 1 shows no increase
+        hangs: Counter[str] = Counter(dict.fromkeys(timeouts, 0))
+        hangs.update(each.cause.section for each in ends if each.cause and each.cause.kind is CauseKind.HANG)
+        downtime: dict[str, float] = {}
+        for again in agains:
+            for phase, seconds in again.seconds.items():
+                downtime[phase] = downtime.get(phase, 0.0) + seconds
+        yield Series(RESTARTS, {(kind,): count for kind, count in restarts.items()})
+        yield Series(HANGS, {(section,): count for section, count in hangs.items()})
+        yield Series(DOWNTIME, {(phase,): seconds for phase, seconds in downtime.items()})
+        yield Series(REDONE, {(): sum(each.redone or 0 for each in agains)})
+
+
+def _is_better(host: str, tells: bool, cycle: _CycleFacts, known: tuple[str, object] | None) -> bool:
+    """Return True if a record of this host replaces the known one of the same cycle."""
+    return tells and (known is None or host == cycle.host)
+
+
+def _gauges(now: Readings) -> Iterable[Series]:
+    yield Series(ITERATION, {} if now.iteration is None else {(): now.iteration})
+    yield Series(TIMEOUT, {(section,): seconds for section, seconds in now.timeouts.items()})
+
+
+def _state_set(nodes: Mapping[str, NodeActivity]) -> dict[tuple[str, ...], float]:
+    return {(node, each.value): float(each is state) for node, state in nodes.items() for each in NodeActivity}

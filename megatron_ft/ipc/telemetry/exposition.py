@@ -1,0 +1,165 @@
+"""Metrics for Prometheus: served over HTTP, or as the text that node_exporter's textfile collector reads.
+
+A scraper that is slow, stuck or malicious holds a daemon thread of its own for a while, of at most `_MOST_REQUESTS`;
+nothing else of this process waits for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.telemetry.metrics import MetricKind, Series
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric as Family
+
+_MOST_REQUESTS = 4
+_REQUEST_S = 10.0
+"""Seconds a scraper may take to send its request, or to read one block of the answer."""
+_NO_DESCRIPTOR_S = 1.0
+
+Collect = Callable[[], Sequence[Series]]
+"""Returns the values now; called from any thread."""
+
+
+def check_installed(what: str) -> None:
+    """Raise a ConfigError if ``what``, an option or a command, can't be had without prometheus_client."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(f"{what} needs prometheus_client, which isn't installed: pip install 'megatron-ft[metrics]'")
+
+
+def as_text(collect: Collect) -> bytes:
+    """Return the values in Prometheus' text format."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(_registry(collect))
+
+
+class MetricsServer:
+    """Serves the values at ``/metrics`` (and at any other path), from threads of its own."""
+
+    def __init__(self, host: str, port: int, collect: Collect) -> None:
+        """Listen on ``host`` (empty: all addresses) and ``port`` (0: any free one).
+
+        Raises:
+            ConfigError: ``port`` is taken, or ``host`` isn't one of this machine.
+        """
+        try:
+            self._server = _Server(_listen(host, port), _registry(collect))
+        except OSError as error:
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name server
+            raise ConfigError(f"no metrics can be served at {_address(host, port)}: {why}") from None
+        self.port: int = self._server.socket.getsockname()[1]
+        threading.Thread(target=self._server.serve, name="metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening; requests in progress are left to their threads."""
+        self._server.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if host:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel without IPv6, or the port is taken: the next one tells
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host or 'port'}{':' if host else ' '}{port}"
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
+        from prometheus_client import MetricsHandler
+
+        class Handler(MetricsHandler):
+            """Answers one request."""
+
+            timeout = _REQUEST_S
+
+        super().__init__(listener.getsockname(), Handler.factory(registry))
+        self.socket = listener
+        self._room = threading.Semaphore(_MOST_REQUESTS)
+        self._is_closed = False
+
+    def serve(self) -> None:
+        """Accept until ``close``."""
+        while not self._is_closed:
+            try:
+                request, address = self.socket.accept()
+            except ConnectionError:
+                continue
+            except OSError:
+                if not self._is_closed:
+                    time.sleep(_NO_DESCRIPTOR_S)  # none is free now
+                continue
+            if not self._room.acquire(blocking=False):
+                request.close()
+                continue
+            try:
+                self.process_request(request, address)
+            except RuntimeError:  # no more threads are allowed
+                self._room.release()
+                request.close()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        with contextlib.suppress(OSError):  # the scraper has gone
+            request.shutdown(socket.SHUT_WR)
+        request.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a scraper that has gone, or is too slow."""
+
+    def close(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() alone doesn't
+        self.socket.close()
+
+
+def _registry(collect: Collect) -> CollectorRegistry:
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(collect))
+    return registry
+
+
+class _Collector:
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Family]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for series in self._collect():
+            metric = series.metric
+            kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+            family = kind(metric.name, metric.help, labels=metric.labels)
+            for labels, value in series.values.items():
+                family.add_metric(labels, value)
+            yield family

@@ -1,0 +1,102 @@
+"""What this launcher tells the world outside the job: metrics, traces, and the user's command for events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from megatron_ft.core.config.launcher_options import LauncherOptions
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import CycleStarted
+from megatron_ft.core.job.lives import Ending
+from megatron_ft.core.telemetry.metrics import Readings
+from megatron_ft.core.telemetry.notifications import job_ended, notification
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.telemetry.event_command import EventCommand
+from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
+from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes, why_not
+
+
+class Telemetry:
+    """The outputs that the user asked for; none of them holds up the launcher."""
+
+    def __init__(
+        self,
+        options: LauncherOptions,
+        *,
+        run_id: str,
+        node: str,
+        infra_rank: int | None,
+        reactor: Reactor,
+        setpriv: Sequence[str],
+        say: Callable[[str], None],
+    ) -> None:
+        """Open them. ``node``: name of this node; ``infra_rank``: the scheduler's number of it.
+
+        Raises:
+            ConfigError: one can't be had.
+        """
+        self._about = {"run_id": run_id, "by": node}
+        self._metrics: MetricsOutput | None = None
+        self._traces: Traces | None = None
+        self._command: EventCommand | None = None
+        self._untold: dict[str, Any] | None = None
+        """End of the last cycle, which another launcher was to tell."""
+        if options.metrics_address is not None or options.metrics_textfile is not None:
+            self._metrics = MetricsOutput(options, node=node, say=say)
+        if are_wanted(os.environ):
+            problem = why_not(os.environ)
+            if problem:
+                say(f"warning: no traces are sent: {problem}")
+            else:
+                resource = resource_attributes(os.environ, run_id=run_id, node=node, infra_rank=infra_rank)
+                self._traces = Traces(resource, node=node, say=say)
+        if options.on_event is not None:
+            self._command = EventCommand(options.on_event, reactor=reactor, say=say, setpriv=setpriv)
+
+    def pids(self) -> set[int]:
+        """Return the PIDs of processes started here."""
+        return set() if self._command is None else self._command.pids()
+
+    def hear(self, record: Record, at_ns: int, *, is_spokesman: bool) -> None:
+        """Take a record of this launcher. ``is_spokesman``: this launcher speaks for the job."""
+        if self._metrics is not None:
+            self._metrics.hear(record)
+        if self._traces is not None:
+            self._traces.hear(record, at_ns)
+        if self._command is None:
+            return
+        told = notification(record)
+        if told is not None and is_spokesman:
+            self._tell(told)
+        elif told is not None or isinstance(record, CycleStarted):
+            self._untold = told
+
+    def speak(self) -> None:
+        """Tell the end of the cycle if the launcher that should have is gone."""
+        told, self._untold = self._untold, None
+        if told is not None:
+            self._tell(told)
+
+    def look(self, readings: Callable[[], Readings]) -> None:
+        """Show what this node's ranks are at now."""
+        if self._metrics is not None:
+            self._metrics.look(readings())
+
+    def ended(self, ending: Ending, exit_code: int, cause: str) -> None:
+        """Tell the end of the job."""
+        if self._command is not None:
+            self._tell(job_ended(ending, exit_code, cause))
+
+    def close(self) -> None:
+        """Bring out what is left, with bounds."""
+        for each in (self._command, self._metrics, self._traces):
+            if each is not None:
+                each.close()
+
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        assert self._command is not None
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._command.tell({**told, "time": now, **self._about})

@@ -1,0 +1,191 @@
+"""Metrics, traces and notifications of real jobs, one of them scraped by a real Prometheus."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+IMPORTED_BEFORE = ()
+EXAMPLES = ROOT / "examples" / "grafana"
+STEPS = """
+import torch
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+for iteration in range(0 if CYCLE == 0 else 4, 12):
+    client.start_section("step", iteration=iteration)
+    if CYCLE == 0 and iteration == 8 and RANK == 1:
+        forever()
+    time.sleep(0.05)
+    client.end_section("step")
+say("trained")
+while not os.path.exists("end"):
+    time.sleep(0.05)
+client.shutdown_workload_monitoring()
+"""
+OPTIONS = ("--nproc-per-node=2", "--max-restarts=2", "--ft-rank-section-timeouts=step:2")
+
+
+def metrics_of(port: int) -> dict[str, float]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def port_of(launched: Launched) -> int:
+    return int(launched.wait_for(r"metrics: http://\S+:(\d+)/metrics")[0])
+
+
+def test_job_with_a_hang_tells_it_by_metrics_notifications_and_a_file(launcher: Launcher, tmp_path: Path) -> None:
+    told, textfile = tmp_path / "told", tmp_path / "job.prom"
+    launched = launcher.start(
+        STEPS,
+        *OPTIONS,
+        "--ft-metrics-port=127.0.0.1:0",
+        f"--ft-metrics-textfile={textfile}",
+        f"--ft-on-event=cat >> {told}",
+    )
+    launched.wait_for("^trained$", count=2)
+    launched.wait_for("is training again")
+    port = port_of(launched)
+    with socket.create_connection(("127.0.0.1", port)):  # a scraper that never asks holds up nothing
+        wait_until(lambda: metrics_of(port).get("megatron_ft_iteration") == 11, 20)
+        shown = metrics_of(port)
+        (launched.directory / "end").touch()
+        finished = launched.wait()
+    assert finished.code == 0
+    assert shown['megatron_ft_restarts_total{cause="hang"}'] == 1
+    assert shown['megatron_ft_hangs_total{section="step"}'] == 1
+    assert shown["megatron_ft_redone_iterations_total"] == 4
+    assert shown['megatron_ft_timeout_seconds{section="step"}'] == 2
+    (again,) = launched.events("training_again")
+    phases = {name: value for name, value in shown.items() if name.startswith("megatron_ft_downtime_seconds_total")}
+    assert phases == {f'megatron_ft_downtime_seconds_total{{phase="{k}"}}': v for k, v in again["seconds"].items()}
+    assert {name.rsplit('"', 2)[1] for name, value in shown.items() if "node_state" in name and value} == {"training"}
+    objects = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [(each["event"], each.get("cycle"), each["outcome"]) for each in objects] == [
+        ("cycle_ended", 0, "failed"),
+        ("cycle_ended", 1, "succeeded"),
+        ("job_ended", None, "finished"),
+    ]
+    assert (objects[0]["cause"]["rank"], objects[0]["cause"]["section"]) == (1, "step")
+    assert 'state="ended"} 1.0' in textfile.read_text()
+    launched.assert_nothing_left()
+
+
+def test_event_command_that_hangs_and_leaves_processes_costs_the_end_a_bounded_time(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = launcher.start("pass", "--ft-on-event=sleep 600 & sleep 600", env={"FT_TEST_LAST_S": "1"})
+    finished = launched.wait()
+    assert finished.code == 0
+    assert 10 <= finished.seconds < 40
+    launched.assert_nothing_left()
+
+
+def test_taken_port_is_a_mistake_before_any_rank_starts(launcher: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        finished = launcher.run("say('a rank')", f"--ft-metrics-port=127.0.0.1:{port}")
+    assert (finished.code, finished.out) == (2, "")
+    assert f"no metrics can be served at 127.0.0.1:{port}: Address already in use" in finished.err
+
+
+def test_traces_to_an_address_without_a_route_cost_the_job_nothing(launcher: Launcher) -> None:
+    dead = "http://192.0.2.1:4318"  # for documentation: no host has it
+    script = "time.sleep(1.5); os._exit(3) if CYCLE == 0 else None"
+    options = ("--max-restarts=1",)
+    before = launcher.run(script, *options)
+    with_traces = launcher.run(script, *options, env={"OTEL_EXPORTER_OTLP_ENDPOINT": dead})
+    assert with_traces.code == before.code == 0
+    assert with_traces.seconds < before.seconds + 2
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Any]:
+    """Start Prometheus with the example's rules, scraping a port each second; returns a function that asks it."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus isn't installed")
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(scraped: int) -> Any:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        scrape = {"job_name": "job", "scrape_interval": "1s", "static_configs": [{"targets": [f"127.0.0.1:{scraped}"]}]}
+        rules = str(EXAMPLES / "alerts.yaml")
+        config = {"global": {"evaluation_interval": "1s"}, "scrape_configs": [scrape], "rule_files": [rules]}
+        (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+        command = [program, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+        with (tmp_path / "prometheus.err").open("w") as err:
+            processes.append(subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stderr=err))
+
+        def ask(query: str) -> list[Any]:
+            url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+            try:
+                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10) as answer:
+                    return list(json.load(answer)["data"]["result"])
+            except OSError:
+                return []  # it isn't up yet
+
+        return ask
+
+    yield start
+    for each in processes:
+        each.terminate()
+        each.wait(20)
+
+
+def test_prometheus_sees_the_restart_of_a_job_and_raises_the_alert(launcher: Launcher, prometheus: Any) -> None:
+    launched = launcher.start(
+        STEPS.replace("if CYCLE == 0 and iteration == 8 and RANK == 1:\n        forever()", "\n".join([
+            'if CYCLE == 0 and iteration == 3:\n        while not os.path.exists("fail"):\n            time.sleep(0.05)',
+            "        os._exit(3)",
+        ])),
+        *OPTIONS[:2],
+        "--ft-metrics-port=127.0.0.1:0",
+    )  # fmt: skip
+    ask = prometheus(port_of(launched))
+    wait_until(lambda: bool(ask('megatron_ft_restarts_total{cause="crash"} == 0')), 40)
+    (launched.directory / "fail").touch()
+    wait_until(lambda: bool(ask('increase(megatron_ft_restarts_total{cause="crash"}[1m]) > 0')), 40)
+    wait_until(lambda: bool(ask('ALERTS{alertname="MegatronFtRestarted"}')), 20)
+    dashboard = json.loads((EXAMPLES / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 5
+    unanswered = [each for each in queries if not ask(_filled_in(each))]
+    assert unanswered == []
+    (launched.directory / "end").touch()
+    assert launched.wait().code == 0
+
+
+def _filled_in(query: str) -> str:
+    """Return a query of the dashboard as Grafana would send it."""
+    for name, value in {"$__rate_interval": "1m", "$__range": "1m", "$job": "job", "$instance": ".*"}.items():
+        query = query.replace(name, value)
+    return query
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool isn't installed")
+def test_rules_and_the_served_text_pass_promtool(tmp_path: Path) -> None:
+    checked = subprocess.run(["promtool", "check", "rules", EXAMPLES / "alerts.yaml"], capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+    assert time.time()

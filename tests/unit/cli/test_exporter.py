@@ -1,0 +1,40 @@
+"""`megatron-ft exporter`: metrics of a job from its event logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.cli.main import main
+from tests.support.generated_logs import Fault, GeneratedJob, write_job
+
+
+def test_metrics_of_a_job_on_two_nodes_are_read_from_its_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=4, ranks_per_node=2, faults=(Fault(cycle=0, rank=3, iteration=30),)))
+    assert main(["exporter", str(tmp_path), "--once"]) == 0
+    shown = dict(line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines() if not line.startswith("#"))
+    assert shown['megatron_ft_restarts_total{cause="hang"}'] == "1.0"
+    assert shown['megatron_ft_timeout_seconds{section="step"}'] == "5.0"
+    assert float(shown["megatron_ft_iteration"]) == 59
+    ended = [name for name, value in shown.items() if 'state="ended"' in name and value == "1.0"]
+    assert [name.split('"')[1] for name in ended] == ["node-0", "node-1"]
+
+
+def test_directory_without_logs_has_no_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exporter", str(tmp_path), "--once"]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_missing_directory_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exporter", str(tmp_path / "none"), "--once"]) == 2
+    assert (
+        capsys.readouterr().err == f"megatron-ft: error: {tmp_path / 'none'} can't be read: No such file or directory\n"
+    )
+
+
+def test_port_that_is_none_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exporter", str(tmp_path), "--port", "http"]) == 2
+    assert "must be a port from 0 to 65535" in capsys.readouterr().err

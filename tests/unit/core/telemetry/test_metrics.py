@@ -1,0 +1,106 @@
+"""Counters by the records of one launcher, or of all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
+from megatron_ft.core.telemetry.metrics import (
+    DOWNTIME,
+    HANGS,
+    ITERATION,
+    METRICS,
+    NODE_STATE,
+    REDONE,
+    RESTARTS,
+    TIMEOUT,
+    JobMetrics,
+    Metric,
+    NodeActivity,
+    Readings,
+)
+
+HANG = Cause(kind=CauseKind.HANG, text="rank 1 hung", section="step")
+LOST = Cause(text="node 1 lost")
+
+
+def values(
+    *records: tuple[str, Record], readings: Readings | None = None
+) -> Mapping[Metric, Mapping[tuple[str, ...], float]]:
+    metrics = JobMetrics()
+    for host, record in records:
+        metrics.hear(record, host)
+    return {each.metric: each.values for each in metrics.series(readings or Readings(), of_job=True)}
+
+
+def started(cycle: int, place: int = 0) -> CycleStarted:
+    return CycleStarted(cycle=cycle, group_rank=place)
+
+
+def test_restart_and_hang_are_counted_by_cause_and_section() -> None:
+    found = values(
+        ("a", started(0)),
+        ("a", CycleEnded(cycle=0, outcome="failed", cause=HANG, action="restart")),
+        ("a", started(1)),
+        ("a", CycleEnded(cycle=1, outcome="failed", cause=LOST, action="give_up")),
+    )
+    assert found[RESTARTS] == {("hang",): 1, ("crash",): 0, ("signal",): 0, ("request",): 0, ("membership",): 0}
+    assert found[HANGS] == {("step",): 1}
+
+
+def test_downtime_and_redone_iterations_add_up_over_cycles() -> None:
+    found = values(
+        ("a", TrainingAgain(cycle=1, seconds={"stop": 1.0, "rendezvous": 0.5}, redone=7)),
+        ("a", TrainingAgain(cycle=3, seconds={"stop": 2.0, "set up": 4.0})),
+    )
+    assert found[DOWNTIME] == {("stop",): 3.0, ("rendezvous",): 0.5, ("set up",): 4.0}
+    assert found[REDONE] == {(): 7}
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_cycle_that_two_nodes_record_counts_once_as_place_0_tells_it(first: str) -> None:
+    ends = {
+        "a": CycleEnded(cycle=0, outcome="failed", cause=HANG, action="restart"),
+        "b": CycleEnded(cycle=0, outcome="membership", cause=LOST, action="restart"),
+    }
+    agains = {"a": TrainingAgain(cycle=1, seconds={"stop": 1.0}), "b": TrainingAgain(cycle=1, seconds={"stop": 9.0})}
+    order = [first, "b" if first == "a" else "a"]
+    places = [(host, started(cycle, 0 if host == "a" else 1)) for cycle in (0, 1) for host in order]
+    ended: list[tuple[str, Record]] = [(host, ends[host]) for host in order]
+    found = values(*places, *ended, *((host, agains[host]) for host in order))
+    assert (found[RESTARTS][("hang",)], found[RESTARTS][("membership",)]) == (1, 0)
+    assert found[DOWNTIME] == {("stop",): 1.0}
+
+
+def test_section_with_a_timeout_has_a_count_of_hangs_before_the_first_one() -> None:
+    found = values(readings=Readings(timeouts={"step": 30.0}, iteration=5))
+    assert (found[HANGS], found[TIMEOUT], found[ITERATION]) == ({("step",): 0}, {("step",): 30.0}, {(): 5})
+
+
+def test_lost_node_is_shown_until_it_takes_part_again() -> None:
+    lost, back = ("a", NodeLost(cycle=0, node="b")), ("a", CycleStarted(cycle=2, group_rank=0, back=("b",)))
+    here = Readings(nodes={"a": NodeActivity.TRAINING})
+    assert values(lost, ("a", started(1)), readings=here)[NODE_STATE][("b", "lost")] == 1
+    assert {node for node, _ in values(lost, back, readings=here)[NODE_STATE]} == {"a"}
+
+
+def test_node_has_1_for_its_state_and_0_for_the_others() -> None:
+    shown = values(readings=Readings(nodes={"a": NodeActivity.TRAINING}))[NODE_STATE]
+    assert {state for (_, state), value in shown.items() if value} == {"training"}
+    assert len(shown) == len(NodeActivity)
+
+
+def test_only_place_0_shows_metrics_of_the_job() -> None:
+    metrics = JobMetrics()
+    metrics.hear(started(0, place=1))
+    assert not metrics.is_at_place_0
+    assert {each.metric for each in metrics.series(Readings(), of_job=False)} == {NODE_STATE}
+    metrics.hear(started(1, place=0))
+    assert metrics.is_at_place_0
+
+
+def test_no_counter_has_a_label_that_grows_with_a_run() -> None:
+    assert not {label for each in METRICS for label in each.labels} & {"iteration", "pid", "rank", "cycle", "run_id"}

@@ -1,0 +1,95 @@
+"""Metrics over HTTP: what is served, and scrapers that are slow, stuck or many."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.telemetry.metrics import ITERATION, RESTARTS, Series
+from megatron_ft.ipc.telemetry import exposition
+from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
+
+SHOWN = (Series(RESTARTS, {("hang",): 2.0}), Series(ITERATION, {(): 41.0}))
+
+
+def shown() -> tuple[Series, ...]:
+    return SHOWN
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    made = MetricsServer("127.0.0.1", 0, shown)
+    yield made
+    made.close()
+
+
+def get(port: int, accept: str = "") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/metrics", headers={"Accept": accept})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, body
+
+
+def test_counter_and_gauge_are_served_in_the_text_format(server: MetricsServer) -> None:
+    status, body = get(server.port)
+    assert status == 200
+    assert 'megatron_ft_restarts_total{cause="hang"} 2.0' in body.splitlines()
+    assert "# TYPE megatron_ft_iteration gauge" in body.splitlines()
+    assert body == as_text(shown).decode()
+
+
+def test_open_metrics_is_served_to_a_scraper_that_asks_for_it(server: MetricsServer) -> None:
+    assert get(server.port, "application/openmetrics-text; version=1.0.0")[1].endswith("# EOF\n")
+
+
+def test_scraper_that_sends_nothing_keeps_no_other_from_its_answer(server: MetricsServer) -> None:
+    stuck = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    assert get(server.port)[0] == 200
+    for each in stuck:
+        each.close()
+
+
+def test_fifth_scraper_at_once_is_refused_and_served_when_another_has_gone(server: MetricsServer) -> None:
+    stuck = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        for _ in range(100):  # until the threads of the others are there
+            get(server.port)
+    for each in stuck:
+        each.close()
+    for attempt in range(100):
+        try:
+            assert get(server.port)[0] == 200
+            break
+        except (ConnectionError, http.client.HTTPException):
+            assert attempt < 99
+
+
+def test_taken_port_is_a_mistake_in_one_line(server: MetricsServer) -> None:
+    with pytest.raises(ConfigError, match=rf"^no metrics can be served at 127\.0\.0\.1:{server.port}: Address already"):
+        MetricsServer("127.0.0.1", server.port, shown)
+
+
+def test_port_taken_on_all_addresses_is_a_mistake_too() -> None:
+    first = MetricsServer("", 0, shown)
+    with pytest.raises(ConfigError, match=rf"^no metrics can be served at port {first.port}: Address already in use$"):
+        MetricsServer("", first.port, shown)
+    first.close()
+
+
+def test_closed_server_frees_its_port(server: MetricsServer) -> None:
+    server.close()
+    MetricsServer("127.0.0.1", server.port, shown).close()
+
+
+def test_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"^--ft-metrics-port needs prometheus_client, .* 'megatron-ft\[metrics\]'$"):
+        check_installed("--ft-metrics-port")
+    assert exposition.__doc__

@@ -1,0 +1,59 @@
+"""Metrics of a launcher: served, and written to a file; and what a disk that is full costs."""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.config.launcher_options import LauncherOptions
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
+from megatron_ft.core.telemetry.metrics import NodeActivity, Readings
+from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
+
+CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
+TRAINING = Readings(iteration=7, nodes={"a": NodeActivity.TRAINING})
+
+
+def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "job.prom"
+    output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=pytest.fail)
+    output.hear(CycleStarted(cycle=0, group_rank=0))
+    output.hear(CRASH)
+    output.look(TRAINING)
+    output.close()
+    shown = path.read_text().splitlines()
+    assert 'megatron_ft_restarts_total{cause="membership"} 1.0' in shown
+    assert 'megatron_ft_node_state{node="a",state="ended"} 1.0' in shown
+    assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
+
+
+def test_served_metrics_are_those_of_the_last_look() -> None:
+    said: list[str] = []
+    output = MetricsOutput(LauncherOptions(metrics_port="127.0.0.1:0"), node="a", say=said.append)
+    output.hear(CycleStarted(cycle=0, group_rank=0))
+    output.look(TRAINING)
+    port = int(said[0].removeprefix("metrics: http://127.0.0.1:").removesuffix("/metrics"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/metrics")
+    assert "megatron_ft_iteration 7.0" in connection.getresponse().read().decode().splitlines()
+    connection.close()
+    output.close()
+
+
+def test_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "job.prom"
+    path.mkdir()
+    (path / "taken").touch()  # no file can take its place
+    output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=said.append)
+    output.close()
+    assert said == [f"metrics can't be written to {path}: Is a directory"]
+    assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
+
+
+def test_directory_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--ft-metrics-textfile: .*/none is no directory$"):
+        MetricsOutput(LauncherOptions(metrics_textfile=str(tmp_path / "none" / "a.prom")), node="a", say=pytest.fail)
