@@ -274,6 +274,13 @@ class NodeLost:
     text: str = ""
 
 
+PHASES = (
+    *("stop", "rendezvous", "ranks created", "user code", "imports", "imports and process group"),
+    *("set up", "first step"),
+)
+"""All that a `TrainingAgain` may name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAgain:
     """All ranks of this node are through their first step after a restart.

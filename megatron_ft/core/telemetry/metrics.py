@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
+from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
+from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.job.restart_policy import Action
 
 
@@ -56,6 +57,17 @@ REDONE = Metric(
     kind=MetricKind.COUNTER,
     help="Iterations that were done, lost by a failure, and done again.",
 )
+GOODPUT = Metric(
+    name="megatron_ft_goodput_ratio",
+    kind=MetricKind.GAUGE,
+    help="Share of the job's time so far that went into steps that count.",
+)
+TIME = Metric(
+    name="megatron_ft_time_seconds",
+    kind=MetricKind.GAUGE,
+    labels=("class",),
+    help="The job's time so far by class; a failure moves seconds from one to another.",
+)
 ITERATION = Metric(
     name="megatron_ft_iteration", kind=MetricKind.GAUGE, help="Iterations done, by the most advanced rank."
 )
@@ -72,7 +84,7 @@ TIMEOUT = Metric(
     labels=("section",),
     help="Timeout in force, configured or learned.",
 )
-METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, ITERATION, TIMEOUT, NODE_STATE)
+METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, GOODPUT, TIME, ITERATION, TIMEOUT, NODE_STATE)
 
 
 class NodeActivity(enum.Enum):
@@ -105,6 +117,7 @@ class Readings:
     """Values at one moment; None is unknown."""
 
     iteration: int | None = None
+    goodput: Goodput | None = None
     timeouts: Mapping[str, float] = field(default_factory=dict)
     nodes: Mapping[str, NodeActivity] = field(default_factory=dict)
 
@@ -159,10 +172,10 @@ class JobMetrics:
         agains = [each.again[1] for each in self._cycles.values() if each.again is not None]
         restarts: Counter[str] = Counter({kind.value: 0 for kind in CauseKind})
         restarts.update(each.cause.kind.value for each in ends if each.cause and each.action == Action.RESTART.value)
-        # a series that begins with 1 shows no increase
+        # a series that doesn't begin with 0 shows no first increase
         hangs: Counter[str] = Counter(dict.fromkeys(timeouts, 0))
         hangs.update(each.cause.section for each in ends if each.cause and each.cause.kind is CauseKind.HANG)
-        downtime: dict[str, float] = {}
+        downtime = dict.fromkeys(PHASES, 0.0)
         for again in agains:
             for phase, seconds in again.seconds.items():
                 downtime[phase] = downtime.get(phase, 0.0) + seconds
@@ -178,6 +191,9 @@ def _is_better(host: str, tells: bool, cycle: _CycleFacts, known: tuple[str, obj
 
 
 def _gauges(now: Readings) -> Iterable[Series]:
+    goodput = now.goodput
+    yield Series(GOODPUT, {} if goodput is None else {(): goodput.share})
+    yield Series(TIME, {} if goodput is None else {(of.value,): seconds for of, seconds in goodput.seconds.items()})
     yield Series(ITERATION, {} if now.iteration is None else {(): now.iteration})
     yield Series(TIMEOUT, {(section,): seconds for section, seconds in now.timeouts.items()})
 

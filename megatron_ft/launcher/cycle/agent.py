@@ -20,6 +20,8 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.step import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
+from megatron_ft.core.facts.monitor import Attached, FirstStep
+from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
@@ -182,6 +184,8 @@ class FaultTolerantAgent(TorchAgent):
         effects = self._machine.handle(event, time.monotonic_ns(), seen)
         if effects or self._machine.phase is not before:
             LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", effects)
+        if isinstance(event, edge.MonitorReport) and isinstance(event.report, Attached | FirstStep | RankHung):
+            self._launcher.telemetry.hear(event.report, time.monotonic_ns(), is_spokesman=False)
         if not self._mailbox.post(effects):
             return
         if isinstance(event, PrintJobLines):

@@ -38,9 +38,9 @@ class JobStatus:
 
     def last_iteration(self) -> int | None:
         """Return the furthest iteration that a rank of this node has reported in the last cycle."""
-        return max((each.iteration for each in self._boards() if each.iteration is not None), default=None)
+        return max((each.iteration for each in self.boards() if each.iteration is not None), default=None)
 
-    def _boards(self) -> list[BoardSnapshot]:
+    def boards(self) -> list[BoardSnapshot]:
         """Return the boards of this node's ranks in the last cycle."""
         record = self._record
         if record is None:
@@ -60,7 +60,7 @@ class JobStatus:
 
     def readings(self) -> Readings:
         """Return what the metrics show of this node now."""
-        boards, agent = self._boards(), self._agent
+        boards, agent = self.boards(), self._agent
         timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
         return Readings(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.goodput.classify import Goodput
+from megatron_ft.core.telemetry.live_goodput import LiveGoodput
 from megatron_ft.core.telemetry.metrics import JobMetrics, NodeActivity, Readings, Series
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.file_thread import FileThread
@@ -18,6 +22,8 @@ from megatron_ft.launcher.base import bounded_file_calls
 _WRITE_S = 15.0
 """Seconds between two writes of the file: Prometheus scrapes about as often."""
 _LAST_WRITE_S = 2.0
+_JUDGE_S = 5.0
+"""Seconds between two sums of the goodput, which take a millisecond for each twenty restarts."""
 
 
 class MetricsOutput:
@@ -32,6 +38,9 @@ class MetricsOutput:
         self._node = node
         self._say = say
         self._metrics = JobMetrics()
+        self._live = LiveGoodput(time.monotonic_ns())
+        self._goodput: Goodput | None = None
+        self._judged_s = 0.0
         self._shown: Sequence[Series] = ()
         """Replaced as a whole, because other threads read it."""
         self._path = options.metrics_textfile
@@ -51,14 +60,19 @@ class MetricsOutput:
             say(f"metrics: http://{host or node}:{self._server.port}/metrics")
         self.look(Readings())
 
-    def hear(self, record: Record) -> None:
+    def hear(self, record: Record, at_ns: int) -> None:
         """Count a record of this launcher."""
         self._metrics.hear(record, self._node)
+        self._live.hear(record, at_ns)
 
-    def look(self, readings: Readings) -> None:
-        """Show these readings from now on; the file is written if that is due."""
-        self._shown = tuple(self._metrics.series(readings, of_job=self._metrics.is_at_place_0))
-        now_s = time.monotonic()
+    def look(self, readings: Readings, boards: Sequence[BoardSnapshot] = ()) -> None:
+        """Show these readings from now on; the file is written if that is due. ``boards``: of this node's ranks."""
+        now_s, of_job = time.monotonic(), self._metrics.is_at_place_0
+        self._live.look(boards)
+        if of_job and now_s - self._judged_s >= _JUDGE_S:
+            self._judged_s = now_s
+            self._goodput = self._live.goodput(boards, time.monotonic_ns())
+        self._shown = tuple(self._metrics.series(replace(readings, goodput=self._goodput), of_job=of_job))
         if self._path is not None and now_s - self._written_s >= _WRITE_S and self._files.stands_for_s() == 0.0:
             self._written_s = now_s
             self._files.do(self._write)

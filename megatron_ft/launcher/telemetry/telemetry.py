@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted
@@ -63,7 +64,7 @@ class Telemetry:
     def hear(self, record: Record, at_ns: int, *, is_spokesman: bool) -> None:
         """Take a record of this launcher. ``is_spokesman``: this launcher speaks for the job."""
         if self._metrics is not None:
-            self._metrics.hear(record)
+            self._metrics.hear(record, at_ns)
         if self._traces is not None:
             self._traces.hear(record, at_ns)
         if self._command is None:
@@ -80,10 +81,10 @@ class Telemetry:
         if told is not None:
             self._tell(told)
 
-    def look(self, readings: Callable[[], Readings]) -> None:
+    def look(self, readings: Callable[[], Readings], boards: Callable[[], Sequence[BoardSnapshot]]) -> None:
         """Show what this node's ranks are at now."""
         if self._metrics is not None:
-            self._metrics.look(readings())
+            self._metrics.look(readings(), boards())
 
     def ended(self, ending: Ending, exit_code: int, cause: str) -> None:
         """Tell the end of the job."""

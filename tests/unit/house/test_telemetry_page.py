@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.goodput.classify import TimeClass
 from megatron_ft.core.telemetry import notifications, spans
 from megatron_ft.core.telemetry.metrics import METRICS, NodeActivity
 from tests import ROOT
@@ -35,6 +36,8 @@ def test_table_of_metrics_is_that_of_the_code() -> None:
 
 
 def test_values_of_labels_are_named() -> None:
+    classes = re.findall(r"`(\w+)`", PAGE.split("- `class` is one", 1)[1].split(". A launcher", 1)[0])
+    assert classes == [each.value for each in TimeClass]
     listed = re.findall(r"`(\w+)`", PAGE.split("- `cause` is ", 1)[1].split("\n- ", 1)[0])
     known = {*(each.value for each in CauseKind), *(each.value for each in NodeActivity)}
     assert {*listed} - {"phase", "state"} == known

@@ -20,8 +20,8 @@ TRAINING = Readings(iteration=7, nodes={"a": NodeActivity.TRAINING})
 def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
     output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=pytest.fail)
-    output.hear(CycleStarted(cycle=0, group_rank=0))
-    output.hear(CRASH)
+    output.hear(CycleStarted(cycle=0, group_rank=0), 1)
+    output.hear(CRASH, 2)
     output.look(TRAINING)
     output.close()
     shown = path.read_text().splitlines()
@@ -33,7 +33,7 @@ def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_
 def test_served_metrics_are_those_of_the_last_look() -> None:
     said: list[str] = []
     output = MetricsOutput(LauncherOptions(metrics_port="127.0.0.1:0"), node="a", say=said.append)
-    output.hear(CycleStarted(cycle=0, group_rank=0))
+    output.hear(CycleStarted(cycle=0, group_rank=0), 1)
     output.look(TRAINING)
     port = int(said[0].removeprefix("metrics: http://127.0.0.1:").removesuffix("/metrics"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
