@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
 from megatron_ft.core.errors import ConfigError
@@ -22,7 +22,7 @@ _READ_S = 15.0
 _DEFAULT_PORT = "9466"
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "exporter",

@@ -214,20 +214,20 @@ class LauncherOptions:
     metrics_port: str | None = option(
         None,
         METRICS_PORT,
-        "Port for metrics of this launcher, scraped by Prometheus: on all addresses unless HOST names one. 0: any free "
+        "Port for metrics of this launcher, scraped by Prometheus. On all addresses unless HOST names one; 0: any free "
         "port. The node at place 0 serves those of the job, each node its own. Needs prometheus_client.",
     )
     metrics_textfile: str | None = option(
         None,
         path("of a file", "FILE"),
-        "File for the same metrics, replaced as a whole every 15 seconds, for the textfile collector of node_exporter, "
-        "which reads names that end in .prom. Needs prometheus_client.",
+        "File for the same metrics, replaced as a whole every 15 seconds. node_exporter's textfile collector reads names "
+        "that end in .prom. Needs prometheus_client.",
     )
     on_event: str | None = option(
         None,
         text("a shell command", "COMMAND"),
-        "Shell command that gets one JSON object on standard input when a cycle or the job has ended, or a node is "
-        "lost. One launcher of the job runs it, in the background; it is killed after 30 seconds.",
+        "Shell command to run when a cycle or the job ends, or a node is lost. It gets a JSON object on standard input. "
+        "One launcher of the job runs it, in the background, for 30 seconds at most.",
         is_printed=False,  # a webhook's address is a secret
     )
     preload: tuple[str, ...] | None = option(

@@ -246,7 +246,7 @@ class CycleEnded:
         cause: null if nothing failed; of several nodes, prefer one that says more than "membership".
         action: what follows: "restart", "finish", ...
         iteration: iteration completed at the end, by the rank at fault if there is one.
-        noticed_ns: when a failure of a rank of this node was first known; null if none has failed.
+        noticed_ns: when the first failure on this node was known; null if there was none.
         ending_ns: when this node began to end its ranks.
     """
 
