@@ -220,14 +220,14 @@ class LauncherOptions:
     metrics_textfile: str | None = option(
         None,
         path("of a file", "FILE"),
-        "File for the same metrics, replaced as a whole every 15 seconds. node_exporter's textfile collector reads names "
-        "that end in .prom. Needs prometheus_client.",
+        "File for the same metrics, replaced as a whole every 15 seconds. The textfile collector of node_exporter "
+        "reads names that end in .prom. Needs prometheus_client.",
     )
     on_event: str | None = option(
         None,
         text("a shell command", "COMMAND"),
-        "Shell command to run when a cycle or the job ends, or a node is lost. It gets a JSON object on standard input. "
-        "One launcher of the job runs it, in the background, for 30 seconds at most.",
+        "Shell command to run when a cycle or the job ends, and for lost nodes. It gets a JSON object on standard "
+        "input. One launcher of the job runs it, in the background, for 30 seconds at most.",
         is_printed=False,  # a webhook's address is a secret
     )
     preload: tuple[str, ...] | None = option(
