@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.messages import Beat, Propose, ToMember
@@ -10,7 +11,6 @@ from megatron_ft.core.messages.secret import Challenge, Welcome
 from megatron_ft.ipc.wire import encode
 
 _BEAT = encode(Beat())
-_BLANK = "?"
 
 
 def frame(message: ToMember | Challenge | Welcome) -> bytes:
@@ -18,9 +18,9 @@ def frame(message: ToMember | Challenge | Welcome) -> bytes:
     if isinstance(message, Beat):
         return _BEAT
     if isinstance(message, Challenge):
-        return message.nonce.encode("ascii").join(_around_hex(Challenge(len(message.nonce) * _BLANK, message.over)))
+        return message.nonce.encode("ascii").join(_around_hex(len(message.nonce), Challenge, message.over, message.job))
     if isinstance(message, Welcome):
-        return message.mac.encode("ascii").join(_around_hex(Welcome(len(message.mac) * _BLANK)))
+        return message.mac.encode("ascii").join(_around_hex(len(message.mac), Welcome))
     if not isinstance(message, Propose) or message.place is None:
         return encode(message)
     before, after = _around_place(message.ballot, message.decision, message.votes, message.candidates)
@@ -29,10 +29,10 @@ def frame(message: ToMember | Challenge | Welcome) -> bytes:
 
 
 @functools.lru_cache(maxsize=4)
-def _around_hex(message: Challenge | Welcome) -> tuple[bytes, bytes]:
-    """Text before and after the digits, which are the same number in each message, and need no escape."""
-    digits = message.nonce if isinstance(message, Challenge) else message.mac
-    before, _, after = encode(message).partition(digits.encode())
+def _around_hex(size: int, kind: type[Challenge | Welcome], *rest: Any) -> tuple[bytes, bytes]:
+    """Text before and after the first field, that many digits, which need no escape; ``rest``: the other fields."""
+    digits = size * "?"
+    before, _, after = encode(kind(digits, *rest)).partition(digits.encode())
     return before, after
 
 

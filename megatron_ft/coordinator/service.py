@@ -1,4 +1,4 @@
-"""The coordinator's machine on sockets: one thread, one selector, as many connections as there are launchers."""
+"""The coordinator's machine on sockets: one thread, one epoll, as many connections as there are launchers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import gc
 import math
 import os
-import selectors
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -63,9 +63,12 @@ def prepare_process() -> None:
 class _Link:
     """One launcher's connection."""
 
-    def __init__(self, number: int, peer: Peer, address: str, secret: bytes | None, now_s: float) -> None:
+    __slots__ = ("address", "fd", "greeted", "handshake", "number", "peer", "since_s", "waits_for_room")
+
+    def __init__(self, number: int, peer: Peer, address: tuple[str, int], secret: bytes | None, now_s: float) -> None:
         self.number = number
         self.peer = peer
+        self.fd = peer.fileno()
         self.address = address
         self.handshake = CoordinatorHandshake(secret)
         self.greeted = False
@@ -98,12 +101,13 @@ class Service:
         self._machine = machine
         self._secret = secret
         self._listener = listener
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._epoll = select.epoll()
+        self._watch_listener()
         self._owner = owner
         if owner is not None:
-            self._selector.register(owner, selectors.EVENT_READ, owner)
+            self._epoll.register(owner, select.EPOLLIN)
         self._links: dict[int, _Link] = {}
+        self._by_fd: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
         """Connections without a hello, the oldest first."""
         self._strangers = Strangers()
@@ -136,16 +140,18 @@ class Service:
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
         due_s = min(due_s, self._strangers_due_s())
         is_orphaned = False
-        for key, events in self._selector.select(max(0.0, due_s - time.monotonic())):
-            if key.data is None:
+        # all at once: what the owner has said is read before its end
+        for fd, events in self._epoll.poll(max(0.0, due_s - time.monotonic()), len(self._by_fd) + 2):
+            link = self._by_fd.get(fd)
+            if link is not None:
+                if events & ~select.EPOLLIN:
+                    self._dirty.add(link.number)
+                if events & ~select.EPOLLOUT:
+                    self._read(link)
+            elif fd == self._listener.fileno():
                 self._accept()
-            elif isinstance(key.data, _Link):
-                if events & selectors.EVENT_WRITE:
-                    self._dirty.add(key.data.number)
-                if events & selectors.EVENT_READ:
-                    self._read(key.data)
-            else:
-                self._selector.unregister(key.data)
+            elif fd == self._owner:
+                self._epoll.unregister(fd)
                 is_orphaned = True
         if is_orphaned:  # after all that its launcher has said before it ended
             self._machine.orphaned()
@@ -153,17 +159,20 @@ class Service:
         now_s = time.monotonic()
         if self._full_until_s is not None and now_s >= self._full_until_s:
             self._full_until_s = None
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
+            self._watch_listener()
         self._drop_late(now_s)
         if self._waits_for_room and (not self._are_strangers_full() or now_s >= self._strangers.relief_s):
             self._waits_for_room = False
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
+            self._watch_listener()
         if now_s >= self._settle_s and (self._machine.needs_settling or now_s >= self._machine.alarm_s):
             effects = self._machine.settle(now_s)
             took_s = time.monotonic() - now_s
             self._do(effects)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
+
+    def _watch_listener(self) -> None:
+        self._epoll.register(self._listener, select.EPOLLIN)
 
     def _strangers_due_s(self) -> float:
         """Return the time at which a connection is due to be closed because it hasn't identified itself."""
@@ -180,7 +189,7 @@ class Service:
                 oldest = self._strangers.displaceable(now_s)
                 if oldest is None:
                     self._waits_for_room = True
-                    self._selector.unregister(self._listener)
+                    self._epoll.unregister(self._listener)
                 if oldest is None or displaced == _DISPLACED_AT_ONCE:
                     return
             try:
@@ -194,11 +203,11 @@ class Service:
                 displaced += 1
             allowance = None if self._secret is None else HANDSHAKE_BYTES
             peer = Peer(sock, allowance=allowance)
-            link = _Link(self._next, peer, format_address(*address[:2]), self._secret, now_s)
+            link = _Link(self._next, peer, address, self._secret, now_s)
             self._next += 1
-            self._links[link.number] = self._ungreeted[link.number] = link
+            self._links[link.number] = self._ungreeted[link.number] = self._by_fd[link.fd] = link
             self._strangers.add(link.number, source_of(address[0]), now_s)
-            self._selector.register(sock, selectors.EVENT_READ, link)
+            self._epoll.register(link.fd, select.EPOLLIN)
             first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
                 self._write(link, frame(first))
@@ -224,7 +233,7 @@ class Service:
 
     def _pause_accepting(self, error: OSError) -> None:
         """The listener stays readable: who goes on waiting for it turns without a pause."""
-        self._selector.unregister(self._listener)
+        self._epoll.unregister(self._listener)
         self._full_until_s = time.monotonic() + _FULL_PAUSE_S
         if not self._has_been_full:
             self._has_been_full = True
@@ -258,7 +267,8 @@ class Service:
         except SecretError:
             self._close_with(link, Denied())
         except FrameError as error:
-            if line := self._limiter.admit(f"closed the connection from {link.address}: {error}", time.monotonic()):
+            text = f"closed the connection from {format_address(*link.address[:2])}: {error}"
+            if line := self._limiter.admit(text, time.monotonic()):
                 self._say(line)
             link.peer.give_up()
         except ProtocolError:
@@ -306,7 +316,7 @@ class Service:
             return
         self._ungreeted.pop(link.number, None)
         self._strangers.discard(link.number)
-        self._selector.unregister(link.peer.sock)
+        del self._by_fd[link.fd]
         link.peer.close()
         if link.greeted:
             broken = Broken(link.number, silent=link.peer.is_silent, reset=link.peer.is_reset)
@@ -343,14 +353,13 @@ class Service:
                 self._forget(link)
             elif waits is not link.waits_for_room:
                 link.waits_for_room = waits
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
-                self._selector.modify(link.peer.sock, events, link)
+                self._epoll.modify(link.fd, select.EPOLLIN | (select.EPOLLOUT if waits else 0))
 
     def _close(self) -> None:
         for link in self._links.values():
             link.peer.flush()
             link.peer.close()
-        self._selector.close()
+        self._epoll.close()
         self._listener.close()
         if self._owner is not None:
             os.close(self._owner)

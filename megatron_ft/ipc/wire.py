@@ -38,7 +38,7 @@ _OF_THE_REFERENCE = (
 )
 
 # the originals: a script that is run ahead may replace them in the module
-_dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.loads
+_dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 
 Message = dict[str, Any]
 

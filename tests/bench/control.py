@@ -251,6 +251,11 @@ class _Children:
     def _answers(self, asked: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
         return [json.loads(child.stdout.readline()) for child in asked if child.stdout is not None]
 
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor that they have used."""
+        return sum(_usage(child.pid) for child in self._all)
+
     def end(self) -> None:
         """All of them."""
         for child in self._all:
@@ -267,7 +272,11 @@ def _spans(nodes: int, processes: int) -> list[list[str]]:
 def measure(
     launchers: int, *, processes: int = _PROCESSES, idle_s: float = 5.0, has_secret: bool = True
 ) -> dict[str, float | None]:
-    """Meet, lose one, meet again, stay. Seconds, shares of one core, and bytes a second; None for what never came."""
+    """Meet, lose one, meet again, stay. Seconds, shares of one core, and bytes a second; None for what never came.
+
+    ``*_cpu_s``: CPU seconds of the coordinator. The stand-ins share the machine with it, and on a busy one, or with few
+    cores, the other seconds say more about them.
+    """
     listener = tcp.listen("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     listener.set_inheritable(True)
@@ -295,11 +304,11 @@ def _measure(children: _Children, coordinator: int, stats: Path, idle_s: float) 
         return time.monotonic(), _usage(coordinator), float(int.from_bytes(stats.read_bytes(), "little"))
 
     children.ask("idle 0.5")  # the coordinator has loaded what it needs
-    began = used()
+    began, others_s = used(), children.cpu_s
     children.ask("start 0")
     met_s = children.ask("cycle 0")
     children.ask("idle 1")
-    met = used()
+    met, others_s = used(), children.cpu_s - others_s
     children.ask("lose 1", first_only=True)
     again_s = children.ask("cycle 1")
     children.ask("idle 1")
@@ -310,8 +319,10 @@ def _measure(children: _Children, coordinator: int, stats: Path, idle_s: float) 
     return {
         "meet_s": None if met_s is None else met_s - began[0],
         "meet_cpu_s": met[1] - began[1],
+        "meet_stand_ins_cpu_s": others_s,
         "meet_bytes": met[2] - began[2],
         "again_s": None if again_s is None else again_s - met[0],
+        "again_cpu_s": before[1] - met[1],
         "steady_cpu_share": (after[1] - before[1]) / passed_s,
         "steady_bytes_s": (after[2] - before[2]) / passed_s,
     }

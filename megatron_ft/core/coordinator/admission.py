@@ -13,7 +13,7 @@ from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTION
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.member import MOVED_S
-from megatron_ft.core.job.messages import REFUSED, Arguments, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
+from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
 from megatron_ft.core.wording import printable
 
 FORGETS_S = GIVE_UP_S + 30.0
@@ -45,24 +45,20 @@ class Admission:
     """
 
     def __init__(self, elsewhere: str, defined: JobDefinition | None = None, *, now_s: float = 0.0) -> None:
-        self.job = ""
-        self.rules: Rules | None = None
-        self._arguments = Arguments()
-        if defined is not None:
-            self._define(defined)
+        self._defined = defined
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
         self._other_lead = OtherLead(elsewhere, since_s=now_s)
         self._needed_s = 0.0
         """When a launcher was last here that can go on with the job."""
 
-    def _define(self, defined: JobDefinition) -> None:
-        self.job, self.rules, self._arguments = defined.job, defined.rules, defined.arguments
+    @property
+    def job(self) -> str:
+        return "" if self._defined is None else self._defined.job
 
     @property
-    def _defined(self) -> JobDefinition:
-        assert self.rules is not None
-        return JobDefinition(self.job, self.rules, self._arguments)
+    def rules(self) -> Rules | None:
+        return None if self._defined is None else self._defined.rules
 
     def other_lead(self, now_s: float) -> OtherLead:
         """Return where the job is coordinated, as far as known here; without an address if unknown."""
@@ -73,15 +69,14 @@ class Admission:
 
     def answer(self, hello: Hello, *, now_s: float) -> Dismiss | Wait | None:
         """Return the answer to a launcher that isn't let in; None if it is."""
-        if self.rules is None:
-            self._define(hello.definition)
+        defined = self._defined = self._defined or hello.definition
         if hello.owns:
             self._other_lead = NO_LEAD  # it is led there no more
-        if hello.memory.decided is None and self._is_of_next(hello, now_s):
+        if hello.memory.decided is None and self._is_of_next(hello, defined, now_s):
             return Wait(0, 0, soon=True)
-        return refusal(hello, self._defined)
+        return refusal(hello, defined)
 
-    def _is_of_next(self, hello: Hello, now_s: float) -> bool:
+    def _is_of_next(self, hello: Hello, defined: JobDefinition, now_s: float) -> bool:
         """Whether a launcher was started after the end, by a user who starts the job again under the same name.
 
         Where a scheduler's word for this life is in the name, it belongs to this one: srun may be slow to start a
@@ -89,7 +84,7 @@ class Admission:
         """
         if self.ended_s is None:
             return False
-        return is_another(hello, self._defined) or (not hello.names_life and hello.up_s < now_s - self.ended_s)
+        return is_another(hello, defined) or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> None:
         """Take note of where this job is coordinated."""

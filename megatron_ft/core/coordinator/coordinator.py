@@ -31,9 +31,8 @@ _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
 _SEARCH_S = 4.0
 """Added to the time for which nodes in search are waited for: some of them stay at a coordinator that doesn't lead."""
-
-
 _SHOWN_NAME = 200
+_SETTLES_NOTHING = (m.Beat, Saved)
 
 
 class Coordinator:
@@ -110,7 +109,7 @@ class Coordinator:
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; returns what to do at once."""
         self._clock.set(now_s)
-        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat | Saved)
+        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, _SETTLES_NOTHING)
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
@@ -146,6 +145,7 @@ class Coordinator:
         self._absent.pop(hello.instance, None)
         self._nodes[hello.instance] = self._links[link] = node
         node.connected(link, hello, self._clock.now_s)
+        self._next_cycle.connected(node)
         self._consensus.arrived(node, self._nodes.values())
         self._seat(node)
         if (former := self._nodes.get(hello.former_instance)) is not None:

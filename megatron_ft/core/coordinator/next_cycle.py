@@ -113,11 +113,14 @@ class NextCycle:
         self._next_slots: list[Slot] = []
         self._known: dict[str, Node] = {}
         """All launchers that have ever connected, by instance."""
-        self._arrivals = 0
         self._slots_are_places = False
         """Earlier holders of places aren't known: the slots list only the launchers that have one now."""
         self._took_over_s: float | None = None
         """Since when it leads a job that another coordinator led before, whose launchers it needn't all have met."""
+
+    def connected(self, node: Node) -> None:
+        if node.phase is not NodePhase.EXCLUDED:
+            self._known[node.instance] = node
 
     def took_over(self, now_s: float) -> None:
         """Note that this coordinator leads, with a decision already made."""
@@ -154,9 +157,6 @@ class NextCycle:
     ) -> None:
         """Propose what is due. ``has_absent``: a connection has just ended, and its launcher may come back."""
         self.alarm_s = None
-        if self._arrivals != arrivals:  # with thousands of nodes, not each time
-            self._arrivals = arrivals
-            self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not NodePhase.EXCLUDED)
         if self._consensus.proposal is None and not self._state.is_running:
             self._gather(rules, cycle, arrivals, now_s)
         if self._consensus.proposal is None and cycle is not None:
@@ -164,18 +164,18 @@ class NextCycle:
 
     def _gather(self, rules: Rules, cycle: JobCycle | None, arrivals: int, now_s: float) -> None:
         """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
-        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
-        awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
         if not self._state.gathers:
+            awaited = cycle is not None and (cycle.awaited > 0 or self._awaits)
             if cycle is not None and cycle.verdict is not None and not awaited:
                 ending = (cycle.verdict.code, cycle.verdict.cause_for(None).text)
                 self._end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
             return
-        enough = usable(ready, rules.segment) if rules.segment else len(ready)
+        # thousands meet: as long as they are too few, whether they are ready or not, none of them is looked at
+        ready = self._ready if len(self._nodes) >= rules.min_nodes else []
         complete = self._completion.update(
             rules,
-            ready=enough,
-            awaited=awaited,
+            ready=usable(ready, rules.segment),
+            awaited=bool(ready) and ((cycle is not None and cycle.awaited > 0) or self._awaits),
             last=0 if cycle is None else cycle.decision.world,
             patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
             arrivals=arrivals,
@@ -187,10 +187,18 @@ class NextCycle:
         elif too_few := self._too_few_for_ever(rules, cycle, now_s):
             self._end_job(cycle, rules.try_again_code, too_few)
         elif self._completion.has_waited_long(rules, now_s):
-            more = rules.min_nodes - enough
+            more = rules.min_nodes - usable(self._ready, rules.segment)
             aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
+
+    @property
+    def _ready(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
+
+    @property
+    def _awaits(self) -> bool:
+        return any(is_awaited(node) for node in self._nodes.values())
 
     def _too_few_for_ever(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> str:
         """Why too few nodes are left, where lost launchers aren't started again; empty if enough are left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.job.decisions import (
     AcceptedProposal,
@@ -49,8 +49,8 @@ class Node:
     """How far earlier lives of the job have got."""
     bad: str = ""
     """Why an earlier life of the job reported this host as bad; empty if none did."""
-    memory: AcceptorState = field(default_factory=AcceptorState)
-    standing: NodeStatus = field(default_factory=NodeStatus)
+    memory: AcceptorState = AcceptorState()  # noqa: RUF009 - frozen
+    standing: NodeStatus = NodeStatus()  # noqa: RUF009 - frozen
     domain: str = ""
     """NVLink domain, where segments of nodes must share one."""
     place: int | None = None

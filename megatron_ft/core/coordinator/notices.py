@@ -209,7 +209,7 @@ class Notices:
                     back[name] -= 1  # a new launcher on the same host
                 elif place not in taken:
                     lost.append(name)
-        enough = usable(ready, rules.segment) if rules.segment else len(ready)
+        enough = usable(ready, rules.segment)
         return lines.waiting_for_nodes(
             here=sorted((node.name for node in ready), key=natural),
             more=max(rules.min_nodes - enough, len(missing), 0),

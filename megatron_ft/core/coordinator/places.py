@@ -115,8 +115,10 @@ def _later_order(node: Node) -> tuple[bool, int, int]:
 # -- in segments ----------------------------------------------------------------------------------------------
 
 
-def usable(ready: Iterable[Node], size: int) -> int:
-    """Return the number of these nodes in whole segments."""
+def usable(ready: Collection[Node], size: int) -> int:
+    """Return the number of these nodes in whole segments of that ``size``; 0: all of them."""
+    if not size:
+        return len(ready)
     return sum(count - count % size for count in Counter(node.domain for node in ready).values())
 
 

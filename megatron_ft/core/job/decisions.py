@@ -73,6 +73,9 @@ class Decision:
     shift: int = 0
     restore: Restore | None = None
 
+    def __hash__(self) -> int:
+        return hash(self.value)
+
     @property
     def origin(self) -> Ballot:
         """The value of the decision that began the cycle."""
@@ -148,10 +151,10 @@ class AcceptorState:
         return replace(self, promised=term)
 
     def accept(self, ballot: Ballot, held: Assignment) -> AcceptorState:
-        return replace(self, accepted=AcceptedProposal(ballot, held))
+        return AcceptorState(self.promised, self.decided, AcceptedProposal(ballot, held))
 
     def learn(self, held: Assignment) -> AcceptorState:
-        return replace(self, decided=held, accepted=None)
+        return AcceptorState(self.promised, held)
 
     def held(self, decision: Decision, instance: str) -> Assignment | None:
         """A decision as the launcher ``instance`` has it; None if it has no part in it, as far as it can be known.

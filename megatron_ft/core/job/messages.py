@@ -6,7 +6,7 @@ Those by which timeouts are learned are in `core.timeouts.exchange`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -335,8 +335,8 @@ class Hello:
     before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
     domain: str = ""
     bad: str = ""
-    memory: AcceptorState = field(default_factory=AcceptorState)
-    standing: NodeStatus = field(default_factory=NodeStatus)
+    memory: AcceptorState = AcceptorState()  # noqa: RUF009 - frozen
+    standing: NodeStatus = NodeStatus()
     found_silent: CoordinatorHost | None = None
     up_s: float = 0.0
     names_life: bool = False

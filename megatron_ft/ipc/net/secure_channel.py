@@ -14,7 +14,6 @@ encrypted.
 from __future__ import annotations
 
 import enum
-import functools
 import hashlib
 import hmac
 import os
@@ -75,13 +74,9 @@ class Session:
         return SecureChannel(sends, receives, max_body_bytes)
 
     def _derive(self, use: str, role: Role) -> bytes:
-        return hmac.digest(self._key, _info(self._purpose, use, role), "sha256")
-
-
-@functools.cache
-def _info(purpose: str, use: str, role: Role) -> bytes:
-    """Label that tells one derived value from another: the argument `info` of HKDF's only round."""
-    return f"megatron_ft 1\0{purpose}\0{use}\0{role.value}".encode() + b"\x01"
+        # HKDF's only round: the label tells one derived value from another
+        label = f"megatron_ft 1\0{self._purpose}\0{use}\0{role.value}\x01".encode()
+        return hmac.digest(self._key, label, "sha256")
 
 
 class SecureChannel:

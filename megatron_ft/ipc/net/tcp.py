@@ -17,8 +17,16 @@ from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, Message, decode
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
-"""Seconds, except for the last in milliseconds: a host that is off or cut off ends the connection after 5 s."""
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
+)
+"""Seconds, except for the last in milliseconds: a host that is off or cut off ends the connection after 5 s. A listener
+has them for the connections that it accepts."""
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """Errors of such an end; the last two if the network has reported in the meantime that the host is unreachable."""
 
@@ -35,10 +43,6 @@ class Peer:
     def __init__(self, sock: socket.socket, *, allowance: int | None = None) -> None:
         """``allowance``: bytes that the other end may send in all before `secure`; None: no limit."""
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEP_ALIVE.items():
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.sock = sock
         self.unsent = bytearray()
         self.is_open = True
@@ -161,6 +165,7 @@ def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_options(sock)
         if is_everywhere:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((host, port))
@@ -169,6 +174,11 @@ def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _set_options(sock: socket.socket) -> None:
+    for level, option, value in _OPTIONS:
+        sock.setsockopt(level, option, value)
 
 
 def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
@@ -193,6 +203,7 @@ def begin(target: Target, *, allowance: int | None = None) -> Peer:
     family, kind, protocol, _, address = target
     sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
     try:
+        _set_options(sock)
         with contextlib.suppress(BlockingIOError):
             sock.connect(address)
         return Peer(sock, allowance=allowance)

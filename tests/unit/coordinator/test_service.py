@@ -19,6 +19,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Heard
+from megatron_ft.core.messages.secret import Challenge, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 
@@ -78,6 +79,11 @@ def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -
         proposal = m.Propose((2, "c", 7), about, place, place is not None, ('host"place":1:29500', "b:1"))
         assert frame(proposal) == encode(proposal)
     assert frame(m.Beat()) == encode(m.Beat())
+
+
+def test_challenge_and_welcome_of_which_only_the_digits_are_written_anew_are_what_any_message_is() -> None:
+    for message in (Challenge("0f" * 16, over=False), Challenge("a1" * 16, over=True, job="job?"), Welcome("2b" * 32)):
+        assert frame(message) == encode(message)
 
 
 def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
