@@ -17,11 +17,9 @@ state is a dict of tensors, numbers, strings, None, and dicts, lists and tuples 
 from __future__ import annotations
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.ipc.memory import digests
-from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import saving
-from megatron_ft.rank.memory.keeper_connection import Place, find_place
+from megatron_ft.rank.memory.keeper_connection import find_hasher, find_place
 from megatron_ft.rank.memory.restoring import restore as _restore
 
 __all__ = ["SnapshotError", "restore", "save", "wait"]
@@ -42,7 +40,7 @@ def save(iteration: int, state: object, *, every: int = 1) -> None:
     if iteration % every:
         return
     place = find_place()
-    make_hasher = None if place is None else _hasher(place)
+    make_hasher = None if place is None else find_hasher(place)
     if place is None:
         say.warn("memory checkpoints are off: this job wasn't started with ft_launcher")
     elif make_hasher is not None:
@@ -72,7 +70,7 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
     running = saving.running()
     if running is not None:
         running.disconnect()  # the keeper takes one connection per rank
-    _restore(place, key, state, _hasher(place))
+    _restore(place, key, state, find_hasher(place))
     return key.iteration
 
 
@@ -81,20 +79,3 @@ def wait() -> None:
     running = saving.running()
     if running is not None:
         running.wait()
-
-
-def _hasher(place: Place) -> MakeHasher | None:
-    """Return the hash function; None, and a line, without it or without a keeper."""
-    try:
-        make_hasher = digests.installed()
-    except ImportError as error:
-        say.warn_of_node(f"memory checkpoints are off: xxhash can't be loaded ({error})")
-        return None
-    if make_hasher is None:
-        say.warn_of_node("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
-        return None
-    if not place.path:
-        text = "memory checkpoints are off: xxhash isn't installed for ft_launcher (pip install megatron-ft[memory])"
-        say.warn_of_node(text)
-        return None
-    return make_hasher

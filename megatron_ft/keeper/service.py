@@ -236,7 +236,8 @@ class KeeperService:
             refused = self._refuse(caller, request)
             if not refused:
                 caller.rank = request.rank
-            caller.answer(NotKept(refused) if refused else KeeperWelcome())
+            assert self._prepared is not None
+            caller.answer(NotKept(refused) if refused else KeeperWelcome(self._prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.monitor_process import MonitorOptions
+from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
@@ -186,10 +188,14 @@ class LauncherNode:
         return control
 
     def _make_keeper(self) -> Keeper:
+        secret = None
+        with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
+            secret = read_secret(os.environ)
         keeper = Keeper(
             self._reactor,
             os.path.join(self._run_dir.path, "keeper.sock"),
             xxhash=digests.find_module(),
+            secret=secret,
             say=self._say,
             on_event=self._inbox.put,
         )

@@ -27,7 +27,7 @@ class RealKeeper:
         service = KeeperService(self._listener, Channel(there), HASHER)
         self._thread = threading.Thread(target=service.run, daemon=True)
         self._thread.start()
-        self.launcher.send(Prepare(0, (0,), 1))
+        self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
 
     def said(self) -> list[Any]:
         """Return what the launcher was told since the last call."""

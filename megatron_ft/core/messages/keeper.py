@@ -79,7 +79,9 @@ RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 
 @dataclass(frozen=True, slots=True)
 class KeeperWelcome:
-    """The rank is known; requests are answered in their order."""
+    """The rank is known; requests are answered in their order. ``pickle_key``: as in `Prepare`."""
+
+    pickle_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,15 @@ KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
 class Prepare:
     """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
 
-    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none.
+    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none;
+    ``pickle_key``: hexadecimal, for the MAC of what ranks pickle into their snapshots.
     """
 
     cycle: Cycle
     ranks: tuple[Rank, ...]
     world: WorldSize
     restore: SnapshotKey | None = None
+    pickle_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ anywhere takes ``open``, ``denied`` and another protocol version for its user's 
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Mapping
 
@@ -130,6 +131,12 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
         what = "a NUL byte" if b"\0" in secret else f"{len(secret)} bytes"
         raise ConfigError(f"{source} has {what}: {_LEAST_BYTES} to {_MOST_BYTES} random bytes are needed")
     return secret
+
+
+def memory_pickle_key(secret: bytes | None) -> str:
+    """Return the key for the MAC of what ranks pickle into memory checkpoints: the same for all lives with a secret."""
+    key = os.urandom(32) if secret is None else hmac.digest(secret, b"megatron_ft 1\0memory pickle", "sha256")
+    return key.hex()
 
 
 def _bytes(text: str, size: int | None = None) -> bytes | None:

@@ -38,6 +38,7 @@ from megatron_ft.core.messages.keeper import (
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
+from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor, Timer
@@ -71,13 +72,18 @@ class Keeper:
         path: str,
         *,
         xxhash: str | None,
+        secret: bytes | None = None,
         say: Callable[[str], None],
         on_event: Callable[[KeeperEvent], None],
     ) -> None:
-        """``path``: of the socket, in the run directory; ``xxhash``: extension module, None: ranks are told of none."""
+        """``path``: of the socket, in the run directory; ``xxhash``: extension module, None: ranks are told of none.
+
+        ``secret``: the job's. Without it, what ranks pickle can be restored only under this launcher.
+        """
         self.path = path
         self._reactor = reactor
         self._xxhash = xxhash
+        self._pickle_key = memory_pickle_key(secret)
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -140,7 +146,7 @@ class Keeper:
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
         is_first = self._prepared is None
-        self._prepared = Prepare(cycle, tuple(ranks), world, restore)
+        self._prepared = Prepare(cycle, tuple(ranks), world, restore, self._pickle_key)
         if is_first and self._listener is not None:
             self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)

@@ -19,7 +19,10 @@ from megatron_ft.core.messages.keeper import (
     RankToKeeper,
 )
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.ipc.memory import digests
+from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
+from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
 
 _CONNECT_S = 30.0
@@ -58,6 +61,23 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return Place(path, restore, RankInfo.from_environment(environ, "", os.getpid()))
 
 
+def find_hasher(place: Place) -> MakeHasher | None:
+    """Return the hash function; None, and a line, without it or without a keeper."""
+    try:
+        make_hasher = digests.installed()
+    except ImportError as error:
+        say.warn_of_node(f"memory checkpoints are off: xxhash can't be loaded ({error})")
+        return None
+    if make_hasher is None:
+        say.warn_of_node("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
+        return None
+    if not place.path:
+        text = "memory checkpoints are off: xxhash isn't installed for ft_launcher (pip install megatron-ft[memory])"
+        say.warn_of_node(text)
+        return None
+    return make_hasher
+
+
 class KeeperConnection:
     """Requests and answers, one at a time, in one thread at a time.
 
@@ -68,12 +88,14 @@ class KeeperConnection:
         self._place = place
         self._left = left or threading.Event()
         self._channel: Channel | None = None
+        self.pickle_key = b""
+        """Key for the MAC of what this job pickles; known once connected."""
 
     @property
     def is_open(self) -> bool:
         return self._channel is not None
 
-    def open(self) -> None:
+    def open(self, within_s: float | None = None) -> None:
         """Connect and say hello, unless connected. A keeper that dies is replaced, so this retries for a while.
 
         Raises:
@@ -83,15 +105,23 @@ class KeeperConnection:
             return
         if not self._place.path:
             raise SnapshotError("this node's launcher has no keeper")
-        deadline_s = time.monotonic() + _CONNECT_S
+        connect_s, hello_s = within_s or _CONNECT_S, within_s or _HELLO_S
+        deadline_s = time.monotonic() + connect_s
+        hello = KeeperHello(self._place.info.cycle, self._place.info.global_rank)
         while True:
             try:
-                self._channel = connect(self._place.path, _CONNECT_S)
-                self.ask(KeeperHello(self._place.info.cycle, self._place.info.global_rank), KeeperWelcome, _HELLO_S)
+                self._channel = connect(self._place.path, connect_s)
+                welcome = self.ask(hello, KeeperWelcome, hello_s)
+                self.pickle_key = bytes.fromhex(welcome.pickle_key)
             except RefusedError:
                 self.close()
                 raise
-            except (OSError, ProtocolError, SnapshotError) as error:
+            except (
+                OSError,
+                ProtocolError,
+                SnapshotError,
+                ValueError,
+            ) as error:  # ValueError: the key isn't hexadecimal
                 self.close()
                 is_over = time.monotonic() > deadline_s or self._left.is_set()
                 if is_over or isinstance(error, FileNotFoundError):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
@@ -48,6 +48,53 @@ def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHash
         if isinstance(error, OSError | RuntimeError):  # RuntimeError: torch's
             raise SnapshotError(f"iteration {key.iteration} can't be restored: {error}") from error
         raise
+    finally:
+        connection.close()
+
+
+def read(place: Place, key: SnapshotKey, make_hasher: MakeHasher) -> dict[str | int, Any]:
+    """Return the state of a snapshot, with its tensors on the CPU. The launcher isn't told.
+
+    Raises:
+        SnapshotError: it can't be had.
+        OSError: it can't be read.
+    """
+    state: dict[str | int, Any] = {}
+    connection = KeeperConnection(place)
+    try:
+        _restore(connection, place, key, state, make_hasher)
+    finally:
+        connection.close()
+    return state
+
+
+class Peek(NamedTuple):
+    """Part of a snapshot's state. ``values``: with a `TensorAt` for each tensor."""
+
+    values: Any
+    tensor: Any
+    pickle_key: bytes
+
+
+def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> Peek:
+    """Return the values of a snapshot, and its tensor of that name, None if it has none. The launcher isn't told.
+
+    Raises:
+        SnapshotError: it can't be had.
+        OSError: it can't be read.
+    """
+    connection = KeeperConnection(place)
+    try:
+        connection.open()
+        fd = connection.ask_segment(Fetch(key), _FETCH_S)
+        try:
+            layout = _layout_of(fd, key, place.info.global_rank, place.info.world_size, make_hasher)
+            at = layout.values.get(name) if isinstance(layout.values, dict) else None
+            is_there = isinstance(at, TensorAt)
+            tensor = _fill(fd, layout.tensors[at.index], None, make_hasher) if is_there else None
+            return Peek(layout.values, tensor, connection.pickle_key)
+        finally:
+            os.close(fd)
     finally:
         connection.close()
 
@@ -98,9 +145,7 @@ def fill_from(
         SnapshotError: the segment is damaged, or is of another state.
         OSError: it can't be read.
     """
-    layout = segment.read_layout(fd, make_hasher)
-    if (layout.key, layout.rank, layout.world) != (key, rank, world):
-        raise SnapshotError(f"the segment is of rank {layout.rank} of {layout.world}, iteration {layout.key.iteration}")
+    layout = _layout_of(fd, key, rank, world, make_hasher)
     plan = _Plan(layout)
     plan.match(state, layout.values, ())
     segment.verify(fd, layout, make_hasher)  # before the first tensor is touched
@@ -109,6 +154,13 @@ def fill_from(
     room = HostMemory(is_locked=on_device), HostMemory(is_locked=on_device)
     tensors = [_fill(fd, entry, plan.targets.get(at), make_hasher, room) for at, entry in enumerate(layout.tensors)]
     _put(state, layout.values, tensors)
+
+
+def _layout_of(fd: int, key: SnapshotKey, rank: int, world: int, make_hasher: MakeHasher) -> Layout:
+    layout = segment.read_layout(fd, make_hasher)
+    if (layout.key, layout.rank, layout.world) != (key, rank, world):
+        raise SnapshotError(f"the segment is of rank {layout.rank} of {layout.world}, iteration {layout.key.iteration}")
+    return layout
 
 
 class _Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import queue
 import threading
@@ -91,16 +92,29 @@ class Saver:
         self._quiet_until_s = 0.0
         self._has_warned = False
         self._lines = 0
+        self._interval = 0
+        """Greatest common divisor of the iterations that were to be saved without an interval."""
+        self.verified: int | None = None
+        """Newest iteration of this process that is verified."""
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._stop)
 
-    def save(self, iteration: int, state: object, every: int) -> None:
+    @property
+    def pickle_key(self) -> bytes:
+        """Key for the MAC of what this job pickles; empty until the thread has connected."""
+        return self._connection.pickle_key
+
+    def save(self, iteration: int, state: object, every: int | None) -> None:
         """Begin to save, unless this iteration isn't wanted or an earlier snapshot isn't done.
+
+        ``every``: None if the caller has its own interval; all iterations that it asks for have it in common.
 
         Raises:
             SnapshotError: the state can't be kept.
         """
+        if every is None:
+            every = self._interval = math.gcd(self._interval, iteration) or 1
         if iteration % (every * self._stride) or os.getpid() != self._pid:
             return
         if self._is_busy(every):
@@ -324,6 +338,7 @@ class Saver:
         if not self._connection.is_open:  # the keeper is another one, and knows nothing of this rank
             self._ask(self._reserve)  # if it is refused, the next snapshot asks again
         snapshot.write(self._connection, self._make_hasher)
+        self.verified = snapshot.iteration
         if snapshot.read_s and snapshot.bytes_later > 1 << 20:
             self._bytes_per_s = snapshot.bytes_later / snapshot.read_s
 

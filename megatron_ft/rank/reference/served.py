@@ -11,6 +11,8 @@ CLAIMED_VERSION = "0.7.0"
 """Version shown if the package isn't installed: the newest whose names are served."""
 
 _FT, _PTL = f"{REFERENCE}.fault_tolerance", f"{REFERENCE}.ptl_resiliency"
+_CHECKPOINTING = f"{REFERENCE}.checkpointing"
+_LOCAL = f"{_CHECKPOINTING}.local"
 
 
 def _all_in(home: str, *names: str) -> dict[str, str]:
@@ -28,6 +30,9 @@ _COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
 _FAULTS = _all_in("megatron_ft.integrations.lightning_faults", "SimulatedFaultParams")
 _HEARTBEATS = _all_in("megatron_ft.integrations.lightning_heartbeats", "FaultToleranceCallback")
 _SECTIONS = _all_in("megatron_ft.integrations.lightning_sections", "FaultToleranceSectionsCallback")
+_TENSOR_AWARE = "megatron_ft.integrations.tensor_aware"
+_MANAGERS = "megatron_ft.integrations.local_checkpoints"
+_REPLICATION = "megatron_ft.integrations.replication"
 
 SERVED: dict[str, dict[str, str]] = {
     _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER},
@@ -54,10 +59,24 @@ SERVED: dict[str, dict[str, str]] = {
     },
     f"{_PTL}.fault_tolerance_callback": {**_FAULTS, **_HEARTBEATS},
     f"{_PTL}.fault_tolerance_sections_callback": {**_FAULTS, **_SECTIONS},
+    _CHECKPOINTING: {},
+    _LOCAL: {},
+    f"{_LOCAL}.base_state_dict": _all_in(_TENSOR_AWARE, "TensorAwareStateDict"),
+    f"{_LOCAL}.basic_state_dict": _all_in(_TENSOR_AWARE, "BasicTensorAwareStateDict"),
+    f"{_LOCAL}.ckpt_managers": {},
+    f"{_LOCAL}.ckpt_managers.base_manager": _all_in(
+        _MANAGERS, "BaseCheckpointManager", "CheckpointingException", "CkptID", "SameMachineReplicationException"
+    ),
+    f"{_LOCAL}.ckpt_managers.local_manager": _all_in(_MANAGERS, "LocalCheckpointManager"),
+    f"{_LOCAL}.replication": {},
+    f"{_LOCAL}.replication.group_utils": _all_in(_REPLICATION, "GroupWrapper", "parse_group_sequence"),
+    f"{_LOCAL}.replication.strategies": _all_in(
+        _REPLICATION, "CliqueReplicationStrategy", "LazyCliqueReplicationStrategy", "ReplicationStrategy"
+    ),
 }
 """Served names by module, each as module:name. Other modules of these packages are the reference's own."""
 
-PACKAGES = frozenset({_FT, _PTL})
+PACKAGES = frozenset({_FT, _PTL, *(name for name, homes in SERVED.items() if not homes)})
 """Served modules that are packages."""
 
 
@@ -74,6 +93,6 @@ def why_absent(module: str, *, is_installed: bool) -> str:
     """Return the error text for the import of a module that is neither served nor installed."""
     has_not = "the one that is installed has none" if is_installed else "nvidia-resiliency-ext isn't installed here"
     return (
-        f"No module named {module!r}: megatron_ft serves only nvidia_resiliency_ext.fault_tolerance and "
-        f".ptl_resiliency, and {has_not}"
+        f"No module named {module!r}: megatron_ft serves only nvidia_resiliency_ext.fault_tolerance, "
+        f".ptl_resiliency and .checkpointing.local, and {has_not}"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import Handshake
-from megatron_ft.ipc.net.secret import CoordinatorHandshake, LauncherHandshake, read_secret
+from megatron_ft.ipc.net.secret import CoordinatorHandshake, LauncherHandshake, memory_pickle_key, read_secret
 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
@@ -56,3 +56,9 @@ def test_a_secret_may_be_any_bytes(tmp_path: Any) -> None:
     path.write_bytes(secret)
     assert read_secret({"FT_SECRET_FILE": str(path)}) == secret
     assert read_secret({"FT_SECRET": os.fsdecode(secret)}) == secret
+
+
+def test_pickle_key_is_the_same_in_all_lives_with_the_secret_and_new_without() -> None:
+    assert memory_pickle_key(b"secret") == memory_pickle_key(b"secret") != memory_pickle_key(b"another")
+    assert memory_pickle_key(None) != memory_pickle_key(None)
+    assert b"secret".hex() not in memory_pickle_key(b"secret")

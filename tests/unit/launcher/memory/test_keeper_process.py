@@ -17,6 +17,7 @@ import pytest
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
 from megatron_ft.core.messages.keeper import LAUNCHER_TO_KEEPER, Adopt, DropSegment, Hold, Prepare, Stock, TakeStock
+from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.memory import keeper as module
@@ -26,6 +27,7 @@ from tests.support.reactors import reactor
 __all__ = ["reactor"]
 
 BOUND_S = 20.0
+SECRET = b"a secret of the test"
 KEY = SnapshotKey(0, 7)
 
 
@@ -39,7 +41,9 @@ class Processes:
         self.events: list[KeeperEvent] = []
         monkeypatch.setattr(Keeper, "_spawn_connected", self._start)
         monkeypatch.setattr(module, "send_signal", lambda pidfd, number: os.eventfd_write(pidfd, 1))
-        self.keeper = Keeper(reactor, path, xxhash="", say=self.lines.append, on_event=self.events.append)
+        self.keeper = Keeper(
+            reactor, path, xxhash="", secret=SECRET, say=self.lines.append, on_event=self.events.append
+        )
         self.keeper.listen()
         self.keeper.prepare(0, (0,), 1, None)
         connect(path, BOUND_S).close()
@@ -124,11 +128,13 @@ def test_segment_that_a_dead_keeper_has_dropped_is_freed_in_the_background(
 
 
 def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before(processes: Processes, reactor: Reactor) -> None:
+    (prepare,) = processes.heard()
     reader = hold(processes, reactor, 3)
     processes.keeper.tell(Complete(KEY))
     processes.die()
     reactor.run_once(BOUND_S)
-    assert processes.heard() == [Adopt(3, 0, KEY), Prepare(0, (0,), 1), Complete(KEY)]
+    assert processes.heard() == [Adopt(3, 0, KEY), prepare, Complete(KEY)]
+    assert prepare == Prepare(0, (0,), 1, pickle_key=memory_pickle_key(SECRET))
     os.close(reader)
 
 
