@@ -16,7 +16,7 @@ from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import restoring, saving
 from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, RefusedError, find_hasher, find_place
-from megatron_ft.rank.memory.tensors import check_kind, is_tensor
+from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
 
 _PICKLE, _MAC, _LABEL, _TENSORS = "pickle", "mac", "label", "tensors"
 _CONNECT_S = 2.0
@@ -213,7 +213,7 @@ def _check(tensor: Any, mac: object, key: bytes, about: str) -> bytes:
     """
     if not key or not is_tensor(tensor) or not isinstance(mac, str):
         raise SnapshotError("it has no MAC of this job")
-    raw = tensor.numpy().tobytes()
+    raw = memory_of(tensor).tobytes()
     if not hmac.compare_digest(mac.encode(), _mac(raw, key, about).encode()):
         raise SnapshotError("its MAC isn't this job's; without FT_SECRET, each launcher has a key of its own")
     return raw

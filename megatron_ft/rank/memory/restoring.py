@@ -90,8 +90,9 @@ def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> 
         try:
             layout = _layout_of(fd, key, place.info.global_rank, place.info.world_size, make_hasher)
             at = layout.values.get(name) if isinstance(layout.values, dict) else None
-            is_there = isinstance(at, TensorAt)
-            tensor = _fill(fd, layout.tensors[at.index], None, make_hasher) if is_there else None
+            tensor = None
+            if isinstance(at, TensorAt):
+                tensor = _fill(fd, layout.tensors[at.index], None, make_hasher)
             return Peek(layout.values, tensor, connection.pickle_key)
         finally:
             os.close(fd)
