@@ -92,7 +92,8 @@ def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> 
             at = layout.values.get(name) if isinstance(layout.values, dict) else None
             tensor = None
             if isinstance(at, TensorAt):
-                tensor = _fill(fd, layout.tensors[at.index], None, make_hasher)
+                unused = HostMemory(is_locked=False)  # of a tensor that is created
+                tensor = _fill(fd, layout.tensors[at.index], None, make_hasher, (unused, unused))
             return Peek(layout.values, tensor, connection.pickle_key)
         finally:
             os.close(fd)
