@@ -1,9 +1,10 @@
 """Fault tolerance for a Megatron-style train loop: hooks around its setup, steps and saves.
 
-Run the script with ``ft_launcher``, initialise the default process group, call :func:`setup`, and then each
-hook where its name says. Before ``setup``, after :func:`shutdown`, and with ``config.ft`` None, every hook
-does nothing. Configuration and state are read by attribute only: Megatron-Bridge's own objects fit, and so do
-the plain ones of this module (:class:`GlobalState` and what it holds).
+Run the script with ``ft_launcher``, initialise the default process group, call :func:`setup`, and then each hook where
+its name says. Before ``setup``, after :func:`shutdown`, and with ``config.ft`` None, every hook does nothing; so does
+``setup``, after one warning, in a script that wasn't started with ``ft_launcher``. Configuration and state are read by
+attribute only: Megatron-Bridge's own objects fit, and so do the plain ones of this module
+(:class:`GlobalState` and what it holds).
 
 ===============  ==========================================================================================
 section          is open
@@ -29,6 +30,7 @@ from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STE
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.rank.base import agreement, say, user_code
+from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
 from megatron_ft.rank.hooks import finished, other_client, run_facts, safe_calls, user_errors
@@ -77,9 +79,9 @@ _current_client: Any = None
 def setup(config: Any, global_state: Any) -> None:
     """Connect this rank to its monitor and open "setup". Not a collective, and no file is opened.
 
-    Rank 0 creates a missing save directory, as Megatron-Bridge does; a failure is a warning. If ``config.ft`` is None
-    or ``enable_ft_package`` is False, does nothing. A second call closes the first client. The launcher reads
-    ``<save>/ft_state.json``, if it exists, and applies its timeouts.
+    Rank 0 creates a missing save directory, as Megatron-Bridge does; a failure is a warning. Does nothing if
+    ``config.ft`` is None, ``enable_ft_package`` is False, or there is no ``ft_launcher``. A second call closes the
+    first client. The launcher reads ``<save>/ft_state.json``, if it exists, and applies its timeouts.
 
     Args:
         config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts`` and, optionally,
@@ -88,7 +90,7 @@ def setup(config: Any, global_state: Any) -> None:
 
     Raises:
         ValueError: there is no save directory.
-        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses the rank.
+        RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
     """
     if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
         return
@@ -101,6 +103,10 @@ def setup(config: Any, global_state: Any) -> None:
     if getattr(global_state, "fault_tolerance_state", None) is None:
         global_state.fault_tolerance_state = FaultToleranceState()
     say.forget()
+    client = RankMonitorClient()
+    mine = run_facts.ours(client)
+    if mine is not None and not has_launcher():
+        return
 
     ft_state = global_state.fault_tolerance_state
     ft_state.ft_state_path = os.path.join(save, _STATE_FILE)
@@ -109,10 +115,8 @@ def setup(config: Any, global_state: Any) -> None:
     # a second run in the same process counts from 0
     ft_state.seen_tr_iters_cnt = ft_state.curr_eval_iter_idx = ft_state.seen_checkpoints_cnt = 0
 
-    client = RankMonitorClient()
     user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
     warmup = configured_warmup(config)
-    mine = run_facts.ours(client)
     if mine is None:
         client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
     else:

@@ -3,7 +3,7 @@
 FaultToleranceError
 ├── ConfigError (also a ValueError)     a user's mistake in the configuration or on the command line
 ├── RankMonitorClientError              a hook was called in a way the monitor can't follow
-├── NotUnderLauncherError               a RankMonitorClientError: the script wasn't started with ft_launcher
+├── NotUnderLauncherError               a RankMonitorClientError: no ft_launcher, and FT_REQUIRE_LAUNCHER=1
 ├── SnapshotError                       a memory checkpoint that can't be saved or restored
 │   └── LayoutError                     a segment of memory that holds no sound one
 └── ProtocolError                       a peer on a socket or board that violates the protocol
@@ -37,7 +37,7 @@ class RankMonitorClientError(FaultToleranceError):
 
 
 class NotUnderLauncherError(RankMonitorClientError):
-    """Raised if the client found no monitor because the script wasn't started with ``ft_launcher``."""
+    """Raised if the script wasn't started with ``ft_launcher`` and FT_REQUIRE_LAUNCHER is 1."""
 
 
 class SnapshotError(FaultToleranceError):

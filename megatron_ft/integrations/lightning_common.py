@@ -21,6 +21,7 @@ from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
 from megatron_ft.ipc.files.state_file import BrokenStateFile, UnreadableStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement, say, user_code
+from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.crash_reporter import reporter
 from megatron_ft.rank.hooks import safe_calls
@@ -89,16 +90,18 @@ class FitCallback(LightningCallback):
     # ---- Lightning's hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Connect to the monitor, if this is a fit.
+        """Connect to the monitor, if this is a fit. Without ``ft_launcher``, warn and do nothing.
 
         Raises:
-            RankMonitorClientError: the script wasn't started with ``ft_launcher``, or the monitor refuses this rank.
+            RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
             RuntimeError, ValueError: a setting is missing or invalid; the launcher is asked not to restart.
         """
         if stage != "fit":
             return
         self._disconnect()  # from a fit that was left without its teardown
         say.forget()
+        if not has_launcher():
+            return
         if self.autoresume and not os.environ.get(FINISHED_FLAG):
             self._refuse(
                 RuntimeError(

@@ -59,7 +59,7 @@ def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     Flags that the parser already has (Megatron-LM's own has the first three) are left as they are.
     """
     group = parser.add_argument_group("fault tolerance")
-    _add(group, "--enable-ft-package", action="store_true", help="watch this training; needs ft_launcher")
+    _add(group, "--enable-ft-package", action="store_true", help="watch this training, under ft_launcher")
     _add(group, "--calc-ft-timeouts", action="store_true", help="learn the timeouts from what is observed")
     _add(
         group,
@@ -97,7 +97,7 @@ def setup(args: Any = None) -> None:
     Raises:
         ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
         ValueError: there is no save directory.
-        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses the rank.
+        RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
     """
     global _args, _settings
     found = _megatron_args() if args is None else args

@@ -508,12 +508,7 @@ def test_a_monitor_ends_with_the_process_that_started_it(tmp_path: Path) -> None
     assert not (tmp_path / "s").exists()
 
 
-def test_client_without_a_launcher_raises_an_error_that_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET", raising=False)
-    with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
-        RankMonitorClient().init_workload_monitoring()
+def test_client_without_a_monitor_at_its_socket_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "nobody"))
     monkeypatch.setattr(connection, "_SOCKET_RETURNS_S", 0.1)
     with pytest.raises(RankMonitorClientError, match="no rank monitor at"):

@@ -54,13 +54,26 @@ def test_setup_without_save_directory_raises(save: str | None, client: FakeClien
     assert state.rank_monitor_client is None
 
 
-def test_setup_not_under_the_launcher_says_so_and_creates_nothing(tmp_path: Path) -> None:
+def test_hooks_without_launcher_warn_once_and_do_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    state = new_state(tmp_path)
+    ft.setup(state.cfg, state)
+    assert state.rank_monitor_client is None
+    assert list(tmp_path.iterdir()) == []
+    all_hooks(state)
+    assert capfd.readouterr().err.splitlines() == [
+        "FT: WARNING: not started with ft_launcher: fault tolerance is off (FT_REQUIRE_LAUNCHER=1 makes this an error)"
+    ]
+
+
+def test_setup_without_a_required_launcher_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_REQUIRE_LAUNCHER", "1")
     state = new_state(tmp_path)
     with pytest.raises(NotUnderLauncherError, match="ft_launcher"):
         ft.setup(state.cfg, state)
     assert state.rank_monitor_client is None
-    assert list(tmp_path.iterdir()) == []
-    all_hooks(state)
 
 
 def test_setup_is_a_no_op_without_ft_config(tmp_path: Path, client: FakeClient) -> None:

@@ -8,23 +8,42 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
-from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
+from megatron_ft.core.errors import ConfigError, NotUnderLauncherError, ProtocolError, RankMonitorClientError
 from megatron_ft.core.messages.rank import TO_RANK, RankHello, RankRefused
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
-from megatron_ft.rank.base import agreement
+from megatron_ft.rank.base import agreement, say
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
+REQUIRE_LAUNCHER = "FT_REQUIRE_LAUNCHER"
+"""Variable that makes hooks without a launcher an error, if it is 1."""
 _WELCOME_FDS = 4
 _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
 _SOCKET_RETURNS_S = 5.0
 """Seconds until a missing socket is an error: the launcher restores a lost socket directory within a second."""
+
+
+def has_launcher() -> bool:
+    """Return True in a rank of ``ft_launcher``. Elsewhere hooks do nothing, after one warning.
+
+    Raises:
+        NotUnderLauncherError: there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
+    """
+    if os.environ.get(MONITOR_SOCKET):
+        return True
+    if os.environ.get(REQUIRE_LAUNCHER) == "1":
+        raise NotUnderLauncherError(
+            f"no rank monitor: {MONITOR_SOCKET} is not set; start this script with ft_launcher "
+            f"(or unset {REQUIRE_LAUNCHER})"
+        )
+    say.warn(f"not started with ft_launcher: fault tolerance is off ({REQUIRE_LAUNCHER}=1 makes this an error)")
+    return False
 
 
 class MonitorWelcome(NamedTuple):

@@ -27,7 +27,14 @@ from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.log import RANK
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, MonitorWelcome, ask_launcher, say_hello
+from megatron_ft.rank.base.connection import (
+    LAUNCHER_SOCKET,
+    MONITOR_SOCKET,
+    MonitorWelcome,
+    ask_launcher,
+    has_launcher,
+    say_hello,
+)
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
@@ -44,6 +51,9 @@ class RankMonitorClient:
     After :meth:`init_workload_monitoring` everything travels through shared memory: no hook waits for the monitor, and
     none fails because the monitor is dead or stopped (the launcher replaces it). Monitoring ends with
     :meth:`shutdown_workload_monitoring`, with the process, or with the last reference to the client.
+
+    In a script that wasn't started with ``ft_launcher``, :meth:`init_workload_monitoring` warns once and all calls do
+    nothing; with FT_REQUIRE_LAUNCHER=1 in the environment it raises.
     """
 
     CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
@@ -59,6 +69,8 @@ class RankMonitorClient:
         self.hb_timeouts: HeartbeatTimeouts | None = None
         self.section_timeouts: SectionTimeouts | None = None
         self._recorder: Recorder | None = None
+        self._is_off = False
+        """True from initialisation on if there is no launcher: every call does nothing."""
         self._board: Board | None = None
         self._wake = KeptDescriptor(-1)
         self._crash_reporter = CrashReporter()
@@ -76,7 +88,7 @@ class RankMonitorClient:
             section "step" has no warm-up. None is 0.
 
         Raises:
-            NotUnderLauncherError: the script wasn't started with ``ft_launcher``.
+            NotUnderLauncherError: the script wasn't started with ``ft_launcher``, and FT_REQUIRE_LAUNCHER is 1.
             RankMonitorClientError: monitoring is initialised already, or the monitor refuses or doesn't answer.
         """
         self._connect(num_warmup_iters)
@@ -93,14 +105,14 @@ class RankMonitorClient:
             )
         if num_warmup_iters is not None and (not isinstance(num_warmup_iters, int) or num_warmup_iters < 0):
             raise RankMonitorClientError(f"num_warmup_iters must be a whole number >= 0, got {num_warmup_iters!r}")
-        path = os.environ.get(MONITOR_SOCKET)
-        if not path:
-            raise NotUnderLauncherError(
-                f"no rank monitor: {MONITOR_SOCKET} is not set; start this script with ft_launcher"
-            )
+        if not has_launcher():
+            self.is_initialized = self._is_off = True
+            return
         info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
         watch.hooks_begin()
-        welcome = say_hello(path, info, num_warmup_iters or 0, state_path=state_path, learns=learns)
+        welcome = say_hello(
+            os.environ[MONITOR_SOCKET], info, num_warmup_iters or 0, state_path=state_path, learns=learns
+        )
         self._begin(info, welcome)
         say_whose(info.cycle)
         if self._loaded is not None:
@@ -130,7 +142,8 @@ class RankMonitorClient:
         Raises:
             RankMonitorClientError: not initialised.
         """
-        self._ready().heartbeat()
+        if not self._is_off:
+            self._ready().heartbeat()
 
     def set_iteration(self, n: int) -> None:
         """Tell the monitor that training iteration ``n`` (from 0) has begun: ``n`` are done. For verdicts and reports.
@@ -138,7 +151,8 @@ class RankMonitorClient:
         Raises:
             RankMonitorClientError: not initialised, or ``n`` is negative.
         """
-        self._ready().iteration(n)
+        if not self._is_off:
+            self._ready().iteration(n)
 
     def start_section(self, section: str) -> None:
         """Open a section. Sections may nest; each open section has its own timeout.
@@ -149,9 +163,10 @@ class RankMonitorClient:
             RankMonitorClientError: not initialised, or the section is open already.
         """
         recorder = self._recorder
-        if recorder is None:
+        if recorder is not None:
+            recorder.start(section)
+        elif not self._is_off:
             raise _not_initialized()
-        recorder.start(section)
 
     def end_section(self, section: str) -> None:
         """Close an open section; a section that isn't configured is skipped.
@@ -160,9 +175,10 @@ class RankMonitorClient:
             RankMonitorClientError: not initialised, or the section isn't open.
         """
         recorder = self._recorder
-        if recorder is None:
+        if recorder is not None:
+            recorder.end(section)
+        elif not self._is_off:
             raise _not_initialized()
-        recorder.end(section)
 
     def end_all_sections(self) -> None:
         """Close all open sections, innermost first; with none open, do nothing.
@@ -170,6 +186,8 @@ class RankMonitorClient:
         Raises:
             RankMonitorClientError: not initialised.
         """
+        if self._is_off:
+            return
         recorder = self._ready()
         for section in reversed(recorder.open_sections):
             recorder.end(section)
@@ -191,11 +209,14 @@ class RankMonitorClient:
         No calculated timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``hb_timeouts`` says.
 
         Returns:
-            True if the timeouts were set; False if ``skip_if_not_ready`` and no rank has sent two heartbeats yet.
+            True if the timeouts were set; False without a launcher, or with ``skip_if_not_ready`` before any rank has
+            sent two heartbeats.
 
         Raises:
             RankMonitorClientError: not initialised, or (without ``skip_if_not_ready``) not enough heartbeats.
         """
+        if self._is_off:
+            return False
         recorder = self._ready()
         assert self.hb_timeouts is not None
         observed = {
@@ -228,11 +249,13 @@ class RankMonitorClient:
             skip_if_not_ready: return False instead of raising if a selected section was never observed.
 
         Returns:
-            True if the timeouts were set.
+            True if the timeouts were set; False without a launcher.
 
         Raises:
             RankMonitorClientError: not initialised, or a selected section was never observed.
         """
+        if self._is_off:
+            return False
         recorder = self._ready()
         timeouts = self.section_timeouts
         assert timeouts is not None
@@ -267,7 +290,7 @@ class RankMonitorClient:
         """
         state_from_dict(state)
         self._loaded = state
-        if self.is_initialized:
+        if self.is_initialized and not self._is_off:
             self._apply(state)
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
@@ -276,6 +299,8 @@ class RankMonitorClient:
         Raises:
             RankMonitorClientError: there is no launcher, or it doesn't answer.
         """
+        if self._is_off:
+            return
         path = os.environ.get(LAUNCHER_SOCKET)
         if not path:
             raise NotUnderLauncherError(
@@ -288,6 +313,9 @@ class RankMonitorClient:
         """End the monitoring of this rank at once, without waiting for the monitor. Idempotent."""
         if not self.is_initialized:
             return
+        if self._is_off:
+            self.is_initialized = self._is_off = False
+            return
         assert self._board is not None
         self._crash_reporter.note_rerun()
         self._board.words[layout.W_CLOSING] = layout.CLOSING
@@ -296,7 +324,7 @@ class RankMonitorClient:
 
     def _leave(self, error: BaseException) -> None:
         """End the monitoring because of an exception, which is reported."""
-        if self.is_initialized:
+        if self.is_initialized and not self._is_off:
             self._crash_reporter.leave(error)
         self.shutdown_workload_monitoring()
 

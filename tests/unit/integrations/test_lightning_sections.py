@@ -125,12 +125,16 @@ def test_trainer_without_a_fit_needs_no_monitor(fits: FitBench, monkeypatch: pyt
     assert fits.calls == []
 
 
-def test_a_fit_without_launcher_says_what_to_do(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_without_launcher_trains_unwatched(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET")
     callback = fits.sections()
+    fits.fit(callback)
+    assert not callback.is_initialized
+    assert fits.calls == []
+    assert not fits.flag.exists()
+    monkeypatch.setenv("FT_REQUIRE_LAUNCHER", "1")
     with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
         fits.fit(callback)
-    assert not callback.is_initialized
 
 
 def test_autoresume_without_its_variable_raises(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
