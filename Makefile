@@ -10,6 +10,7 @@
 # make megatron an unmodified checkout of Megatron-LM on the CPU, with faults     MEGATRON_ARGS="CHECKOUT ..."
 # make slurm    jobs on a real Slurm in namespaces of this machine, and what clusters do to them     SLURM_ARGS="--only scancel"
 # make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
+# make docs     the site of docs/ into build/site, strictly: a broken link fails
 # make clean    remove what the targets above made, .venv included
 #
 # Each target first installs what it needs into .venv; a second call finds it there. PYTHON=python3.12 picks another
@@ -29,9 +30,10 @@ TEST_JOBS ?= 4
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
+DOCS_INSTALLED := .venv/.docs-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos simulate mutate fuzz endurance megatron slurm clean
+.PHONY: help demo test lint bench verdicts chaos simulate mutate fuzz endurance megatron slurm docs clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -77,6 +79,9 @@ megatron: $(INSTALLED)
 slurm: $(INSTALLED)
 	@$(BIN)/python tests/slurm/campaign.py $(SLURM_ARGS)
 
+docs: $(DOCS_INSTALLED)
+	@$(BIN)/mkdocs build --quiet --strict
+
 clean:
 	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -99,7 +104,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    || $(PIP) torch; \
 	fi
 	@$(PIP) setuptools wheel
-	@$(PIP) --no-build-isolation --editable ".[examples,report,test]"
+	@$(PIP) --no-build-isolation --editable ".[megatron,report,test]"
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@$(PIP) "mkdocs-material>=9.5"
 	@touch $@
 
 # The reference and what it imports go into a folder of their own: its script is called ft_launcher like ours, and

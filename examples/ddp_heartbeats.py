@@ -1,10 +1,10 @@
 """A plain PyTorch DDP loop whose ranks send heartbeats, on CPU (gloo) or GPU (nccl).
 
-    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path configs/heartbeats.yaml \
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path megatron_ft/configs/heartbeats.yaml \
         examples/ddp_heartbeats.py --save /tmp/ddp
 
 A rank that sends none for too long is terminated, and all ranks start again from the last checkpoint. To see it happen,
-add `--fault-plan configs/faults/kill-then-hang.yaml`.
+add `--fault-plan megatron_ft/configs/faults/kill-then-hang.yaml`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, required=True, metavar="DIR", help="checkpoints go here")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--step-time", type=float, default=0.2, metavar="SECONDS", help="stands for a real step's work")
-    parser.add_argument("--fault-plan", metavar="FILE", help="fail on purpose; see configs/faults/")
+    parser.add_argument("--fault-plan", metavar="FILE", help="fail on purpose; see megatron_ft/configs/faults/")
     return parser.parse_args()
 
 

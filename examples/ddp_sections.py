@@ -1,10 +1,10 @@
 """A plain PyTorch DDP loop whose parts are sections, on CPU (gloo) or GPU (nccl).
 
-    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path configs/sections.yaml \
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --ft-cfg-path megatron_ft/configs/sections.yaml \
         examples/ddp_sections.py --save /tmp/ddp
 
 Each part has a timeout of its own: a hang in a step is noticed long before the time is over that a save may take. To
-see it happen, add `--fault-plan configs/faults/kill-then-hang.yaml`.
+see it happen, add `--fault-plan megatron_ft/configs/faults/kill-then-hang.yaml`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, required=True, metavar="DIR", help="checkpoints go here")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--step-time", type=float, default=0.2, metavar="SECONDS", help="stands for a real step's work")
-    parser.add_argument("--fault-plan", metavar="FILE", help="fail on purpose; see configs/faults/")
+    parser.add_argument("--fault-plan", metavar="FILE", help="fail on purpose; see megatron_ft/configs/faults/")
     return parser.parse_args()
 
 

@@ -31,7 +31,7 @@ from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.ipc.linux.process_setup import die_with_parent
 
 HERE = Path(__file__).resolve().parent
-FAULT_PLAN = HERE.parent / "configs" / "faults" / "kill-then-hang.yaml"
+FAULT_PLAN = HERE.parent / "megatron_ft" / "configs" / "faults" / "kill-then-hang.yaml"
 TIMEOUTS = [
     "--ft-rank-section-timeouts=setup:120,step:3,checkpointing:60",
     "--ft-rank-out-of-section-timeout=60",

@@ -131,7 +131,9 @@ def _add_fault_tolerance_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--simulated-fault-rank", type=int, help="default: a random rank")
     group.add_argument("--simulated-fault-base-delay", type=float, default=0.0, metavar="SECONDS")
     group.add_argument(
-        "--fault-plan", metavar="FILE", help="YAML of exact faults at (cycle, rank, iteration), as in configs/faults/"
+        "--fault-plan",
+        metavar="FILE",
+        help="YAML of exact faults at (cycle, rank, iteration), as in megatron_ft/configs/faults/",
     )
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.wording import columns
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
@@ -52,9 +50,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _print(table: Sequence[tuple[str, str, str]]) -> None:
-    if importlib.util.find_spec("rich") is None:
-        print("\n".join(columns([_COLUMNS, *table])))
-        return
     from rich.table import Table
     from rich.text import Text
 

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, exporter, node_health, replay, report
+import megatron_ft
+from megatron_ft.cli import check_config, completion, config_template, exporter, node_health, replay, report
 from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.config.removed import REMOVED_COMMANDS
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.config.options import with_hint
 
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
     Returns:
-        The exit code: 0; 1 if there was nothing to report; 2 for a user error, after one line on stderr.
+        The exit code: 0; 1 if there was nothing to report; 2 for a user error, after one line on stderr. Without a
+        subcommand the help is printed.
     """
     try:
         words = sys.argv[1:] if argv is None else argv
@@ -30,7 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"there is no command {words[0]} any more: {REMOVED_COMMANDS[words[0]]}")
         if words[:1] == ["slurm"]:
             slurm.check_separator(words[1:])
-        args = _parser().parse_args(words)
+        parser, commands = _parser()
+        if not words:
+            parser.print_help()
+            return 0
+        if words[0][:1] != "-" and words[0] not in commands:
+            raise ConfigError(f"there is no command {words[0]}{nearest(words[0], commands)}")
+        args = parser.parse_args(words)
         code: int = args.run(args)
     except ConfigError as error:
         print(f"megatron-ft: error: {error}", file=sys.stderr)
@@ -52,11 +60,14 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(with_hint(message, _Parser.used or self))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """Return the parser, and the names of the commands."""
     parser = _Parser(prog="megatron-ft", description="Tools for runs of ft_launcher.")
+    parser.add_argument("--version", action="version", version=f"megatron-ft {megatron_ft.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     report.add_command(commands)
     replay.add_command(commands)
+    config_template.add_command(commands)
     check_config.add_command(commands)
     pause.add_commands(commands)
     status.add_command(commands)
@@ -73,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     launch.add_argument("arguments", nargs=argparse.REMAINDER)
     launch.set_defaults(run=_launch)
-    return parser
+    completion.add_command(commands, parser)
+    return parser, list(commands.choices)
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -55,7 +55,6 @@ def _replay(args: argparse.Namespace) -> int:
     given = {} if args.safety_factor is None else {"safety_factor": _number("safety_factor", args.safety_factor)}
     factor = ConfigValues.from_kwargs(ignore_not_recognized=False, **given).safety_factor
     fixed = None if args.timeouts is None else _fixed(args.timeouts)
-    check_extra("rich", "drawing tables")
     if args.png is not None:
         check_extra("matplotlib", "--png")
     from megatron_ft.cli.analysis.analysis import analyze

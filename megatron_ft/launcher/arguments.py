@@ -15,9 +15,17 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
+import megatron_ft
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import GivenFlag, add_ft_options, read_ft_options, record_flags, with_hint
+from megatron_ft.ipc.config.options import (
+    GivenFlag,
+    add_ft_options,
+    group_help,
+    read_ft_options,
+    record_flags,
+    with_hint,
+)
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     check_forwarded,
@@ -46,13 +54,16 @@ def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> C
 
     Raises:
         ConfigError: a user error.
-        SystemExit: ``--help``.
+        SystemExit: ``--help``, ``--help-all``, ``--version``.
     """
     parser = torchrun.get_args_parser()
     parser.prog = "ft_launcher"
     parser.description = "torchrun that detects hung and failed ranks, reports which and why, and restarts fast."
     say_what_they_mean(parser)
     add_ft_options(parser)
+    version = f"ft_launcher {megatron_ft.__version__} (torch {torch.__version__})"
+    parser.add_argument("--version", action="version", version=version)
+    group_help(parser)
     if flags is not None:
         record_flags(parser, flags)
 

@@ -19,6 +19,8 @@ from megatron_ft.launcher.base.environment import rank_environment
 
 _FLAGS = {
     "help",
+    "help-all",
+    "version",
     *(each.name for each in TORCHRUN_OPTIONS.values() if each.is_flag),
     *(name for each in LAUNCHER_OPTIONS.values() if each.is_flag for name in each.names),
 }
@@ -47,7 +49,8 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
     except ConfigError:
         return None  # reported when the command line is parsed
     is_other = "NVRX_GPUS_PER_NUMA" in environ or any(
-        given.get(name, "0") != "0" for name in ("help", "ft-dry-run", "no-python", "run-path", "numa-binding")
+        given.get(name, "0") != "0"
+        for name in ("help", "help-all", "version", "ft-dry-run", "no-python", "run-path", "numa-binding")
     )
     if preload is None or is_other or not words or words[0].startswith("-") or "${" in words[0]:
         return None

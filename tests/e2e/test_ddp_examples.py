@@ -65,7 +65,7 @@ def saved_timeouts(save: Path, name: str) -> dict[str, Any]:
 def test_killed_then_hung_then_finished_with_the_same_weights(name: str, launcher: Launcher, tmp_path: Path) -> None:
     save = tmp_path / "disturbed"
     reference = start(launcher, name, tmp_path / "undisturbed")  # beside the other, whose ranks wait now and then
-    launched = start(launcher, name, save, "--fault-plan", str(ROOT / "configs/faults/kill-then-hang.yaml"))
+    launched = start(launcher, name, save, "--fault-plan", str(ROOT / "megatron_ft/configs/faults/kill-then-hang.yaml"))
     undisturbed, disturbed = reference.wait(100), launched.wait(100)
     assert result(disturbed) == result(undisturbed)
     assert len(undisturbed.lines) == 2, "a cycle starts, and all ranks finish"

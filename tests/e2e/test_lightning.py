@@ -167,7 +167,7 @@ def test_lightning_example_finishes_and_writes_flag_checkpoint_and_state(launche
     flag, save = tmp_path / "finished", tmp_path / "save"
     launched = launcher.start(
         [str(ROOT / "examples/lightning_gpt.py"), "--save", str(save), "--max-steps", "45"],
-        *("--nproc-per-node=1", "--fault-tol-cfg-path", str(ROOT / "configs/megatron.yaml")),
+        *("--nproc-per-node=1", "--fault-tol-cfg-path", str(ROOT / "megatron_ft/configs/megatron.yaml")),
         env=environment(flag),
     )
     finished = launched.wait(JOB_S)

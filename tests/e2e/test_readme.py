@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from tests.support.launching import ROOT, Launcher, clean_environment, launcher
 __all__ = ["launcher"]
 
 README = (ROOT / "README.md").read_text()
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def blocks() -> list[str]:
@@ -33,15 +33,40 @@ def blocks() -> list[str]:
     return found
 
 
-COMMANDS = [block for block in blocks() if re.match(r"(make|ft_launcher|megatron-ft|pip) ", block)]
+COMMANDS = [
+    line for block in blocks() for line in block.splitlines() if re.match(r"(ft_launcher|megatron-ft|pip) ", line)
+]
 BATCH = next(block for block in blocks() if block.startswith("#!/bin/bash"))
-CODE = [block for block in blocks() if block.startswith("from megatron_ft import")]
+LOOP = next(block for block in blocks() if "fault_tolerance as ft" in block)
+CLIENT = next(block for block in blocks() if block.startswith("from megatron_ft import RankMonitorClient"))
+SCRIPT = f"""
+import os, time
+from pathlib import Path
+
+DONE = Path("iteration")
+device, end = "cpu", int(os.environ.get("END", "20"))
+load_checkpoint = lambda: int(DONE.read_text()) if DONE.exists() else 0
+save_checkpoint = lambda iteration: DONE.write_text(str(iteration)) if os.environ["RANK"] == "0" else None
+
+
+def train_step():
+    time.sleep(0.05)
+    if state.train_state.step == 3 and os.environ["RANK"] == "0":
+        print("in step 3", flush=True)
+    is_cycle = os.environ.get("FT_CYCLE") == os.environ.get("KILL")
+    if state.train_state.step == 12 and os.environ["RANK"] == "1" and is_cycle:
+        os.kill(os.getpid(), 9)
+
+
+{LOOP.replace("init_process_group()", "init_process_group('gloo')")}
+print("trained to", state.train_state.step + 1, flush=True)
+dist.destroy_process_group()
+"""
 
 
 def test_every_command_of_the_readme_has_a_test_here() -> None:
-    assert sorted({command.split()[0] for command in COMMANDS}) == ["ft_launcher", "make", "megatron-ft", "pip"]
-    assert len(COMMANDS) == 4
-    assert len(CODE) == 2
+    assert [command.split()[0] for command in COMMANDS] == ["pip", "ft_launcher", "megatron-ft", "pip"]
+    assert len(README.splitlines()) <= 120
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|^    )make (\w+)", README, re.MULTILINE))))
@@ -63,65 +88,78 @@ def test_the_batch_script_as_it_stands_there(tmp_path: Path) -> None:
     assert f"--nnodes={int(nodes) - 1} --nproc-per-node 8 --max-restarts 10 train.py" in done.stdout
 
 
-def test_the_launch_command_as_it_stands_there(launcher: Launcher) -> None:
+def run_tool(*words: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "megatron_ft", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_launch_command_restarts_the_loop_after_a_kill_and_the_report_says_so(launcher: Launcher) -> None:
     command = next(command for command in COMMANDS if command.startswith("ft_launcher"))
-    arguments = shlex.split(command.replace("\\\n", " "))[1:]
-    loop = next(code for code in CODE if "RankMonitorClient" in code)
-    launched = launcher.start(f"train_step = lambda: None\n{loop}\nprint('trained')\n", *arguments[:-1])
+    config = launcher.directory / "ft.yaml"
+    (template,) = re.findall(r"`megatron-ft (config-template \w+) > ft.yaml`", README)
+    config.write_text(run_tool(*template.split(), cwd=launcher.directory))
+    arguments = shlex.split(command.replace("--nproc-per-node 8", "--nproc-per-node 2"))[1:-1]
+    launched = launcher.start(SCRIPT, *arguments, "--ft-cfg-path", str(config), env={"KILL": "0"})
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    assert finished.out.count("trained") == 8
+    assert finished.out.count("trained to 20") == 2
+    assert (
+        "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 12; restarting as cycle 1" in finished.err
+    )
     report = next(command for command in COMMANDS if command.startswith("megatron-ft report"))
     words = [str(launched.log_dir) if word == "LOG_DIR" else word for word in shlex.split(report)[1:]]
-    told = subprocess.run(
-        [sys.executable, "-m", "megatron_ft.cli.main", *words],
-        cwd=launcher.directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "finished" in told.stdout
+    assert "killed by SIGKILL" in run_tool(*words, cwd=launcher.directory)
     assert {"page.html", "timeline.png"} <= set(os.listdir(launcher.directory))
 
 
-def test_the_named_configuration_and_the_help_are_there() -> None:
+def test_loop_saves_on_sigterm_and_goes_on_from_there(launcher: Launcher) -> None:
+    launched = launcher.start(SCRIPT, "--nproc-per-node", "2", env={"END": "100000"})
+    launched.wait_for("^in step 3")
+    launched.signal(signal.SIGTERM)
+    assert launched.wait().code == 0
+    assert int((launched.directory / "iteration").read_text()) > 3
+
+
+def test_loop_without_the_launcher_warns_once_and_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = {**clean_environment(), **single, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "megatron_ft.launcher", "--help"],
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("trained to 20\n")
+    assert done.stderr.count("FT: WARNING: not started with ft_launcher") == 1
+
+
+def test_client_as_it_stands_there(launcher: Launcher) -> None:
+    finished = launcher.run(f"train_step = lambda: None\n{CLIENT}\n", "--ft-rank-section-timeouts=step:60")
+    assert finished.code == 0, finished.err
+
+
+def test_options_in_the_text_are_in_the_help_and_linked_files_exist() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "megatron_ft.launcher", "--help-all"],
         env=clean_environment(),
         capture_output=True,
         text=True,
         check=True,
     )
-    elsewhere = " ".join([BATCH, *(command for command in COMMANDS if "report" in command)])
+    elsewhere = " ".join([BATCH, *(command for command in COMMANDS if "report" in command), "--signal=TERM"])
     for option in set(re.findall(r"--[a-z][\w-]+", README)) - set(re.findall(r"--[a-z][\w-]+", elsewhere)):
         assert option in done.stdout, option
-    for path in re.findall(r"\]\(([^)]+)\)|((?:configs|examples)/[\w./]+)", README):
-        assert (ROOT / (path[0] or path[1])).exists(), path
-
-
-def test_the_hooks_as_they_stand_there(launcher: Launcher, tmp_path: Path) -> None:
-    code = next(code for code in CODE if "fault_tolerance" in code)
-    ast.parse(code)
-    script = "\n".join(
-        [
-            "import os, torch.distributed as dist",
-            "dist.init_process_group('gloo')",
-            "load_checkpoint = train_step = save_checkpoint = lambda: None",
-            "start, end = 0, 20",
-            "from megatron_ft import fault_tolerance as ft",
-            re.search(r"`(state = ft.GlobalState[^`]*)`", README)[1].replace("DIR", repr(str(tmp_path / "save"))),  # type: ignore[index]
-            "config = state.cfg",
-            code,
-            "dist.destroy_process_group()",
-        ]
-    )
-    finished = launcher.run(script, "--nproc-per-node", "2")
-    assert finished.code == 0, finished.err
-    assert (tmp_path / "save" / "ft_state.json").exists()
+    (home,) = re.findall(r'^Homepage = "(.*)"$', PYPROJECT, re.MULTILINE)
+    links = re.findall(r"\]\((http[^)]+)\)|^\[[\w-]+\]: (\S+)", README, re.MULTILINE)
+    for link in (first or second for first, second in links):
+        path = re.sub(r"^https://[^/]+/[^/]+/[^/]+/(blob/main/|tree/main/|main/)", "", link)
+        assert link.startswith((home, home.replace("github.com", "raw.githubusercontent.com"))), link
+        assert (ROOT / path).exists(), link
+    assert not re.findall(r"\]\((?!http)", README), "PyPI shows the README, too: links are absolute"
 
 
 def test_extras_that_the_readme_names_exist() -> None:
-    extras = importlib.metadata.metadata("megatron_ft").get_all("Provides-Extra")
-    for name in re.findall(r"pip install \"\.\[(\w+)\]\"", README):
-        assert name in extras
+    section = PYPROJECT.partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
+    extras = re.findall(r"^(\w+) = \[", section, re.MULTILINE)
+    (listed,) = re.findall(r"^Extras: ([^#]*?)\n\n", README, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", listed)) == {*extras} - {"test", "docs"}

@@ -152,21 +152,6 @@ def test_status_without_a_launcher_says_so_and_exits_with_1() -> None:
         )
 
 
-def test_scripts_need_no_rich_and_others_are_told() -> None:
-    code = (
-        "import sys; sys.modules['rich'] = None; import megatron_ft.cli.status.status as status;"
-        "from megatron_ft.cli.main import main; status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
-    )
-    for word, exit_code, line in (
-        ("--json", 1, "megatron-ft: no ft_launcher of yours runs on this node; "),
-        ("--once", 2, "megatron-ft: error: "),
-    ):
-        shown = python_code(code, "status", word)
-        assert (shown.returncode, shown.stderr.count("\n")) == (exit_code, 1)
-        assert shown.stderr.startswith(line)
-    assert "pip install 'megatron-ft[report]'" in shown.stderr
-
-
 def test_a_stopped_launcher_is_told_in_one_line_and_in_time(launcher: Launcher) -> None:
     launched = launcher.start(SCRIPT, *TIMEOUTS, *NAMED, "asleep")
     launched.wait_for("^in step")

@@ -24,7 +24,7 @@ from tests.support.forked_script import ForkedScript, server_pids, start_server
 skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-SHIPPED_PLAN = Path(__file__).parents[2] / "configs" / "faults" / "kill-then-hang.yaml"  # for two ranks
+SHIPPED_PLAN = Path(__file__).parents[2] / "megatron_ft" / "configs" / "faults" / "kill-then-hang.yaml"  # for two ranks
 HELD_IN_SAVES = Path(__file__).parents[1] / "support" / "held_save.py"
 MARK = "TRAIN_GPT_TEST"
 SMALL = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=20", "--log-interval=10"]

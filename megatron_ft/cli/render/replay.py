@@ -1,4 +1,4 @@
-"""Results of a replay: a table (rich) and a picture (matplotlib; both of the extra `report`)."""
+"""Results of a replay: a table, and a picture (matplotlib, of the extra `report`)."""
 
 from __future__ import annotations
 

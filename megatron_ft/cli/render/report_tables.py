@@ -1,4 +1,4 @@
-"""The tables of `megatron-ft report`, for the terminal; needs rich (the extra `report`)."""
+"""The tables of `megatron-ft report`, for the terminal."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
 
 
 def print_run(run: RunSummary, file: TextIO | None = None) -> None:
-    """Print the table of one run, with a line on the meaning of its times.
-
-    Raises:
-        ConfigError: rich is missing.
-    """
+    """Print the table of one run, with a line on the meaning of its times."""
     console = terminal(file)
     console.print(_cycles_table(run))
     if any(cycle.noticed_after_s is not None for cycle in run.cycles):

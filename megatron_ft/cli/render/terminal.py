@@ -1,4 +1,4 @@
-"""Shared parts of tables for a terminal; rich (the extra `report`) is needed only to draw them."""
+"""Shared parts of tables for a terminal."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ if TYPE_CHECKING:
 _LEAST_WIDTH = 160
 
 
-def check_extra(package: str, what: str) -> None:
-    """Check that a package of the extra `report` is installed.
+def check_extra(package: str, what: str, *, extra: str = "report") -> None:
+    """Check that a package of an extra is installed.
 
     Raises:
         ConfigError: it is missing; the message names the extra that brings it.
     """
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{what} needs {package}: pip install 'megatron-ft[report]'")
+        raise ConfigError(f"{what} needs {package}: pip install 'megatron-ft[{extra}]'")
 
 
 def terminal(file: TextIO | None = None) -> Console:
-    """Return the console for tables; stdout if ``file`` is None.
-
-    Raises:
-        ConfigError: rich is missing.
-    """
-    check_extra("rich", "drawing tables")
+    """Return the console for tables; stdout if ``file`` is None."""
     from rich.console import Console
 
     file = sys.stdout if file is None else file

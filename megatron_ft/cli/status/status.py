@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import check_extra, plain, terminal
+from megatron_ft.cli.render.terminal import plain, terminal
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.pause import choose
@@ -70,8 +70,6 @@ def _run(args: argparse.Namespace) -> int:
             return 0
         print(f"megatron-ft: no event logs of a launcher in {args.log_dir}", file=sys.stderr)
         return _NOTHING_SEEN
-    if not args.json:
-        check_extra("rich", "drawing tables")
     jobs = find_jobs()
     if args.job is not None or args.pid is not None:
         jobs = choose(jobs, run_id=args.job, pid=args.pid)

@@ -1,4 +1,4 @@
-"""The ranks of a running job as a table for the terminal; needs the package's extra `report` (rich).
+"""The ranks of a running job as a table for the terminal.
 
 Texts from outside (names of sections, errors) go through ``plain``: they may hold terminal control sequences.
 """

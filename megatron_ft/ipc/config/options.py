@@ -11,6 +11,7 @@ from typing import Any
 from megatron_ft.core.config.config import FIELDS, Layer
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
 from megatron_ft.core.config.option import Option, check_all, spellings
+from megatron_ft.core.config.option_groups import FIRST, GROUPS
 from megatron_ft.core.config.reference import IGNORED, describe, is_said
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, nearest
@@ -36,6 +37,45 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
         words = [word for prefix in ("ft-param-", "ft-") for word in spellings(prefix + name)]
         group.add_argument(*words, action=_Ignore, const=name, help=argparse.SUPPRESS)
     _refuse_abbreviations(parser, group)
+
+
+def group_help(parser: argparse.ArgumentParser) -> None:
+    """Have ``--help`` show the options that a new user needs first, and ``--help-all`` all of them, in groups."""
+    shown = {action.dest: action for action in parser._actions if action.help != argparse.SUPPRESS}
+    about = [shown.pop("help"), parser.add_argument("--help-all", action=_HelpAll, help="show all options and exit")]
+    about += [shown.pop("version"), shown.pop("training_script"), shown.pop("training_script_args")]
+    parser.usage = "%(prog)s [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
+    parser._action_groups = [
+        _group(parser, "options to start with", [shown[dest] for dest in FIRST]),
+        _group(parser, None, about),
+    ]
+    parser.epilog = "All other options: --help-all. A commented configuration: megatron-ft config-template megatron"
+    grouped = {each: [shown.pop(dest) for dest in names if dest in shown] for each, names in GROUPS.items()}
+    _HelpAll.groups = [_group(parser, each, actions) for each, actions in grouped.items()]
+    _HelpAll.groups += [_group(parser, "more of torchrun", list(shown.values())), _group(parser, None, about)]
+
+
+def _group(
+    parser: argparse.ArgumentParser, title: str | None, actions: list[argparse.Action]
+) -> argparse._ArgumentGroup:
+    group = argparse._ArgumentGroup(parser, title)
+    group._group_actions = actions
+    return group
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options."""
+
+    groups: list[argparse._ArgumentGroup]
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser._action_groups = self.groups
+        parser.epilog = "Durations are seconds, null means no limit. Options win over the YAML file."
+        parser.print_help()
+        parser.exit()
 
 
 def source_of(option: Option, given: object) -> str:

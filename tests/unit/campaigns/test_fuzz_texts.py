@@ -30,7 +30,7 @@ from tests import ROOT
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 FEW, MANY = max(10, settings().max_examples // 4), settings().max_examples
-YAMLS = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.yaml"))]
+YAMLS = [path.read_bytes() for path in sorted((ROOT / "megatron_ft" / "configs").glob("*.yaml"))]
 VALUES = ("600", "-1", "0", ".nan", ".inf", "1e400", "null", "true", "[]", "{}", "'x'", "SIGTERM", "a:1", "9" * 5000)
 ODD_BYTES = (b"\x00", b"\xff", b"\xe2\x80\xa8", b"\t", b"&a ", b"*a", b"<<: ", b"!!python/name:os.system ", b"{", b"- ")
 OPTIONS = (

@@ -13,7 +13,7 @@ from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, parse_pl
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests import ROOT
 
-SHIPPED = ROOT / "configs" / "faults"
+SHIPPED = ROOT / "megatron_ft" / "configs" / "faults"
 FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}
 
 

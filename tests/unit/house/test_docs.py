@@ -12,7 +12,7 @@ from tests.support.pages import MAX_CELL_WORDS, cell_words
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_SHORT_CELLS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS_THAT_NAME_PAGES = ("megatron_ft", "tests", "examples", "configs")
+FOLDERS_THAT_NAME_PAGES = ("megatron_ft", "tests", "examples")
 
 
 def long_cells(text: str) -> list[str]:

@@ -43,7 +43,7 @@ FLOORS = {
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
-        outside_in_functions=("matplotlib", "plotly"),
+        outside_in_functions=("matplotlib", "plotly", "shtab"),
     ),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",), outside_in_functions=("opentelemetry",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),

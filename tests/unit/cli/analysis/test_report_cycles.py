@@ -17,8 +17,7 @@ from megatron_ft.cli.analysis.cycles import RunSummary, summarize
 from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
 from megatron_ft.cli.logs.runs import RunLogs, split_runs
-from megatron_ft.cli.render import report_tables, terminal
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.cli.render import report_tables
 
 S = 1_000_000_000
 DAWN = 1_700_000_000 * S
@@ -359,16 +358,6 @@ def test_report_command_exits_by_what_the_directory_holds(tmp_path: Path, capsys
     assert main.main(["report", str(tmp_path)]) == 0
     assert "finished" in capsys.readouterr().out
     assert main.main(["reprot"]) == 2
-
-
-def test_report_without_rich_names_the_extra_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
-        terminal.check_extra("rich", "drawing tables")
-    assert main.main(["report", str(tmp_path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def instructions(run: RunLogs) -> int:

@@ -18,7 +18,7 @@ from megatron_ft.ipc.files.atomic_write import write_whole
 from tests import ROOT
 from tests.support.config_values import CONFIG_VALUES
 
-CONFIGS = ROOT / "configs"
+CONFIGS = ROOT / "megatron_ft" / "configs"
 
 
 def write(tmp_path: Path, text: str | bytes, name: str = "ft.yaml") -> Path:

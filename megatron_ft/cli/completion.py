@@ -1,0 +1,43 @@
+"""`megatron-ft completion`: prints a script that completes both commands in a shell; needs the extra `completion`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any
+
+from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.ipc.config.options import add_ft_options
+from megatron_ft.ipc.config.torchrun import add_torchrun_options
+
+_SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_command(commands: Any, whole: argparse.ArgumentParser) -> None:
+    """Add the command. ``whole``: parser of megatron-ft."""
+    parser = commands.add_parser(
+        "completion",
+        help="a script that completes both commands in a shell",
+        description='Print a script that completes megatron-ft and ft_launcher: eval "$(megatron-ft completion bash)"',
+    )
+    parser.add_argument("shell", choices=_SHELLS)
+    parser.set_defaults(run=functools.partial(_run, whole))
+
+
+def _run(whole: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    check_extra("shtab", "completion", extra="completion")
+    import shtab
+
+    for parser in (whole, _launcher_parser()):
+        print(shtab.complete(parser, shell=args.shell))
+    return 0
+
+
+def _launcher_parser() -> argparse.ArgumentParser:
+    """Return the options of ft_launcher, without torch's parser."""
+    parser = argparse.ArgumentParser(prog="ft_launcher")
+    add_torchrun_options(parser)
+    for action in parser._actions:
+        action.help = ""  # shtab leaves out what has no help
+    add_ft_options(parser)
+    return parser

@@ -1,0 +1,26 @@
+"""docs/troubleshooting.md has every line that the launcher, a rank or the coordinator can print."""
+
+from __future__ import annotations
+
+from tests import ROOT
+from tests.support.printed_lines import LINES, printed_lines
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+
+
+def words(text: str) -> str:
+    return " ".join(text.replace("`", "").split())
+
+
+def test_every_printed_line_is_explained() -> None:
+    page, found = words(PAGE.read_text()), printed_lines()
+    missing = {text: where for text, where in found.items() if words(text) not in page}
+    assert missing == {}, "say in docs/troubleshooting.md what each means, and what to do"
+
+
+def test_lines_are_found_where_they_are_made() -> None:
+    found = printed_lines()
+    assert len(found) > 100
+    assert found["not started with ft_launcher: fault tolerance is off"].startswith("rank/base/connection.py:")
+    for name in LINES:
+        assert sum(where.startswith(name) for where in found.values()) > 15
