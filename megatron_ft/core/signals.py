@@ -37,4 +37,8 @@ class SecondRequest:
         if self._first_s is None:
             self._first_s = now_s
             return Asked.FIRST
-        return Asked.AGAIN if now_s - self._first_s >= AGAIN_AFTER_S else Asked.SAME
+        return Asked.AGAIN if self.wait_s(now_s) <= 0 else Asked.SAME
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until a further signal is a second request; 0 or less if it is one now."""
+        return 0.0 if self._first_s is None else self._first_s + AGAIN_AFTER_S - now_s

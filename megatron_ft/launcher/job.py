@@ -23,7 +23,7 @@ from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_setup
-from megatron_ft.ipc.log import ERROR, LAUNCHER
+from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
 from megatron_ft.launcher import batch_script, outcome
 from megatron_ft.launcher.base import lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -262,7 +262,7 @@ class _JobLife:
             case ChildFailedError():
                 # torch's table of the failures, with the script's name in its title and without a traceback
                 table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
-                LAUNCHER.put(ERROR, "\n".join(map(printable, table.split("\n"))))
+                LAUNCHER.put(DEBUG, "\n".join(map(printable, table.split("\n"))))  # our own line has said it
                 return self._end()
             case JobOverError():
                 return self._end()

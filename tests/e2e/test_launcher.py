@@ -162,10 +162,13 @@ say("done", RANK)
 
 
 def test_an_exception_before_monitoring_has_begun_is_named(launcher: Launcher) -> None:
-    """Chaos seed 127; torch's table has its traceback, too."""
-    finished = launcher.run("def main(): raise ValueError('no such file')\nmain()")
+    """Chaos seed 127; with --ft-log-level DEBUG torch's table has its traceback, too."""
+    script = "def main(): raise ValueError('no such file')\nmain()"
+    finished = launcher.run(script)
     assert finished.code == 1
     assert "rank 0 raised ValueError: no such file, in script.py:9 main" in finished.lines[-1]
+    assert finished.err.rstrip().endswith(finished.lines[-1])
+    finished = launcher.run(script, "--ft-log-level=DEBUG")
     assert re.search(r"traceback : Traceback .*ValueError: no such file", finished.err, re.DOTALL)
 
 

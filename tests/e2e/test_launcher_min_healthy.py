@@ -101,8 +101,7 @@ def test_first_unhealthy_node_of_three_disturbs_nobody_second_restarts_all(launc
             assert re.fullmatch(
                 f"cycle {cycle} ended: 1 healthy node, at least 2 required: {told}; {follows}", lines[0]
             )
-    # torch's table of failures is for nodes that had some
-    assert ["FAILED" in finished.err for finished in wait_for_all(again)] == [True, True, False]
+    assert not any("FAILED" in finished.err for finished in wait_for_all(again)), "torch's table is for DEBUG"
 
 
 NEEDS_STORE = """

@@ -215,7 +215,7 @@ def test_control_characters_of_an_exception_do_not_reach_the_terminal(launcher: 
     script = r"""
 raise ValueError("boom \x1b]0;pwned\x07 \x1b[2J\r\n[ft_launcher] all is well\r")
 """
-    launched = launcher.start(script, "--redirects=3")
+    launched = launcher.start(script, "--redirects=3", "--ft-log-level=DEBUG")
     finished = launched.wait()
     assert finished.code == 1
     # the launcher's lines, and torch's table of the failures

@@ -22,8 +22,8 @@ MODULES = (
 _HEAD = """\
 # Python API
 
-This page is made from the docstrings; `python -m tests.support.api_page` writes it anew. What may change between versions
-is in [compatibility.md](compatibility.md).
+This page is made from the docstrings; `python -m tests.support.api_page` writes it anew. What may change between
+versions is in [compatibility.md](compatibility.md).
 """
 _SECTIONS = ("Args:", "Raises:", "Returns:", "Yields:")
 _Node = ast.ClassDef | ast.FunctionDef

@@ -96,6 +96,11 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
     return f"{name} forwarded to {counted(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
 
 
+def still_ending(wait_s: float) -> str:
+    """Format the answer to a SIGINT that comes too early to be a second request."""
+    return f"received SIGINT again: the ranks are still ending, SIGINT or SIGTERM in {wait_s:.1f} s or later kills them"
+
+
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
     """Format the replacement of a monitor that stopped working."""
     when = (

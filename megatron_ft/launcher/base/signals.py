@@ -60,6 +60,7 @@ class SignalWatch:
         self._untaken: list[tuple[signal.Signals, bool]] = []
         self._stop_requests = SecondRequest()
         self._is_second = False
+        self._early_s: float | None = None
         self._was_continued = False
 
     def fileno(self) -> int:
@@ -105,6 +106,11 @@ class SignalWatch:
         """Return the requests to stop since the last call, each with True for a second request."""
         return _take_all(self._untaken)
 
+    def take_early(self) -> float | None:
+        """Return, once, the seconds after which a repeated SIGINT will be a second request; None if there was none."""
+        early_s, self._early_s = self._early_s, None
+        return early_s
+
     def is_in_a_hurry(self) -> bool:
         """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
         return self._is_second
@@ -115,6 +121,8 @@ class SignalWatch:
         if number in (signal.SIGINT, signal.SIGTERM):
             again = self._stop_requests.note(now_s) is Asked.AGAIN
             if not again and number in self.received:
+                if number == signal.SIGINT:  # a person: Slurm sends SIGTERM twice
+                    self._early_s = self._stop_requests.wait_s(now_s)
                 return
         self._is_second = self._is_second or again
         self.received.append(number)

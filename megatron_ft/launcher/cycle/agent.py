@@ -212,6 +212,8 @@ class FaultTolerantAgent(TorchAgent):
         for number, again in self._launcher.signals.take_requests():
             self._ranks.poll_ends()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
+        if (wait_s := self._launcher.signals.take_early()) is not None:
+            self._launcher.say(lines.still_ending(wait_s))
 
     def _started(self, worker: Worker) -> None:
         local_rank, rank = worker.local_rank, self._machine.cycle.record.ranks[worker.local_rank]

@@ -46,6 +46,17 @@ def test_a_second_request_is_one_that_a_person_could_have_made(
     assert watch.is_in_a_hurry() == (second is not None)
 
 
+def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
+    watch = SignalWatch(())
+    for number, at_s in ((TERM, 0.0), (TERM, 0.006), (INT, 1.0)):
+        watch.note(number, 1000.0 + at_s)
+    assert watch.take_early() is None, "Slurm sends SIGTERM twice; the first SIGINT is a request of its own"
+    watch.note(INT, 1003.0)
+    assert watch.take_early() == pytest.approx(2.0)
+    assert watch.take_early() is None
+    watch.close()
+
+
 def test_a_request_is_reported_once_and_breaks_off_each_wait() -> None:
     said: list[str] = []
     written: list[Any] = []
