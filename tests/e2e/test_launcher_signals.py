@@ -99,12 +99,16 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_term_timeout(launcher: L
 
 
 def test_second_request_kills_at_once(launcher: Launcher) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *a: say('told'))\nsay('ready')\nforever()"
+    script = "signal.signal(signal.SIGINT, lambda *a: say('told'))\nsay('ready')\nforever()"
     launched = launcher.start(script)
     launched.wait_for("^ready")
-    launched.signal(signal.SIGTERM)
+    launched.signal(signal.SIGINT)
     launched.wait_for(r"again after 5 s kills them\)")
     launched.wait_for("^told")
+    launched.signal(signal.SIGINT)
+    launched.wait_for(
+        r"received SIGINT again: the ranks are still ending, SIGINT or SIGTERM in [345]\.\d s or later kills them"
+    )
     time.sleep(5.0)
     assert ended_after(launched, signal.SIGINT) < QUICK_S
     finished = launched.wait()

@@ -46,6 +46,10 @@ class Plan:
     job: str
     array: str
     """Number of the array if each of its tasks is a life; else empty."""
+    later_tasks: str = ""
+    """Tasks of the array after this one, as "8-20"; empty for none."""
+    is_later_task: bool = False
+    """True if a task of the array came before this one."""
     nodes: int
     """Number of nodes in the allocation."""
     limits: Limits
@@ -71,7 +75,10 @@ class Batch:
         flag = self._environ.get("FAULT_TOL_FINISHED_FLAG_FILE", "")
         if flag and os.path.exists(flag):
             say(f"nothing to do: {flag} is there, the training is finished")
-            self._end_array()
+            return 0
+        last = self._lives().last if self._plan.is_later_task else None
+        if not flag and last is not None and last.outcome is Ending.FINISHED:
+            say(f"nothing to do: {lives_path(self._plan.log_dir)} says that the training is finished")
             return 0
         ours = [name for name in sorted(self._environ) if name.startswith(_OURS) and name not in commands.FOR_LAUNCHERS]
         missing = commands.not_exported(commands.export_of(self._plan.srun_options), ours)
@@ -95,8 +102,7 @@ class Batch:
                 if follows.action is BatchAction.REQUEUE:
                     return self._again(follows, lives, "" if job is None else job.state)
                 say(follows.why)
-                if self._plan.array:
-                    self._end_array()
+                self._end_array(well=not follows.code)
                 return follows.code
 
     def print_commands(self) -> None:
@@ -111,7 +117,9 @@ class Batch:
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
         if plan.array:
             print("#   stopped, or lost with too few nodes: end with 0, and the array's next task continues the job")
-            print(f"#   finished, or no progress: {shlex.join(commands.end_array(plan.array))}")
+            released = commands.release_array(plan.array, plan.later_tasks or "N-MAX")
+            print(f"#   finished: {shlex.join(released)}, and they exit with 0")
+            print(f"#   no progress: {shlex.join(commands.end_array(plan.array))}")
         else:
             print(f"#   stopped, or lost with too few nodes: {shlex.join(batch_script.requeue(plan.job))}")
             print("#   finished: end with 0; no progress: end with 93")
@@ -197,9 +205,11 @@ class Batch:
         time.sleep(_REQUEUED_S)  # Slurm ends this process now, whatever its exit code
         return 0
 
-    def _end_array(self) -> None:
-        if self._plan.array:
-            self._command(commands.end_array(self._plan.array))
+    def _end_array(self, *, well: bool) -> None:
+        """Let the tasks that come later end at once: with 0 after ``well``, else cancelled."""
+        if self._plan.later_tasks:
+            words = commands.release_array(self._plan.array, self._plan.later_tasks)
+            self._command(words if well else commands.end_array(self._plan.array))
 
     def _excluded(self, nodes: int) -> list[str]:
         """Return the bad nodes of this allocation that aren't needed."""

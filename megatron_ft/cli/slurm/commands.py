@@ -78,6 +78,14 @@ def end_array(array: str) -> list[str]:
     return ["scancel", "--state=PENDING", array]
 
 
+def release_array(array: str, tasks: str) -> list[str]:
+    """Return the command that has these tasks of a finished chain run at once, on one node each.
+
+    Cancelled tasks would break ``--dependency=afterok``; each of these finds the training finished and exits with 0.
+    """
+    return ["scontrol", "update", f"JobId={array}_[{tasks}]", "NumNodes=1", "TimeLimit=1", "ArrayTaskThrottle=0"]
+
+
 def avoid(job: str, nodes: Sequence[str]) -> list[str]:
     """Return the command that keeps the job off these nodes from its next start on."""
     return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]

@@ -95,7 +95,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", default="", metavar="PROGRAM", help="ft_launcher's path on the nodes (default: this Python's own)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run none; also on a login node")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the job, for --dry-run on a login node")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="arguments of ft_launcher")
 
 
@@ -114,9 +115,16 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         ConfigError: this is no job of Slurm, or an option is invalid.
     """
     job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
-    if not job or not nodes.isdecimal():
-        raise ConfigError("SLURM_JOB_ID isn't set: `megatron-ft slurm` is to be run in a batch script (sbatch)")
     array = environ.get("SLURM_ARRAY_JOB_ID", "")
+    if args.dry_run and not job:
+        job, array, nodes = "JOBID", "ARRAYJOBID", str(args.spares + 1 if args.nodes is None else args.nodes)
+    elif args.nodes is not None:
+        raise ConfigError(f"--nodes {args.nodes}: only with --dry-run and outside a job; else #SBATCH --nodes says it")
+    if not job or not nodes.isdecimal():
+        raise ConfigError(
+            "SLURM_JOB_ID isn't set: `megatron-ft slurm` is to be run in a batch script (sbatch); "
+            "to see its commands: --dry-run --nodes N"
+        )
     if args.chain and not array:
         raise ConfigError("--chain needs an array, whose tasks run one after the other: sbatch --array=1-20%1")
     if not args.arguments:
@@ -134,12 +142,14 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         ("--spares", args.spares, 0),
         ("--max-lives", args.max_lives, 1),
         ("--max-failures", args.max_failures, 1),
+        ("--nodes", count, 1),
     ):
         if value < least:
             raise ConfigError(f"{name} {value}: must be at least {least}")
-    if args.spares >= count:
+    is_later_task = args.chain and environ.get("SLURM_ARRAY_TASK_ID") != environ.get("SLURM_ARRAY_TASK_MIN")
+    if args.spares >= count and not (is_later_task and count == 1):  # a task that is released gets one node
         raise ConfigError(f"--spares {args.spares}: the job has {counted(count, 'node')}, at least 1 must train")
-    needed = count - args.spares
+    needed = max(1, count - args.spares)
     given_log_dir = _value(args.arguments, LAUNCHER_OPTIONS["log_dir"].spellings)
     log_dir = given_log_dir or os.path.join(
         environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{array if args.chain else job}"
@@ -154,6 +164,8 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     return Plan(
         job=job,
         array=array if args.chain else "",
+        later_tasks=_later_tasks(environ) if args.chain else "",
+        is_later_task=is_later_task,
         nodes=count,
         limits=Limits(lives=args.max_lives, failures=args.max_failures, nodes=needed),
         log_dir=log_dir,
@@ -161,6 +173,14 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         srun_options=(*_export_of_environment(args.srun, environ), *args.srun),
         excludes_bad_nodes=args.exclude_bad_nodes,
     )
+
+
+def _later_tasks(environ: Mapping[str, str]) -> str:
+    """Return the tasks of this job's array that come after this one, as "8-20"; empty for none."""
+    task, last = environ.get("SLURM_ARRAY_TASK_ID", ""), environ.get("SLURM_ARRAY_TASK_MAX", "")
+    if not task.isdecimal() or not last.isdecimal() or int(task) >= int(last):
+        return ""
+    return f"{int(task) + 1}-{last}"
 
 
 def _export_of_environment(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 import pytest
 
 from megatron_ft.cli.main import main
 from megatron_ft.cli.slurm import commands
+from megatron_ft.cli.slurm.batch import Batch
 from megatron_ft.cli.slurm.options import plan
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.core.job.lives import Ending, Life, Lives
 
 LIMITS = Limits(lives=5, failures=2, nodes=3)
 SRUN, REQUEUE, END = BatchAction.SRUN, BatchAction.REQUEUE, BatchAction.END
@@ -132,6 +134,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "17", "SLURM_SUBMIT_DIR": "/h
 
 def arguments(*words: str, **changes: object) -> argparse.Namespace:
     known = {"spares": 0, "max_lives": 20, "max_failures": 3, "chain": False, "exclude_bad_nodes": False}
+    known |= {"dry_run": False, "nodes": None}
     return argparse.Namespace(
         **{**known, "srun": [], "launcher": "ft_launcher", "arguments": list(words or ["t.py"]), **changes}
     )
@@ -159,6 +162,8 @@ def test_the_tasks_of_an_array_have_one_directory() -> None:
     ("changes", "environ", "match"),
     [
         ({}, {}, "SLURM_JOB_ID isn't set"),
+        ({"nodes": 3}, JOB, "--nodes 3: only with --dry-run and outside a job"),
+        ({"nodes": 0, "dry_run": True}, {}, "--nodes 0: must be at least 1"),
         ({"arguments": []}, JOB, "comes after --"),
         ({"spares": 17}, JOB, "--spares 17: the job has 17 nodes"),
         ({"spares": -1}, JOB, "--spares -1: must be at least 0"),
@@ -209,6 +214,46 @@ def test_a_dry_run_prints_every_command(monkeypatch: pytest.MonkeyPatch, capsys:
     assert out.splitlines()[0].endswith(launched)
     for command in ("scancel --signal=TERM 7", "scontrol requeue 7", "scontrol --oneliner show job 7", "ExcNodeList"):
         assert command in out
+
+
+def test_dry_run_on_a_login_node_needs_no_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert (
+        main(["slurm", "--dry-run", "--nodes", "17", "--spares", "1", "--launcher", "ft_launcher", "--", "t.py"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert out.startswith("srun --nodes=17 --ntasks=17 ")
+    assert "--nnodes=16 t.py" in out
+    assert "scontrol requeue JOBID" in out
+    assert main(["slurm", "--dry-run", "--chain", "--", "t.py"]) == 0
+    assert "scancel --state=PENDING ARRAYJOBID" in capsys.readouterr().out
+
+
+TASK = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "20"}
+
+
+@pytest.mark.parametrize(("task", "later", "is_later"), [("1", "2-20", False), ("7", "8-20", True), ("20", "", True)])
+def test_later_tasks_of_a_chain_are_those_after_this_one(task: str, later: str, is_later: bool) -> None:
+    made = plan(arguments(chain=True), {**TASK, "SLURM_ARRAY_TASK_ID": task})
+    assert (made.later_tasks, made.is_later_task) == (later, is_later)
+
+
+def test_released_task_on_one_node_is_no_mistake() -> None:
+    one = {**TASK, "SLURM_JOB_NUM_NODES": "1"}
+    assert plan(arguments(chain=True, spares=1), {**one, "SLURM_ARRAY_TASK_ID": "9"}).limits.nodes == 1
+    with pytest.raises(ConfigError, match="--spares 1"):
+        plan(arguments(chain=True, spares=1), {**one, "SLURM_ARRAY_TASK_ID": "1"})
+
+
+def test_released_task_of_a_finished_chain_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished = Lives(lives=(Life(job="j", outcome=Ending.FINISHED),))
+    (tmp_path / "result.json").write_text(finished.to_text())
+    made = plan(arguments(f"--ft-log-dir={tmp_path}", "t.py", chain=True), {**TASK, "SLURM_ARRAY_TASK_ID": "9"})
+    assert Batch(made, {}).run() == 0
+    assert "the training is finished" in capsys.readouterr().err
 
 
 def test_status_of_a_job_is_asked_for_on_each_of_its_nodes() -> None:
