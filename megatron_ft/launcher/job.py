@@ -227,8 +227,12 @@ class _JobLife:
             on_over=self._ended,
         )
         with private_names.agent_made_by(agent):
-            # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
-            record(elastic_launch(self._config, entrypoint))(*arguments)
+            launch: Callable[..., object] = elastic_launch(self._config, entrypoint)
+            if (
+                "TORCHELASTIC_ERROR_FILE" in os.environ
+            ):  # a scheduler asks for an error file of the root cause, as torchrun has it
+                launch = record(launch)
+            launch(*arguments)
 
     def _decided(self, decision: CoordinatorDecision) -> None:
         match decision:
