@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests import ROOT
@@ -12,7 +13,7 @@ LINES = ("core/agent/lines.py", "core/job/lines.py", "launcher/base/lines.py")
 """Files whose functions each format a line, or a part of one."""
 _FOLDERS = ("launcher", "coordinator", "monitor", "rank", "ipc/config", "ipc/files", "core/agent", "core/job")
 _LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
-_CALLS = frozenset(("say", "_say", "_say_once", "_say_seldom", "say_for_all", "warn", "_warn", "note", "put"))
+_CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put")
 """Functions that print their argument; and ``warnings.append``, whose lines are printed at the start."""
 _CUTS = ("removesuffix", "partition", "strftime")
 """Methods whose arguments aren't printed."""
@@ -39,10 +40,10 @@ def printed_lines() -> dict[str, str]:
 
 def _prints(function: ast.expr) -> bool:
     if isinstance(function, ast.Name):
-        return function.id in _CALLS
+        return _CALLS.fullmatch(function.id) is not None
     if not isinstance(function, ast.Attribute):
         return False
-    return function.attr in _CALLS or (function.attr == "append" and ast.unparse(function).endswith("warnings.append"))
+    return _CALLS.fullmatch(function.attr) is not None or ast.unparse(function).endswith("warnings.append")
 
 
 def _longest(nodes: list[ast.stmt] | list[ast.expr], where: str) -> dict[str, str]:
