@@ -79,6 +79,7 @@ GROUPS = {
         "virtual_local_rank",
         "monitor_interval",
     ),
+    "telemetry": ("ft_metrics_port", "ft_metrics_textfile", "ft_on_event"),
     "logs and output": (
         "ft_log_dir",
         "ft_log_level",
