@@ -72,6 +72,7 @@ _HANG_REVIEW = "megatron_ft/core/agent/hang_review.py"
 _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
 _ENDINGS = "tests/unit/core/job/test_job_endings.py"
 _MACHINES = "tests/unit/core/job/test_job_machines.py"
+_OLDER = f"{_MACHINES}::test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be_decided"
 
 MUTANTS = (
     Mutant(
@@ -133,8 +134,8 @@ MUTANTS = (
         "if False:",
         unit=f"{_MACHINES}::test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it",
     ),
-    Mutant("may_accept ignores what was accepted", _DECISIONS, " and not is_stale", ""),
-    Mutant("may_accept ignores numbers", _DECISIONS, " and decision.number > self.number", ""),
+    Mutant("may_accept ignores what was accepted", _DECISIONS, " and not is_stale", "", unit=_OLDER),
+    Mutant("may_accept ignores numbers", _DECISIONS, " and decision.number > self.number", "", unit=_OLDER),
     Mutant(
         "no grace for a launcher that hadn't followed",
         _NODES,

@@ -314,6 +314,14 @@ def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it(
     assert accept == edge.Transmit(m.Accept((5, "c", 1)))
 
 
+def test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be_decided() -> None:
+    machine = led(member(), (5, "c"))
+    assert machine.heard(m.Propose((5, "c", 2), decision(), 1, True), 0.0) == [edge.Transmit(m.Accept((5, "c", 2)))]
+    assert machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0) == []
+    machine.heard(m.Commit(decision()), 0.0)
+    assert machine.heard(m.Propose((5, "c", 3), decision(), 1, True), 0.0) == []
+
+
 def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None:
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
