@@ -25,6 +25,7 @@ from tests.simulation.rules import (
     keeps_its_promises,
     meets_at_its_store,
     notices_no_progress,
+    prefers_good_nodes,
     reruns_elsewhere,
     shuts_down,
     spares_who_waits,
@@ -84,6 +85,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         shuts_down,
         spares_who_waits,
         notices_no_progress,
+        prefers_good_nodes,
         snapshots,
     )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]

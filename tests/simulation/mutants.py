@@ -65,6 +65,7 @@ _MEMBER = "megatron_ft/core/job/member.py"
 _DECISIONS = "megatron_ft/core/job/decisions.py"
 _POLICY = "megatron_ft/core/job/restart_policy.py"
 _CHOICE = "megatron_ft/core/memory/choice.py"
+_BAD_NODES = "megatron_ft/core/coordinator/bad_nodes.py"
 _COMPLETE = "megatron_ft/core/coordinator/complete_snapshots.py"
 _AGENT = "megatron_ft/core/agent/agent.py"
 _PATIENCE = "megatron_ft/core/job/give_up_policy.py"
@@ -471,6 +472,13 @@ MUTANTS = (
         "<= advance.stalled and not restored:",
         "<= advance.stalled:",
     ),
+    Mutant(
+        "a bad node is chosen like the others",
+        _BAD_NODES,
+        "return frozenset(node.instance for node in nodes if node.bad or node.name in names)",
+        "return frozenset()",
+    ),
+    Mutant("excluded nodes count as left", _NEXT_CYCLE, "return here - leaving + ", "return here + "),
     Mutant(
         "a part of the job waits as long as a new one",
         _PATIENCE,

@@ -89,6 +89,7 @@ _LOSSES = (0.01, 0.05, 0.3)
 _ONE_WAY = {"host_cut", "pair_cut"}
 _RARE = 0.25
 _LOST_PEERS = 0.1
+_AGAIN = 0.04
 _SOONER_S = 6.0
 _WITH_SNAPSHOTS = 0.3
 _DIRECTED = 0.4
@@ -107,6 +108,8 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)
         late = random.Random(seed ^ 0x70656572)
         plan = _lost_peers(plan, late) if late.random() < _LOST_PEERS else plan
+        again = random.Random(seed ^ 0x616761696E)
+        plan = _again(plan, again) if again.random() < _AGAIN else plan
     plan = replace(plan, shares_logs=random.Random(seed ^ 0x66696C65).random() < 0.25)
     drawn = [
         replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
@@ -328,6 +331,17 @@ def _lost_peers(plan: Plan, chance: random.Random) -> Plan:
         kind = chance.choice(("connection_reset", "coordinator_killed", "rank_fails", "host_cut"))
         faults.append(_fault(chance, at_s + chance.uniform(-0.5, 3.0), kind, seconds=chance.choice((0.3, 8.0))))
     return replace(plan, rules=rules, faults=tuple(faults))
+
+
+def _again(plan: Plan, chance: random.Random) -> Plan:
+    """The rank of one node fails again and again, while another node stands by."""
+    plan = _few(plan, chance, (2, 3, 4), (1, 2))
+    at_s, faults, which = chance.uniform(3.0, 5.0) + (plan.rules.last_call_s or 0.0), [], chance.randrange(1 << 20)
+    for _ in range(chance.choice((2, 3))):
+        faults.append(_fault(chance, at_s, "rank_fails", seconds=1.0, which=which))
+        at_s += chance.uniform(4.0, 6.0)
+    rules = replace(plan.rules, min_healthy=False, at_once=False)
+    return replace(plan, spares=chance.choice((1, 2)), rules=rules, work_s=30.0, loss=0.0, faults=tuple(faults))
 
 
 _SERIES = (

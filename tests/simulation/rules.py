@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 from tests.simulation.history import cut_off, cycles, members
 
@@ -21,6 +23,7 @@ __all__ = [
     "keeps_its_promises",
     "meets_at_its_store",
     "notices_no_progress",
+    "prefers_good_nodes",
     "reruns_elsewhere",
     "shuts_down",
     "spares_who_waits",
@@ -28,6 +31,10 @@ __all__ = [
 
 _STALL_S = 12.0
 """A rank that keeps others waiting is ended within this time: evidence is collected twice, and the grace is over."""
+_ALONE_S = 3.0
+"""Within this time of what has ended a cycle nothing else happens that ends the job."""
+_TOO_OFTEN = 2
+_BY_RANK = (CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL)
 _IN_FLIGHT_S = 2.0
 """A cycle may begin for so long after the end of the job was asked for: its nodes are being asked."""
 
@@ -89,6 +96,8 @@ def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
                 yield f"cycle {judged.verdict.cycle} ended for other nodes: {judged.verdict.cause.text}"
             case Outcome.STOPPED if not _asked(job, judged.at_s):
                 yield f"cycle {judged.verdict.cycle} was stopped, and no rank had asked for that"
+            case Outcome.MEMBERSHIP if _ends_after_all(job, trouble, judged):
+                yield f"cycle {judged.verdict.cycle} was to be restarted without {judged.verdict.cause.host}"
             case Outcome.SUCCEEDED if still := _still_running(plan, job, cycle, judged):
                 yield f"cycle {judged.verdict.cycle} has succeeded, and {still} trains"
 
@@ -105,6 +114,17 @@ def _may_change(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged)
     is_full = cycle.decision.world >= plan.rules.max_nodes
     was_lost = trouble.network or any(each.hurts for each in launchers)  # and joins again
     return plan.rules.at_once and (was_lost or (waits and not is_full))
+
+
+def _ends_after_all(job: Job, trouble: Any, judged: Judged) -> bool:
+    """Return True if the job ends as one that can't continue, though it was to, and nothing else has happened."""
+    follows = [
+        made.decision for made in job.made if made.at_s >= judged.at_s and made.decision.kind is not DecisionKind.ROLL
+    ]
+    if judged.verdict.decision.action is not Action.RESTART or not follows:
+        return False
+    near = [at_s for at_s, _ in trouble.hit if abs(at_s - judged.at_s) < _ALONE_S]
+    return len(near) == 1 and judged.verdict.node is not None and follows[0].code == 1
 
 
 def _asked(job: Job, until_s: float) -> list[tuple[Launcher, Hurt]]:
@@ -171,6 +191,33 @@ def _is_known_to_stall(job: Job, cycle: Made) -> bool:
     return bool(told) and all(
         verdict.outcome is Outcome.FAILED and verdict.cause.kind is CauseKind.SIGNAL for verdict in told
     )
+
+
+def prefers_good_nodes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Require that a node whose rank has ended a cycle for the second time gives its place to one that stands by.
+
+    Both times by the same coordinator, which alone knows of the first, and in cycles that got further than before.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for before, after in itertools.pairwise(cycles(job)):
+        told = [judged for judged in job.verdicts if judged.verdict.cycle == before.decision.cycle]
+        got_further = after.decision.advance.last > before.decision.advance.last
+        if (
+            len(told) != 1
+            or told[0].by.name != after.by
+            or told[0].verdict.cause.kind not in _BY_RANK
+            or trouble.network
+        ):
+            continue
+        host = told[0].verdict.cause.host
+        counts[after.by, host] += got_further and told[0].verdict.cause.rerun is None
+        trains = {launcher for launcher in job.launchers if launcher.instance in after.members}
+        if counts[after.by, host] < _TOO_OFTEN or host not in {f"h{launcher.host.number}" for launcher in trains}:
+            continue
+        for launcher in set(job.launchers) - trains:
+            was_there = launcher.started_s < before.at_s and (launcher.ended_s is None or launcher.ended_s > after.at_s)
+            if was_there and not launcher.hurts and launcher.instance not in before.members:
+                yield f"{host} has failed again, and trains in cycle {after.decision.cycle}, not {launcher.name}"
 
 
 def reruns_elsewhere(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
