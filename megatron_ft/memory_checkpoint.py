@@ -16,6 +16,8 @@ state is a dict of tensors, numbers, strings, None, and dicts, lists and tuples 
 
 from __future__ import annotations
 
+from typing import Literal
+
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import saving
@@ -25,8 +27,10 @@ from megatron_ft.rank.memory.restoring import restore as _restore
 __all__ = ["SnapshotError", "restore", "save", "wait"]
 
 
-def save(iteration: int, state: object, *, every: int = 1) -> None:
+def save(iteration: int, state: object, *, every: int | Literal["auto"] = 1) -> None:
     """Keep the state after ``iteration`` completed iterations, if that is a multiple of ``every``.
+
+    "auto" finds the interval from the measured cost and the failures so far: call it after each iteration then.
 
     Training goes on while a thread copies: the next step of the optimizer waits until its tensors are read. All other
     tensors are copied within the call. If the snapshot before isn't done, this one is skipped.
@@ -35,9 +39,9 @@ def save(iteration: int, state: object, *, every: int = 1) -> None:
         SnapshotError: the state has something that can't be kept; the message names its path.
         ValueError: ``iteration`` is negative, or ``every`` isn't positive.
     """
-    if iteration < 0 or every < 1:
+    if iteration < 0 or (every != "auto" and every < 1):
         raise ValueError(f"iteration {iteration} or every={every} is out of range")
-    if iteration % every:
+    if every != "auto" and iteration % every:
         return
     place = find_place()
     make_hasher = None if place is None else find_hasher(place)

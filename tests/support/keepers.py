@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.keeper import KEEPER_TO_LAUNCHER, RANK_TO_KEEPER, KeeperHello, KeeperWelcome, Prepare
+from megatron_ft.core.messages.keeper import (
+    KEEPER_TO_LAUNCHER,
+    RANK_TO_KEEPER,
+    JobKnown,
+    KeeperHello,
+    KeeperWelcome,
+    Prepare,
+)
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, listen
 from megatron_ft.keeper.service import KeeperService
 from tests.memory.flips import HASHER
@@ -27,7 +34,7 @@ class RealKeeper:
         service = KeeperService(self._listener, Channel(there), HASHER)
         self._thread = threading.Thread(target=service.run, daemon=True)
         self._thread.start()
-        self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
+        self.launcher.send(Prepare(0, (0,), 1, job=JobKnown("aa" * 32)))
 
     def said(self) -> list[Any]:
         """Return what the launcher was told since the last call."""

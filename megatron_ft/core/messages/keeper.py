@@ -9,6 +9,21 @@ from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, Vocabulary, Worl
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
 
+
+@dataclass(frozen=True, slots=True)
+class JobKnown:
+    """What a launcher knows of its job and its ranks use.
+
+    Args:
+        pickle_key: hexadecimal, for the MAC of what ranks pickle into their snapshots.
+        restarts: that the launcher has seen, in ``ran_s`` seconds.
+    """
+
+    pickle_key: str = ""
+    restarts: Count = 0
+    ran_s: Seconds = 0.0
+
+
 # -- from a rank --------------------------------------------------------------------------------------------------
 
 
@@ -79,9 +94,9 @@ RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 
 @dataclass(frozen=True, slots=True)
 class KeeperWelcome:
-    """The rank is known; requests are answered in their order. ``pickle_key``: as in `Prepare`."""
+    """The rank is known; requests are answered in their order. ``job``: as in `Prepare`."""
 
-    pickle_key: str = ""
+    job: JobKnown = JobKnown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +132,14 @@ KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
 class Prepare:
     """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
 
-    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none;
-    ``pickle_key``: hexadecimal, for the MAC of what ranks pickle into their snapshots.
+    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none.
     """
 
     cycle: Cycle
     ranks: tuple[Rank, ...]
     world: WorldSize
     restore: SnapshotKey | None = None
-    pickle_key: str = ""
+    job: JobKnown = JobKnown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from megatron_ft.core.messages.keeper import (
     Dropped,
     DropSegment,
     Hold,
+    JobKnown,
     KeeperSays,
     LauncherToKeeper,
     Prepare,
@@ -84,6 +85,8 @@ class Keeper:
         self._reactor = reactor
         self._xxhash = xxhash
         self._pickle_key = memory_pickle_key(secret)
+        self._born_s = time.monotonic()
+        self._restarts = 0
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -146,7 +149,9 @@ class Keeper:
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
         is_first = self._prepared is None
-        self._prepared = Prepare(cycle, tuple(ranks), world, restore, self._pickle_key)
+        self._restarts += not is_first
+        job = JobKnown(self._pickle_key, self._restarts, time.monotonic() - self._born_s)
+        self._prepared = Prepare(cycle, tuple(ranks), world, restore, job)
         if is_first and self._listener is not None:
             self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)

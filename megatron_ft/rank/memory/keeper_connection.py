@@ -12,6 +12,7 @@ from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_RANK,
+    JobKnown,
     KeeperHello,
     KeeperToRank,
     KeeperWelcome,
@@ -88,8 +89,8 @@ class KeeperConnection:
         self._place = place
         self._left = left or threading.Event()
         self._channel: Channel | None = None
-        self.pickle_key = b""
-        """Key for the MAC of what this job pickles; known once connected."""
+        self.job = JobKnown()
+        """Known once connected."""
 
     @property
     def is_open(self) -> bool:
@@ -111,17 +112,11 @@ class KeeperConnection:
         while True:
             try:
                 self._channel = connect(self._place.path, connect_s)
-                welcome = self.ask(hello, KeeperWelcome, hello_s)
-                self.pickle_key = bytes.fromhex(welcome.pickle_key)
+                self.job = self.ask(hello, KeeperWelcome, hello_s).job
             except RefusedError:
                 self.close()
                 raise
-            except (
-                OSError,
-                ProtocolError,
-                SnapshotError,
-                ValueError,
-            ) as error:  # ValueError: the key isn't hexadecimal
+            except (OSError, ProtocolError, SnapshotError) as error:
                 self.close()
                 is_over = time.monotonic() > deadline_s or self._left.is_set()
                 if is_over or isinstance(error, FileNotFoundError):

@@ -23,7 +23,7 @@ _CONNECT_S = 2.0
 _QUIET_S = 300.0
 """Seconds for which a keeper that doesn't answer isn't asked for the key again."""
 
-_keys: dict[str, bytes] = {}
+_keys: dict[str, str] = {}
 """Key of the MAC, by the keeper's socket."""
 _quiet_until_s = 0.0
 
@@ -41,7 +41,7 @@ def save(iteration: int, value: object, label: str) -> None:
     key = _key(place)
     if key:
         state = pack(value, key, _about(place, SnapshotKey(place.info.cycle, iteration), label))
-        saving.saver(place, make_hasher).save(iteration, {**state, _LABEL: label}, None)
+        saving.saver(place, make_hasher).save(iteration, {**state, _LABEL: label}, "given")
 
 
 def available(label: str) -> dict[int, SnapshotKey]:
@@ -98,7 +98,7 @@ def load(key: SnapshotKey, label: str) -> Any:
         restoring.restore(place, key, state, make_hasher)
     else:
         state = restoring.read(place, key, make_hasher)
-    return unpack(state, _keys.get(place.path, b""), _about(place, key, label))
+    return unpack(state, _keys.get(place.path, ""), _about(place, key, label))
 
 
 def _about(place: Place, key: SnapshotKey, label: str) -> str:
@@ -106,11 +106,11 @@ def _about(place: Place, key: SnapshotKey, label: str) -> str:
     return f"rank {info.global_rank} of {info.world_size}, cycle {key.cycle}, iteration {key.iteration}, {label!r}"
 
 
-def _key(place: Place) -> bytes:
+def _key(place: Place) -> str:
     """Return the key of the MAC; empty, with a line, if no keeper has one."""
     global _quiet_until_s
     if place.path in _keys or time.monotonic() < _quiet_until_s:
-        return _keys.get(place.path, b"")
+        return _keys.get(place.path, "")
     running = saving.running()
     if running is not None and running.pickle_key:
         _keys[place.path] = running.pickle_key
@@ -121,11 +121,11 @@ def _key(place: Place) -> bytes:
     except SnapshotError as error:
         _quiet_until_s = time.monotonic() + _QUIET_S
         say.warn_of_rank(f"no memory checkpoint is saved: {error}")
-        return b""
+        return ""
     finally:
         connection.close()
-    _keys[place.path] = connection.pickle_key
-    return connection.pickle_key
+    _keys[place.path] = connection.job.pickle_key
+    return connection.job.pickle_key
 
 
 # -- the pickle ---------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def _is_kept(tensor: Any) -> bool:
     return not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
 
 
-def pack(value: object, key: bytes, about: str) -> dict[str, Any]:
+def pack(value: object, key: str, about: str) -> dict[str, Any]:
     """Return a state that can be saved. ``about``: what the MAC says beside the content.
 
     Raises:
@@ -195,7 +195,7 @@ def pack(value: object, key: bytes, about: str) -> dict[str, Any]:
     return {_PICKLE: tensor, _MAC: _mac(raw, key, about), _TENSORS: pickler.tensors}
 
 
-def unpack(state: dict[str | int, Any], key: bytes, about: str) -> Any:
+def unpack(state: dict[str | int, Any], key: str, about: str) -> Any:
     """Return the object. Its pickle is read only if the MAC is this job's.
 
     Raises:
@@ -205,7 +205,7 @@ def unpack(state: dict[str | int, Any], key: bytes, about: str) -> Any:
     return _Unpickler(io.BytesIO(raw), state[_TENSORS]).load()
 
 
-def _check(tensor: Any, mac: object, key: bytes, about: str) -> bytes:
+def _check(tensor: Any, mac: object, key: str, about: str) -> bytes:
     """Return the bytes of the pickle.
 
     Raises:
@@ -219,7 +219,7 @@ def _check(tensor: Any, mac: object, key: bytes, about: str) -> bytes:
     return raw
 
 
-def _mac(raw: bytes, key: bytes, about: str) -> str:
-    found = hmac.new(key, f"megatron_ft 1 pickle, {about}\0".encode(), "sha256")
+def _mac(raw: bytes, key: str, about: str) -> str:
+    found = hmac.new(key.encode(), f"megatron_ft 1 pickle, {about}\0".encode(), "sha256")
     found.update(raw)
     return found.hexdigest()

@@ -12,12 +12,12 @@ import torch
 
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import KeeperHello, KeeperWelcome
+from megatron_ft.core.messages.keeper import KeeperHello, NotKept
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import objects, saving
 from tests.support.keepers import RealKeeper, ScriptedKeeper
 
-KEY, ABOUT = b"k" * 32, "rank 0"
+KEY, ABOUT = "k" * 64, "rank 0"
 
 
 class Evil:
@@ -63,8 +63,8 @@ def test_changed_pickle_is_not_read(tmp_path: Path, change: Any) -> None:
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(("key", "about"), [(b"x" * 32, ABOUT), (b"", ABOUT), (KEY, "rank 1")])
-def test_pickle_of_another_job_or_rank_is_not_read(tmp_path: Path, key: bytes, about: str) -> None:
+@pytest.mark.parametrize(("key", "about"), [("x" * 64, ABOUT), ("", ABOUT), (KEY, "rank 1")])
+def test_pickle_of_another_job_or_rank_is_not_read(tmp_path: Path, key: str, about: str) -> None:
     state = as_loaded(objects.pack(Evil(tmp_path / "made"), KEY, ABOUT))
     with pytest.raises(SnapshotError, match="MAC"):
         objects.unpack(state, key, about)
@@ -123,7 +123,7 @@ def test_object_under_another_key_is_left_out_with_a_line(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     place, _ = _place()
-    objects._keys[place.path] = b"of another job"
+    objects._keys[place.path] = "of another job"
     objects.save(10, {"w": torch.ones(2)}, "here")
     assert objects.available("here") == {}
     assert "iteration 10 isn't used: its MAC isn't this job's" in capfd.readouterr().err
@@ -137,10 +137,10 @@ def test_snapshot_that_the_keeper_has_not_is_left_out_with_a_line(
     assert "iteration 10 isn't used: rank 0 has no verified segment" in capfd.readouterr().err
 
 
-def test_keeper_without_a_key_is_asked_once(
+def test_keeper_that_refuses_is_asked_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    keeper = ScriptedKeeper(path, {KeeperHello: KeeperWelcome("no key")})
+    keeper = ScriptedKeeper(path, {KeeperHello: NotKept("this is cycle 3, not 0")})
     monkeypatch.setattr(objects, "_CONNECT_S", 0.05)
     objects.save(10, {"w": torch.ones(2)}, "here")
     count = keeper.count(KeeperHello)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
+from megatron_ft.core.memory import interval
+from megatron_ft.core.memory.interval import Interval
 from megatron_ft.core.memory.retention import SEGMENTS, give_way, outdated
 from megatron_ft.core.memory.snapshots import Complete, Passed, SnapshotKey
 from megatron_ft.core.messages.keeper import BeginSegment, KeeperHello, KeeperWelcome, NotKept, Reserve, Reserved
@@ -294,3 +296,29 @@ def test_thread_that_an_exception_ends_does_not_end_saving(
         assert saver._snapshot is not None
         assert saver._snapshot.iteration == 3
     assert saves(saver, 4)
+
+
+def begun(saver: Saver, monkeypatch: pytest.MonkeyPatch, iterations: Iterable[int], every: Any) -> list[int]:
+    """The iterations of which a snapshot begins, where each is over at once."""
+    found: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(saver, "_begin", lambda iteration, _: found.append(iteration))
+        for iteration in iterations:
+            saver.save(iteration, state(), every)
+    return found
+
+
+def test_measured_interval_follows_three_costs_and_is_said_once(
+    saver: Saver, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interval, "choose", lambda *_, **__: Interval(4, "measured"))
+    assert begun(saver, monkeypatch, range(1, 9), "auto") == [1, 2, 3, 4, 8]
+    assert capfd.readouterr().out.count("memory checkpoints every 4 iterations: measured") == 1
+
+
+def test_interval_of_the_caller_is_what_all_its_iterations_have_in_common(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begun(saver, monkeypatch, (40, 50, 60), "given") == [40, 50, 60]
+    saver._stride = 2
+    assert begun(saver, monkeypatch, (70, 80), "given") == [80]
