@@ -12,11 +12,10 @@ Beside what torch's ``save`` and ``load`` gather themselves, only `MemoryReader.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -26,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePlan, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from megatron_ft.core.errors import SnapshotError
@@ -46,7 +45,7 @@ class MemoryWriter(StorageWriter):
         self._iteration = iteration
         self._plan = SavePlan([])
 
-    def reset(self, checkpoint_id: str | Path | None = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
         pass
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
@@ -78,7 +77,7 @@ class MemoryWriter(StorageWriter):
         pass
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | Path) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
         return False  # a path is for files
 
 
@@ -97,7 +96,7 @@ class MemoryReader(StorageReader):
         common = set.intersection(*map(set, GroupWrapper().all_gather_object(set(found))))
         return cls(found[max(common)]) if common else None
 
-    def reset(self, checkpoint_id: str | Path | None = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
         pass
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
@@ -147,7 +146,7 @@ class MemoryReader(StorageReader):
         return done
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | Path) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
         return False  # a path is for files
 
 
