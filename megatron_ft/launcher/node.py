@@ -294,7 +294,7 @@ class LauncherNode:
     def _each_second(self) -> None:
         self._orphan_watch.check()
         self._run_dir.mend()
-        self.telemetry.look(self._status.readings, self._status.boards)
+        self.telemetry.look(self._status)
         if self._orphans.are_awaited:
             self._reap_orphans()
 

@@ -99,6 +99,9 @@ def test_job_with_a_hang_tells_it_by_metrics_notifications_and_a_file(launcher: 
     assert shown['megatron_ft_restarts_total{cause="hang"}'] == 1
     assert shown['megatron_ft_hangs_total{section="step"}'] == 1
     assert shown["megatron_ft_redone_iterations_total"] == 4
+    # in cycle 0 rank 0 goes on to the last iteration, and rank 1 hangs in the ninth
+    assert shown['megatron_ft_section_seconds_count{section="step"}'] == 12 + 8 + 2 * 8
+    assert 36 * 0.05 < shown['megatron_ft_section_seconds_sum{section="step"}'] < 36
     assert shown['megatron_ft_timeout_seconds{section="step"}'] == 2
     (again,) = launched.events("training_again")
     phases = {name: value for name, value in shown.items() if name.startswith("megatron_ft_downtime_seconds_total")}

@@ -14,6 +14,7 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
 from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.job.restart_policy import Action
+from megatron_ft.core.telemetry.section_times import Histogram
 
 
 class MetricKind(enum.Enum):
@@ -21,6 +22,7 @@ class MetricKind(enum.Enum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,14 @@ TIMEOUT = Metric(
     labels=("section",),
     help="Timeout in force, configured or learned.",
 )
-METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, GOODPUT, TIME, ITERATION, TIMEOUT, NODE_STATE)
+SECTIONS = Metric(
+    name="megatron_ft_section_seconds",
+    kind=MetricKind.HISTOGRAM,
+    labels=("section",),
+    help="Times of sections on the ranks of the node.",
+    of_job=False,
+)
+METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, GOODPUT, TIME, ITERATION, TIMEOUT, NODE_STATE, SECTIONS)
 
 
 class NodeActivity(enum.Enum):
@@ -106,10 +115,11 @@ class NodeActivity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values of one metric, by the values of its labels."""
+    """Values of one metric, by the values of its labels: numbers, or (of the kind HISTOGRAM) ``histograms``."""
 
     metric: Metric
     values: Mapping[tuple[str, ...], float]
+    histograms: Mapping[tuple[str, ...], Histogram] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +130,7 @@ class Readings:
     goodput: Goodput | None = None
     timeouts: Mapping[str, float] = field(default_factory=dict)
     nodes: Mapping[str, NodeActivity] = field(default_factory=dict)
+    sections: Mapping[str, Histogram] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -164,7 +175,10 @@ class JobMetrics:
     def series(self, now: Readings, *, of_job: bool) -> list[Series]:
         """Return all values. ``of_job``: also those of the whole job."""
         lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
-        found = [Series(NODE_STATE, _state_set({**lost, **now.nodes}))]
+        found = [
+            Series(NODE_STATE, _state_set({**lost, **now.nodes})),
+            Series(SECTIONS, {}, {(section,): times for section, times in now.sections.items()}),
+        ]
         return [*self._counters(now.timeouts), *_gauges(now), *found] if of_job else found
 
     def _counters(self, timeouts: Iterable[str]) -> Iterable[Series]:

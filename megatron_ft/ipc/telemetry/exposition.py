@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import socket
 import socketserver
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.telemetry.metrics import MetricKind, Series
+from megatron_ft.core.telemetry.section_times import BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -154,12 +156,24 @@ class _Collector:
         self._collect = collect
 
     def collect(self) -> Iterable[Family]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for series in self._collect():
             metric = series.metric
+            if metric.kind is MetricKind.HISTOGRAM:
+                histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+                for labels, found in series.histograms.items():
+                    histogram.add_metric(labels, _buckets(found), sum_value=found.sum_s)
+                yield histogram
+                continue
             kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)
             for labels, value in series.values.items():
                 family.add_metric(labels, value)
             yield family
+
+
+def _buckets(found: Histogram) -> list[tuple[str, float]]:
+    """Return each bound as text, and how many values are not above it."""
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    return list(zip(bounds, itertools.accumulate(found.counts), strict=True))

@@ -38,15 +38,19 @@ class JobStatus:
 
     def last_iteration(self) -> int | None:
         """Return the furthest iteration that a rank of this node has reported in the last cycle."""
-        return max((each.iteration for each in self.boards() if each.iteration is not None), default=None)
+        return max((each.iteration for each in self.boards().values() if each.iteration is not None), default=None)
 
-    def boards(self) -> list[BoardSnapshot]:
-        """Return the boards of this node's ranks in the last cycle."""
+    def boards(self) -> dict[int, BoardSnapshot]:
+        """Return the boards of the last cycle, by local rank."""
         record = self._record
         if record is None:
-            return []
-        boards = (self._monitors[local_rank].reading(record.cycle).snapshot for local_rank in record.started)
-        return [each for each in boards if each is not None]
+            return {}
+        boards = {each: self._monitors[each].reading(record.cycle).snapshot for each in record.started}
+        return {local_rank: board for local_rank, board in boards.items() if board is not None}
+
+    def ring_words(self, local_rank: int, since: int, board: BoardSnapshot) -> tuple[int, list[int]]:
+        """Return the events of a board from number ``since`` to its head, as `Board.ring_words` does."""
+        return self._monitors[local_rank].ring_words(since, board.ring_head)
 
     @property
     def _record(self) -> CycleRecord | None:
@@ -60,7 +64,7 @@ class JobStatus:
 
     def readings(self) -> Readings:
         """Return what the metrics show of this node now."""
-        boards, agent = self.boards(), self._agent
+        boards, agent = self.boards().values(), self._agent
         timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
         return Readings(

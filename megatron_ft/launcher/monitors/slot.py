@@ -160,6 +160,10 @@ class MonitorSlot:
             return RankReading(damaged=True)  # the monitor renews it and reports that
         return RankReading(None if snapshot.watch_only else snapshot, collectives=snapshot.collectives)
 
+    def ring_words(self, since: int, head: int) -> tuple[int, list[int]]:
+        """Return the events of the board last read, as `Board.ring_words` does."""
+        return (head, []) if self._board is None else self._board.ring_words(since, head)
+
     def read(self) -> None:
         """Read the monitor's messages."""
         complaint = self._take_all()

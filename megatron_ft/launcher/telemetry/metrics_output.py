@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
@@ -14,6 +15,7 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.telemetry.live_goodput import LiveGoodput
 from megatron_ft.core.telemetry.metrics import JobMetrics, NodeActivity, Readings, Series
+from megatron_ft.core.telemetry.section_times import SectionTimes
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
@@ -24,6 +26,19 @@ _WRITE_S = 15.0
 _LAST_WRITE_S = 2.0
 _JUDGE_S = 5.0
 """Seconds between two sums of the goodput, which take a millisecond for each twenty restarts."""
+
+
+class NodeReader(Protocol):
+    """What is read of the ranks of this node, by local rank."""
+
+    def readings(self) -> Readings:
+        """Return what the metrics show of this node now."""
+
+    def boards(self) -> Mapping[int, BoardSnapshot]:
+        """Return the boards of the last cycle."""
+
+    def ring_words(self, local_rank: int, since: int, board: BoardSnapshot) -> tuple[int, list[int]]:
+        """Return the events of a board, as `Board.ring_words` does, from number ``since`` to the head of ``board``."""
 
 
 class MetricsOutput:
@@ -39,6 +54,7 @@ class MetricsOutput:
         self._say = say
         self._metrics = JobMetrics()
         self._live = LiveGoodput(time.monotonic_ns())
+        self._sections = SectionTimes()
         self._goodput: Goodput | None = None
         self._judged_s = 0.0
         self._shown: Sequence[Series] = ()
@@ -58,21 +74,30 @@ class MetricsOutput:
             host, port = options.metrics_address
             self._server = MetricsServer(host, port, self._collect)
             say(f"metrics: http://{host or node}:{self._server.port}/metrics")
-        self.look(Readings())
+        self._show(Readings())
 
     def hear(self, record: Record, at_ns: int) -> None:
         """Count a record of this launcher."""
         self._metrics.hear(record, self._node)
         self._live.hear(record, at_ns)
 
-    def look(self, readings: Readings, boards: Sequence[BoardSnapshot] = ()) -> None:
-        """Show these readings from now on; the file is written if that is due. ``boards``: of this node's ranks."""
-        now_s, of_job = time.monotonic(), self._metrics.is_at_place_0
-        self._live.look(boards)
-        if of_job and now_s - self._judged_s >= _JUDGE_S:
+    def look(self, node: NodeReader) -> None:
+        """Show the readings of now; the file is written if that is due."""
+        boards = node.boards()
+        for local_rank, board in boards.items():
+            first, words = node.ring_words(local_rank, self._sections.read_to(local_rank, board), board)
+            self._sections.feed(local_rank, board, first, words)
+        self._live.look(boards.values())
+        now_s = time.monotonic()
+        if self._metrics.is_at_place_0 and now_s - self._judged_s >= _JUDGE_S:
             self._judged_s = now_s
-            self._goodput = self._live.goodput(boards, time.monotonic_ns())
-        self._shown = tuple(self._metrics.series(replace(readings, goodput=self._goodput), of_job=of_job))
+            self._goodput = self._live.goodput(boards.values(), time.monotonic_ns())
+        self._show(node.readings())
+
+    def _show(self, readings: Readings) -> None:
+        readings = replace(readings, goodput=self._goodput, sections=self._sections.histograms())
+        self._shown = tuple(self._metrics.series(readings, of_job=self._metrics.is_at_place_0))
+        now_s = time.monotonic()
         if self._path is not None and now_s - self._written_s >= _WRITE_S and self._files.stands_for_s() == 0.0:
             self._written_s = now_s
             self._files.do(self._write)
@@ -81,7 +106,7 @@ class MetricsOutput:
         """Show that the job is over for this node, and stop. A file server that hangs isn't waited for."""
         if self._path is not None and self._files.stands_for_s() == 0.0:
             self._written_s = 0.0
-            self.look(Readings(nodes={self._node: NodeActivity.ENDED}))
+            self._show(Readings(nodes={self._node: NodeActivity.ENDED}))
             self._files.finish(_LAST_WRITE_S)
         if self._server is not None:
             self._server.close()

@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted
 from megatron_ft.core.job.lives import Ending
-from megatron_ft.core.telemetry.metrics import Readings
 from megatron_ft.core.telemetry.notifications import job_ended, notification
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.telemetry.event_command import EventCommand
-from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
+from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput, NodeReader
 from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes, why_not
 
 
@@ -81,10 +79,10 @@ class Telemetry:
         if told is not None:
             self._tell(told)
 
-    def look(self, readings: Callable[[], Readings], boards: Callable[[], Sequence[BoardSnapshot]]) -> None:
+    def look(self, node: NodeReader) -> None:
         """Show what this node's ranks are at now."""
         if self._metrics is not None:
-            self._metrics.look(readings(), boards())
+            self._metrics.look(node)
 
     def ended(self, ending: Ending, exit_code: int, cause: str) -> None:
         """Tell the end of the job."""

@@ -7,14 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.telemetry.metrics import NodeActivity, Readings
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
+from tests.support.status_facts import snapshot
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
-TRAINING = Readings(iteration=7, nodes={"a": NodeActivity.TRAINING})
+
+
+class Node:
+    """A rank that has ended two sections of 0.3 s."""
+
+    def readings(self) -> Readings:
+        return Readings(iteration=7, nodes={"a": NodeActivity.TRAINING})
+
+    def boards(self) -> dict[int, BoardSnapshot]:
+        return {0: snapshot(ring_head=4)}
+
+    def ring_words(self, local_rank: int, since: int, board: BoardSnapshot) -> tuple[int, list[int]]:
+        ends = [(0, EVENT_START), (300_000_000, EVENT_END)] * 2
+        words = [word for at_ns, kind in ends for word in (at_ns, kind << KIND_SHIFT)]
+        return since, words[2 * since :]
 
 
 def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
@@ -22,7 +38,7 @@ def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_
     output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=pytest.fail)
     output.hear(CycleStarted(cycle=0, group_rank=0), 1)
     output.hear(CRASH, 2)
-    output.look(TRAINING)
+    output.look(Node())
     output.close()
     shown = path.read_text().splitlines()
     assert 'megatron_ft_restarts_total{cause="membership"} 1.0' in shown
@@ -34,11 +50,17 @@ def test_served_metrics_are_those_of_the_last_look() -> None:
     said: list[str] = []
     output = MetricsOutput(LauncherOptions(metrics_port="127.0.0.1:0"), node="a", say=said.append)
     output.hear(CycleStarted(cycle=0, group_rank=0), 1)
-    output.look(TRAINING)
+    output.look(Node())
+    output.look(Node())
     port = int(said[0].removeprefix("metrics: http://127.0.0.1:").removesuffix("/metrics"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("GET", "/metrics")
-    assert "megatron_ft_iteration 7.0" in connection.getresponse().read().decode().splitlines()
+    shown = connection.getresponse().read().decode().splitlines()
+    assert "megatron_ft_iteration 7.0" in shown
+    assert 'megatron_ft_section_seconds_bucket{le="0.2",section="step"} 0.0' in shown
+    assert 'megatron_ft_section_seconds_bucket{le="0.5",section="step"} 2.0' in shown
+    assert 'megatron_ft_section_seconds_bucket{le="+Inf",section="step"} 2.0' in shown
+    assert 'megatron_ft_section_seconds_sum{section="step"} 0.6' in shown
     connection.close()
     output.close()
 
