@@ -20,7 +20,8 @@ _HEAD = """\
 
 This page is made from the tables in `megatron_ft/core/config`; `python -m tests.support.options_page` writes it anew.
 
-`ft_launcher` takes all of torchrun's options and those below, before the script. Dashes and underscores mean the same.
+`ft_launcher` takes all of torchrun's options and those below, before the script. `--help` shows ten to start with,
+`--help-all` all in groups. Dashes and underscores mean the same.
 The spellings of earlier versions and of nvidia-resiliency-ext keep working: `--ft-param-NAME`, `--fault-tol-cfg-path`,
 `--ignore-missing-fault-tol-cfg`, `--ft-restart-policy`, `--ft-scheduler`, `--ft-max-no-progress-restarts`.
 An option with a key may also stand in the YAML file, in the section `fault_tolerance`; the command line wins. Each may
