@@ -77,14 +77,13 @@ class LauncherNode:
         become_subreaper()
         self._reactor = Reactor()
         self._inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent] = Inbox()
-        self._setpriv = find_setpriv()
         self.telemetry = Telemetry(
             line.options,
             run_id=line.run_id,
             node=socket.gethostname(),
             infra_rank=reference_names.infra_rank(line, os.environ),
             reactor=self._reactor,
-            setpriv=self._setpriv,
+            setpriv=find_setpriv() if line.options.on_event else (),
             say=say,
         )
         self._children.add(self.telemetry.pids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.all_kinds import Record
@@ -32,12 +33,16 @@ class LiveGoodput:
                 self._begun.add((cycle, rank))
                 self.hear(FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns), at_ns)
 
-    def goodput(self, boards: Iterable[BoardSnapshot], now_ns: int) -> Goodput | None:
-        """Return the classes of the seconds so far; None if no rank has begun an iteration."""
-        return classify([*self._events, *(still_running(board, now_ns) for board in boards)], begin_ns=self._begin_ns)
+    def ask(self, boards: Iterable[BoardSnapshot], now_ns: int) -> Callable[[], Goodput | None]:
+        """Return a function for the classes of the seconds so far; it returns None if no rank has begun an iteration.
+
+        After hundreds of restarts it takes a second, and may be called in another thread.
+        """
+        events = [*self._events, *(_still_running(board, now_ns) for board in boards)]
+        return functools.partial(classify, events, begin_ns=self._begin_ns)
 
 
-def still_running(board: BoardSnapshot, now_ns: int) -> Timed[Record]:
+def _still_running(board: BoardSnapshot, now_ns: int) -> Timed[Record]:
     """Return how far a rank is, as if it had gone: the time until now is the training's."""
     gone = RankGone(
         rank=board.rank,

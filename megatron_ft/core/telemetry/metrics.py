@@ -147,11 +147,17 @@ class JobMetrics:
     def __init__(self) -> None:
         self._cycles: dict[int, _CycleFacts] = {}
         self._lost: set[str] = set()
+        self._hung: Counter[str] = Counter()
+        """Hangs of these records by section."""
+        self._counted: list[Series] | None = None
+        """Counters by the records so far; None if they have to be counted anew."""
         self.is_at_place_0 = False
         """True if the last cycle that began on the node of the last record has it at place 0."""
 
     def hear(self, record: Record, host: str = "") -> None:
         """Count a record; ``host`` tells the nodes apart if records of several come."""
+        if isinstance(record, CycleStarted | CycleEnded | TrainingAgain):
+            self._counted = None
         match record:
             case CycleStarted():
                 self.is_at_place_0 = record.group_rank == 0
@@ -179,22 +185,27 @@ class JobMetrics:
             Series(NODE_STATE, _state_set({**lost, **now.nodes})),
             Series(SECTIONS, {}, {(section,): times for section, times in now.sections.items()}),
         ]
-        return [*self._counters(now.timeouts), *_gauges(now), *found] if of_job else found
+        if not of_job:
+            return found
+        if self._counted is None:
+            self._counted = [*self._counters()]
+        return [*self._counted, self._hangs(now.timeouts), *_gauges(now), *found]
 
-    def _counters(self, timeouts: Iterable[str]) -> Iterable[Series]:
+    def _hangs(self, timeouts: Iterable[str]) -> Series:
+        # a series that doesn't begin with 0 shows no first increase
+        return Series(HANGS, {(section,): self._hung[section] for section in {**dict.fromkeys(timeouts), **self._hung}})
+
+    def _counters(self) -> Iterable[Series]:
         ends = [each.ended[1] for each in self._cycles.values() if each.ended is not None]
         agains = [each.again[1] for each in self._cycles.values() if each.again is not None]
         restarts: Counter[str] = Counter({kind.value: 0 for kind in CauseKind})
         restarts.update(each.cause.kind.value for each in ends if each.cause and each.action == Action.RESTART.value)
-        # a series that doesn't begin with 0 shows no first increase
-        hangs: Counter[str] = Counter(dict.fromkeys(timeouts, 0))
-        hangs.update(each.cause.section for each in ends if each.cause and each.cause.kind is CauseKind.HANG)
+        self._hung = Counter(each.cause.section for each in ends if each.cause and each.cause.kind is CauseKind.HANG)
         downtime = dict.fromkeys(PHASES, 0.0)
         for again in agains:
             for phase, seconds in again.seconds.items():
                 downtime[phase] = downtime.get(phase, 0.0) + seconds
         yield Series(RESTARTS, {(kind,): count for kind, count in restarts.items()})
-        yield Series(HANGS, {(section,): count for section, count in hangs.items()})
         yield Series(DOWNTIME, {(phase,): seconds for phase, seconds in downtime.items()})
         yield Series(REDONE, {(): sum(each.redone or 0 for each in agains)})
 

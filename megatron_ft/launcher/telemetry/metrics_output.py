@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +26,8 @@ from megatron_ft.launcher.base import bounded_file_calls
 _WRITE_S = 15.0
 """Seconds between two writes of the file: Prometheus scrapes about as often."""
 _LAST_WRITE_S = 2.0
-_JUDGE_S = 5.0
-"""Seconds between two sums of the goodput, which take a millisecond for each twenty restarts."""
+_JUDGE_S, _JUDGE_SELDOM = 5.0, 50.0
+"""Least seconds between two sums of the goodput, and the same as a multiple of what the last one took."""
 
 
 class NodeReader(Protocol):
@@ -56,7 +58,9 @@ class MetricsOutput:
         self._live = LiveGoodput(time.monotonic_ns())
         self._sections = SectionTimes()
         self._goodput: Goodput | None = None
-        self._judged_s = 0.0
+        self._judging = FileThread()
+        self._judge_s = 0.0
+        """When to sum up the goodput next, in that thread: time.monotonic."""
         self._shown: Sequence[Series] = ()
         """Replaced as a whole, because other threads read it."""
         self._path = options.metrics_textfile
@@ -88,11 +92,16 @@ class MetricsOutput:
             first, words = node.ring_words(local_rank, self._sections.read_to(local_rank, board), board)
             self._sections.feed(local_rank, board, first, words)
         self._live.look(boards.values())
-        now_s = time.monotonic()
-        if self._metrics.is_at_place_0 and now_s - self._judged_s >= _JUDGE_S:
-            self._judged_s = now_s
-            self._goodput = self._live.goodput(boards.values(), time.monotonic_ns())
+        if self._metrics.is_at_place_0 and time.monotonic() >= self._judge_s:
+            self._judge_s = math.inf  # until the thread is through with it
+            self._judging.do(functools.partial(self._judge, self._live.ask(boards.values(), time.monotonic_ns())))
         self._show(node.readings())
+
+    def _judge(self, ask: Callable[[], Goodput | None]) -> None:
+        began_s = time.monotonic()
+        self._goodput = ask()
+        now_s = time.monotonic()
+        self._judge_s = now_s + max(_JUDGE_S, _JUDGE_SELDOM * (now_s - began_s))
 
     def _show(self, readings: Readings) -> None:
         readings = replace(readings, goodput=self._goodput, sections=self._sections.histograms())
@@ -104,10 +113,11 @@ class MetricsOutput:
 
     def close(self) -> None:
         """Show that the job is over for this node, and stop. A file server that hangs isn't waited for."""
-        if self._path is not None and self._files.stands_for_s() == 0.0:
-            self._written_s = 0.0
+        if self._path is not None:
+            self._written_s = math.inf
             self._show(Readings(nodes={self._node: NodeActivity.ENDED}))
-            self._files.finish(_LAST_WRITE_S)
+            self._files.do(self._write)
+            self._files.finish(max(0.0, _LAST_WRITE_S - self._files.stands_for_s()))
         if self._server is not None:
             self._server.close()
 

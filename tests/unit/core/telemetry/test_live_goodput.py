@@ -29,7 +29,7 @@ def test_time_of_a_running_cycle_is_productive_until_now() -> None:
     live.hear(started(0, 102), 102 * S)
     boards = [training(0, first=0, at_s=110, iteration=4)]
     live.look(boards)
-    found = live.goodput(boards, 150 * S)
+    found = live.ask(boards, 150 * S)()
     assert found is not None
     assert (found.seconds[TimeClass.PRODUCTIVE], found.total_s) == (40.0, 50.0)
     assert found.share == pytest.approx(0.8)
@@ -45,7 +45,7 @@ def test_iterations_done_again_after_a_restart_are_redone() -> None:
     boards = [training(1, first=6, at_s=210, iteration=8)]
     live.look(boards)
     live.look(boards)
-    found = live.goodput(boards, 230 * S)
+    found = live.ask(boards, 230 * S)()
     assert found is not None
     assert found.redone == 4
     assert found.seconds[TimeClass.RESTART] + found.seconds[TimeClass.WAITING] == 10.0
@@ -55,4 +55,4 @@ def test_iterations_done_again_after_a_restart_are_redone() -> None:
 def test_job_whose_ranks_have_begun_no_iteration_has_no_goodput() -> None:
     live = LiveGoodput(100 * S)
     live.hear(started(0, 102), 102 * S)
-    assert live.goodput([snapshot(rank=0, first_iteration=None)], 150 * S) is None
+    assert live.ask([snapshot(rank=0, first_iteration=None)], 150 * S)() is None
