@@ -155,5 +155,5 @@ def _cost(analyses: Sequence[Analysis], ended: int) -> str:
     restarts = counted(ended, "restart")
     if not failures:
         return f"{restarts} without cause; these logs have no restart to estimate the cost from"
-    lost_s = sum(each.goodput.down_s + each.goodput.redone_s for each in known if each.goodput is not None) / failures
+    lost_s = sum(each.goodput.lost_s for each in known if each.goodput is not None) / failures
     return f"{restarts} without cause, about {took(ended * lost_s)}: one cost these runs {took(lost_s)} on average"

@@ -25,9 +25,8 @@ Say what happened in each run whose event logs are in a directory: its cycles an
 detected and the job trained again, where the time went, and the timeouts beside the intervals they time.
 It reads only these logs, offline; they may still be written to, come from several nodes, or be cut off."""
 _EPILOG = """\
-Goodput is the time in iterations that counted, those not done again in a later cycle, over the wall time from the
-beginning of the first iteration of the run to the end of its last. An iteration lasts until the next one begins:
-checkpoints are in it. It is a dash where no iterations were recorded.
+Goodput is the share of productive steps in the time from the start of the launchers to their end; below it is where
+the rest went. It is a dash where no iterations were recorded.
 
 The margin is how many times the longest observed interval fits into its timeout. A section that never ended because
 its rank hung, was ended or died isn't an observed interval.
@@ -144,7 +143,16 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
 
 def _goodput(analysis: Analysis) -> dict[str, Any] | None:
     found = analysis.goodput
-    return None if found is None else {"share": found.share, "down_s": found.down_s, **dataclasses.asdict(found)}
+    if found is None:
+        return None
+    return {
+        "share": found.share,
+        "total_s": found.total_s,
+        "seconds": {each.value: seconds for each, seconds in found.seconds.items()},
+        "restart_s": dict(found.restart_s),
+        "iterations": found.iterations,
+        "redone": found.redone,
+    }
 
 
 def _write(option: str, path: str, analysis: Analysis, log_dirs: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ def main() -> None:
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
     set_name(f"ft_monitor_{settings.local_rank}".encode())
-    reports = Reports(_open_log(settings), _channel(settings), local_rank=settings.local_rank)
+    reports = Reports(functools.partial(_open_log, settings), _channel(settings), local_rank=settings.local_rank)
     MonitorService(settings, reports, signal_fd, parent_pidfd).run()
 
 

@@ -1,11 +1,15 @@
-"""Reports of a monitor to its launcher, if it has one, and to its own event log."""
+"""Reports of a monitor to its launcher, which writes the node's event log.
+
+A monitor without a launcher, or whose launcher has died, writes a log of its own.
+"""
 
 from __future__ import annotations
 
 import functools
 import signal
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
@@ -23,6 +27,7 @@ from megatron_ft.core.timeouts.exchange import Intervals
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
+from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import AttachedRank
@@ -31,18 +36,22 @@ from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
 _WRITING_S = 1.0
 """Seconds to finish writing. Must stay below the time a launcher waits for its monitors."""
-_ENOUGH = 1024
+_MOST_EVENTS = 512
+"""Section events of a rank in one record: some 5 kB, and a minute or more of most jobs."""
 _KINDS = (layout.EVENT_START, layout.EVENT_END, layout.EVENT_HEARTBEAT, layout.EVENT_ITERATION)
-EVERY_NS = 30_000_000_000
-"""Age in nanoseconds of its first event at which a batch of section events is written even if small."""
 
 
 class Reports:
     """Sends reports to the launcher and logs them. A launcher that is gone or stuck delays a report by a second at
     most."""
 
-    def __init__(self, log: EventLog, launcher: Channel | None, *, local_rank: int = 0) -> None:
-        self._log = log
+    def __init__(self, open_log: Callable[[], EventLog], launcher: Channel | None, *, local_rank: int = 0) -> None:
+        """``open_log``: creates this monitor's own log; called at most once."""
+        self._open_log = open_log
+        self._log: EventLog | None = None
+        self._files = FileThread()
+        self._written: deque[shared.Evidence | Warning_] = deque()
+        """Results of the thread that writes evidence, to be reported."""
         self._launcher = launcher
         self._local_rank = local_rank
         self.launcher_is_gone = False
@@ -71,13 +80,17 @@ class Reports:
             self.lose_launcher()
             return []
 
-    def note(self, text: str) -> None:
-        """Write a warning to the event log only."""
-        self._log.write(Warning_(text=text))
+    def _record(self, record: records.Record | shared.Record) -> None:
+        """Put a fact in the event log: the launcher's, if it is there."""
+        if self._launcher is not None and not self.launcher_is_gone:
+            self._tell(record)
+        if self._launcher is None or self.launcher_is_gone:  # also if it was lost just now
+            self._log = self._log or self._open_log()
+            self._log.write(record)
 
     def warn(self, text: str) -> None:
         """Write a warning to the event log, and have the launcher print it."""
-        self._write_and_tell(Warning_(text=text))
+        self._record(Warning_(text=text))
 
     def complain(self, kind: str, text: str) -> None:
         """Warn, rate-limited per ``kind``; a repeated warning says how often it occurred."""
@@ -114,12 +127,12 @@ class Reports:
             at_ns=time.monotonic_ns(),
         )
         self._tell(report, attached.fds)
-        if not greeting.watch_only:  # the log has no other records of a watch-only rank either
-            self._log.write(report)
+        if self._launcher is None and not greeting.watch_only:
+            self._record(report)
 
     def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
         """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be signalled."""
-        self._write_and_tell(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
+        self._record(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
 
     def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
         """Ask the launcher about a rank that exceeded its timeout."""
@@ -132,25 +145,35 @@ class Reports:
     def intervals(self, intervals: Intervals) -> None:
         self._tell(intervals)
 
-    def evidence(self, log_dir: str | None, attached: AttachedRank, evidence: HangEvidence) -> None:
+    def evidence(self, log_dir: str | None, watched: WatchedRank, evidence: HangEvidence) -> None:
         """Send the launcher the snapshot of a rank, and write the evidence files."""
-        self.observed(attached, evidence.note)
+        self.observed(watched.attached, evidence.note)
         if log_dir is not None:
-            self._log.do(functools.partial(self._write_evidence, log_dir, evidence))
+            self._files.do(functools.partial(self._write_evidence, log_dir, evidence))
+
+    def report_written(self) -> None:
+        """Report evidence that was written by now."""
+        while self._written:
+            self._record(self._written.popleft())
 
     def finish_writing(self) -> None:
-        """Close the event log. Records not written within `_WRITING_S` are lost."""
-        self._log.close(_WRITING_S)
+        """Report what is written within `_WRITING_S`; the rest is lost."""
+        until_s = time.monotonic() + _WRITING_S
+        self._files.finish(_WRITING_S)
+        self.report_written()
+        if self._log is not None:
+            self._log.close(max(0.0, until_s - time.monotonic()))
 
     def _write_evidence(self, log_dir: str, evidence: HangEvidence) -> None:
         rank, cycle = evidence.rank, evidence.cycle
         try:
             path = write_evidence(log_dir, evidence)
         except OSError as error:
-            self.note(f"the evidence on rank {rank} can't be written: {error.strerror}")
+            self._written.append(Warning_(text=f"the evidence on rank {rank} can't be written: {error.strerror}"))
             return
-        record = shared.Evidence(rank=rank, cycle=cycle, file=path, summary=evidence.summary, took_s=evidence.took_s)
-        self._log.write(record)
+        self._written.append(
+            shared.Evidence(rank=rank, cycle=cycle, file=path, summary=evidence.summary, took_s=evidence.took_s)
+        )
 
     def observed(self, attached: AttachedRank, note: RankSnapshot) -> None:
         """Send the launcher the snapshot of a rank."""
@@ -174,24 +197,31 @@ class Reports:
                 sections={s.name: seconds(s.timeout_ns) for s in snapshot.sections},
                 out_of_section=seconds(snapshot.out_of_section_timeout_ns),
             )
-            self._log.write(record)
+            self._record(record)
         if news.first_iteration:
             iteration, at_ns = snapshot.first_iteration or 0, snapshot.first_iteration_at_ns
-            self._log.write(records.FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns))
+            self._record(records.FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns))
         if news.first_step:
             began_ns, at_ns = snapshot.first_iteration_at_ns, snapshot.first_step_at_ns
-            self._write_and_tell(records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns))
+            self._record(records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns))
 
-    def progress(self, watched: WatchedRank, snapshot: BoardSnapshot, *, at_once: bool = False) -> None:
-        """Log the section events since the last batch, if a batch is due."""
-        batch = next_batch(watched.board, snapshot, time.monotonic_ns(), at_once=at_once)
-        if batch is not None:
-            self._log.write(batch)
-            note_written(watched.board, snapshot)
+    def minute(self, watched: WatchedRank, *, at_once: bool = False, is_last: bool = False) -> None:
+        """Record the intervals of the last minute, if it is over."""
+        minute = watched.take_minute(at_once=at_once, is_last=is_last)
+        if minute is not None:
+            self._record(minute)
+
+    def last_events(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
+        """Record the last section events that were not recorded yet."""
+        if snapshot.watch_only:
+            return
+        record = last_events(watched.board, snapshot, time.monotonic_ns())
+        if record is not None:
+            self._record(record)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
         """Report that a rank has ended its monitoring while its process still runs."""
-        self._write_and_tell(records.Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=at_ns))
+        self._record(records.Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=at_ns))
 
     def signalled(self, attached: AttachedRank, number: signal.Signals) -> None:
         """Report a signal sent to a hung rank."""
@@ -202,10 +232,11 @@ class Reports:
             signal=number.name,
             at_ns=time.monotonic_ns(),
         )
-        self._write_and_tell(report)
+        self._record(report)
 
-    def launcher_gone(self) -> None:
-        self._log.write(records.LauncherGone())
+    def launcher_gone(self, text: str = "") -> None:
+        """Record in this monitor's own log that the launcher has died, or ``text`` instead."""
+        self._record(Warning_(text=text) if text else records.LauncherGone())
 
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
         """Log the last known place of a rank that ended."""
@@ -220,12 +251,7 @@ class Reports:
             last_transition_ns=snapshot and snapshot.last_transition_ns,
             shut_down=snapshot and snapshot.closing,
         )
-        self._log.write(record)
-
-    def _write_and_tell(self, report: records.Record | shared.Record) -> None:
-        """# the launcher first: other processes may wait for it"""
-        self._tell(report)
-        self._log.write(report)
+        self._record(record)
 
     def _rank_hung(
         self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool
@@ -252,17 +278,16 @@ class Reports:
         )
 
 
-def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: bool = False) -> records.Progress | None:
-    """Return the rank's section events to write now, from the ring on its board; None if no batch is due.
+def last_events(board: Board, snapshot: BoardSnapshot, now_ns: int) -> records.Progress | None:
+    """Return the rank's last section events since the ones returned before; None if there are none.
 
-    The ring is read with each check of the board. A rank that is faster overwrites its oldest events, and the batch
-    counts the lost ones. The caller writes the batch, then calls ``note_written``, so that a replacement monitor
-    continues there; a monitor that dies in between repeats the batch.
+    The board keeps how far that was, also for a monitor that replaces this one.
     """
     first, head = board.words[layout.W_LOGGED_HEAD], snapshot.ring_head
-    if head <= first or not (at_once or head - first >= _ENOUGH or _age_ns(board, first, now_ns) >= EVERY_NS):
+    if head <= first:
         return None
-    begin = max(first, head - layout.RING_EVENTS)
+    board.words[layout.W_LOGGED_HEAD] = head
+    begin = max(first, head - _MOST_EVENTS)
     read = list(board.events(begin, head))
     # events overwritten by the rank during the read are invalid
     oldest = board.words[layout.W_RING_HEAD] - layout.RING_EVENTS
@@ -279,18 +304,8 @@ def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: b
         dt_us=[later - earlier for earlier, later in zip([0, *at_us], at_us, strict=False)],
         code=[event.kind << 8 | event.section_index for event in events],
         iterations=[event.value for event in events if event.kind == layout.EVENT_ITERATION],
-        lost=head - first - len(events),
+        skipped=head - first - len(events),
     )
-
-
-def note_written(board: Board, snapshot: BoardSnapshot) -> None:
-    """Mark the events up to this snapshot as logged, on the board."""
-    board.words[layout.W_LOGGED_HEAD] = snapshot.ring_head
-
-
-def _age_ns(board: Board, number: int, now_ns: int) -> int:
-    at = layout.RING + 2 * (number & layout.RING_MASK)
-    return now_ns - board.words[at]
 
 
 def _is_sane(event: RingEvent, snapshot: BoardSnapshot, now_ns: int) -> bool:

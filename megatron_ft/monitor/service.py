@@ -284,6 +284,7 @@ class MonitorService:
         self._group = group_of(watched.attached)
 
     def _act_if_due(self) -> None:
+        self._reports.report_written()
         if self._watched is not None and self._suspicion.act(self._watched):
             self._next_look_ns = time.monotonic_ns()
         if self._termination is not None:
@@ -308,7 +309,7 @@ class MonitorService:
             self._look(watched)
             return
         self._reports.news(watched, reading.snapshot)
-        self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is CheckAction.END_RANK)
+        self._reports.minute(watched)
         self._next_look_ns = reading.outcome.next_look_ns
         if watched.take_end(reading.snapshot):
             self._reports.detached(watched.attached, time.monotonic_ns())
@@ -331,6 +332,7 @@ class MonitorService:
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
         self._reports.verdict(attached, verdict, now_ns, observed_only=only_reports)
+        self._reports.minute(watched, at_once=not only_reports, is_last=not only_reports)
         try:
             self._examine(watched, verdict, passive=only_reports, deadline_ns=deadline_ns)
         except Exception as error:  # noqa: BLE001 - a rank is terminated whether or not evidence can be collected
@@ -358,7 +360,10 @@ class MonitorService:
         )
         if not passive:
             watched.keep_note(evidence.note)
-        self._reports.evidence(self._settings.log_dir, watched.attached, evidence)
+        self._reports.evidence(self._settings.log_dir, watched, evidence)
+        snapshot = watched.final_snapshot()
+        if snapshot is not None:
+            self._reports.last_events(watched, snapshot)
 
     def _go_on_terminating(self, termination: RankTermination) -> None:
         assert self._watched is not None
@@ -373,8 +378,9 @@ class MonitorService:
         attached, snapshot = self._watched.attached, self._watched.final_snapshot()
         if snapshot is not None:
             self._reports.news(self._watched, snapshot)
-            self._reports.progress(self._watched, snapshot, at_once=True)
             self._ended = self._watched.intervals(0, self._paused_at_ns)
+            self._reports.minute(self._watched, at_once=True)
+            self._reports.last_events(self._watched, snapshot)
         self._reports.rank_gone(attached, snapshot)
         self._leave_rank()
 
@@ -393,14 +399,14 @@ class MonitorService:
             return
         if not is_gone(self._parent_pidfd) and not wait_gone(self._parent_pidfd, _LAUNCHER_ENDS_S):
             # the launcher lives and will start another monitor: no reason to end the rank
-            self._reports.note("lost the connection to the launcher: exiting, the launcher starts another monitor")
+            self._reports.launcher_gone("lost the connection to the launcher, which starts another monitor: exiting")
             return
         self._reports.launcher_gone()
         left = end_orphans(self._settings.socket_path, self._group)
         if left:
             pids = sorted({each.pid for each in left})
             who = f"process {pids[0]} is" if len(pids) == 1 else f"processes {', '.join(map(str, pids))} are"
-            self._reports.note(f"{who} still running after SIGKILL")
+            self._reports.warn(f"{who} still running after SIGKILL")
         remove_run_directory(self._settings.socket_path)
 
     def _stop(self) -> None:

@@ -26,8 +26,10 @@ from megatron_ft.core.board.intervals import is_blank
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.timeouts.arming import with_armed
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
+from megatron_ft.core.timeouts.minutes import MINUTE_NS
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.file_thread import FileThread
@@ -75,6 +77,7 @@ class WatchedRank:
         self._arm: Arm | None = None
         self._sketches: SectionSketches | None = None
         self._milestones = Milestones()
+        self._has_last_minute = False
         self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
         self.last_good: BoardSnapshot | None = None
         self._before: BoardSnapshot | None = None
@@ -230,6 +233,20 @@ class WatchedRank:
             gaps = [*gaps, Gap(paused_since_ns, now_ns, now_ns - paused_since_ns, 0)]
         sketches = self._feed(board, now_ns, gaps)
         return Intervals(cycle, number, sketches.sketches(board, now_ns, gaps), facts_of(board))
+
+    def take_minute(self, *, at_once: bool = False, is_last: bool = False) -> Minute | None:
+        """Return the intervals since the last of these; None if that is less than a minute ago, unless ``at_once``.
+
+        After the last one, what still ends follows from the end of the rank, and isn't counted.
+        """
+        board, sketches = self.last_good, self._sketches
+        if board is None or sketches is None or board.watch_only or not board.ring_head or self._has_last_minute:
+            return None
+        now_ns = time.monotonic_ns()
+        if not at_once and now_ns // MINUTE_NS == sketches.minute_from_ns // MINUTE_NS:
+            return None
+        self._has_last_minute = is_last
+        return sketches.take_minute(board, now_ns, self.state.gaps)
 
     def excuse_since(self, since_ns: int) -> None:
         """Exclude the time since ``since_ns``, in which hang detection was suspended."""

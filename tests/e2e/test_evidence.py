@@ -521,7 +521,7 @@ def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
     assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == {**evidence.packed(), "missing": []}
     assert (tmp_path / path).read_text() == evidence_text(evidence)
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
-    assert len(os.listdir(tmp_path / "evidence")) == 2
+    assert len(os.listdir((tmp_path / path).parent)) == 2
 
 
 def test_link_or_fifo_in_place_of_an_evidence_file_is_replaced_without_waiting(tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_link_or_fifo_in_place_of_an_evidence_file_is_replaced_without_waiting(t
     text.mkdir()
     with pytest.raises(OSError, match="directory"):
         write_evidence(str(tmp_path), evidence)
-    assert sorted(os.listdir(tmp_path / "evidence")) == sorted([text.name, other.name])
+    assert sorted(os.listdir(text.parent)) == sorted([text.name, other.name])
     os.rename(tmp_path / "evidence", tmp_path / "real")
     (tmp_path / "evidence").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):

@@ -30,6 +30,7 @@ from megatron_ft.core.timeouts.exchange import Arm, Armed, Intervals, Milestone,
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from tests.support.monitored import expect, rank
 from tests.support.reactors import reactor
@@ -59,6 +60,7 @@ class Launcher:
             options=MonitorOptions(config=config),
             reactor=reactor,
             log=NullEventLog(),
+            minutes=NodeMinutes(NullEventLog(), 1),
             say=self.lines.append,
             on_event=lambda event: self.reports.append(event.report),
         )

@@ -12,9 +12,10 @@ import pytest
 
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from tests.support.reactors import reactor
 
@@ -64,6 +65,7 @@ def test_monitor_that_sends_nonsense_is_replaced_once(
         options=monitor_process.MonitorOptions(config=ConfigValues()),
         reactor=reactor,
         log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),
+        minutes=NodeMinutes(NullEventLog(), 1),
         say=said.append,
         on_event=lambda _event: None,
     )

@@ -70,7 +70,7 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     launched.wait_for("not killed .observe-only")
     wait_until(lambda: len(launched.events("verdict", role="monitor")) == 1, 5)
     # the rank is looked at after that, and has to be in its step still
-    wait_until(lambda: [*(launched.log_dir / "evidence").glob("rank1-*.json")] != [], 20)
+    wait_until(lambda: [*(launched.log_dir / "evidence").glob("*/rank1-*.json")] != [], 20)
     go(launched)
     finished = launched.wait()
     assert finished.code == 0
@@ -84,7 +84,7 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     assert (verdict["observed_only"], verdict["section"], verdict["timeout_s"]) == (True, "step", 0.3)
     assert launched.events("signalled", role="monitor") == []
     # faulthandler writes at a signal; py-spy and the rank's own thread need none
-    (page,) = (launched.log_dir / "evidence").glob("rank1-*.json")
+    (page,) = (launched.log_dir / "evidence").glob("*/rank1-*.json")
     stacks = json.loads(page.read_text())["stacks"]
     assert stacks["threads"] == [] or stacks["source"] != "faulthandler"
     (ended,) = launched.events("cycle_ended")

@@ -44,7 +44,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def evidence(launched: Launched, cycle: int) -> dict[int, dict[str, Any]]:
     """By rank."""
     documents = [
-        json.loads(path.read_text()) for path in (launched.log_dir / "evidence").glob(f"*-cycle{cycle}-*.json")
+        json.loads(path.read_text()) for path in (launched.log_dir / "evidence").glob(f"*/*-cycle{cycle}-*.json")
     ]
     return {document["rank"]: document for document in documents}
 
@@ -95,10 +95,11 @@ def test_evidence_is_for_its_owner_and_for_people(job: tuple[Launched, list[Verd
     launched, verdicts = job
     directory = launched.log_dir / "evidence"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.glob("*/*")} == {0o600}
     told = {event["file"] for event in launched.events("evidence", "monitor") + launched.events("evidence")}
-    assert {launched.log_dir / name for name in told} == set(directory.glob("*.txt"))
-    page = next(directory.glob(f"rank{verdicts[1].fault.rank}-cycle1-*.txt")).read_text()
+    assert {launched.log_dir / name for name in told} == set(directory.glob("*/*.txt"))
+    page = next(directory.glob(f"*/rank{verdicts[1].fault.rank}-cycle1-*.txt")).read_text()
     for words in ("in job.py:", "section:      step, open for", "main thread (innermost call first, by faulthandler):"):
         assert words in page
 
@@ -223,7 +224,7 @@ raise ValueError("boom \x1b]0;pwned\x07 \x1b[2J\r\n[ft_launcher] all is well\r")
     (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
     assert r"rank 0 raised ValueError: boom \x1b]0;pwned\x07 \x1b[2J [ft_launcher] all is well" in line
     assert "all is well" not in [line.strip() for line in finished.lines]
-    (page,) = (launched.log_dir / "evidence").glob("*.txt")
+    (page,) = (launched.log_dir / "evidence").glob("*/*.txt")
     assert all(char.isprintable() or char == "\n" for char in page.read_text())
 
 
@@ -250,7 +251,7 @@ forever()
     assert [end[:2] for end in launched.ends()] == [(1, "hang")]
     process = re.search(r"waits for its process (\d+) \((.+?)\), which was killed by SIGKILL, in ", line)
     assert process is not None, line
-    (page,) = (launched.log_dir / "evidence").glob("rank1-*.txt")
+    (page,) = (launched.log_dir / "evidence").glob("*/rank1-*.txt")
     assert f"process {process[1]} ({process[2]}), which was killed by SIGKILL" in page.read_text()
 
 

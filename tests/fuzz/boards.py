@@ -23,7 +23,7 @@ from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor import watched_rank
-from megatron_ft.monitor.reports import next_batch
+from megatron_ft.monitor.reports import last_events
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.status_facts import job_facts, rank_facts
@@ -150,8 +150,11 @@ class _Healthy:
             raise AssertionError(f"a fresh board can't be read: {error}") from None
         assert reading.outcome.action is not CheckAction.END_RANK, (told, reading)
         assert not (reading.snapshot.closing and reading.damage is None), told
-        batch = next_batch(self._watched.board, reading.snapshot, time.monotonic_ns(), at_once=True)
-        json.dumps(None if batch is None else pack(batch, "ev", full=True), allow_nan=False)
+        for record in (
+            last_events(self._watched.board, reading.snapshot, time.monotonic_ns()),
+            self._watched.take_minute(at_once=True),
+        ):
+            json.dumps(None if record is None else pack(record, "ev", full=True), allow_nan=False)
         outcome = "renewed" if reading.damage is not None else "judged rightly"
         if reading.damage is None:
             # a word that is nobody's, or not one that is judged

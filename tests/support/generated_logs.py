@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,24 @@ from megatron_ft.core.board.layout import EVENT_END as END
 from megatron_ft.core.board.layout import EVENT_HEARTBEAT as HEARTBEAT
 from megatron_ft.core.board.layout import EVENT_ITERATION as ITERATION
 from megatron_ft.core.board.layout import EVENT_START as START
-from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT
+from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT, SectionView
+from megatron_ft.core.codec import pack
+from megatron_ft.core.facts import SCHEMA
+from megatron_ft.core.timeouts.minutes import MINUTE_NS
+from megatron_ft.core.timeouts.sketching import SectionSketches
+from tests.fuzz.healthy import BOARD
 
-__all__ = ["END", "HEARTBEAT", "ITERATION", "START", "Fault", "GeneratedJob", "progress_record", "write_job"]
+__all__ = [
+    "END",
+    "HEARTBEAT",
+    "ITERATION",
+    "START",
+    "Fault",
+    "GeneratedJob",
+    "minute_records",
+    "progress_record",
+    "write_job",
+]
 
 S = 1_000_000_000
 NAMES = ["setup", "step", "checkpointing", "write shards"]
@@ -46,19 +61,21 @@ class GeneratedJob:
     steps: int = 60
     ranks_per_node: int = 8
     step_s: float = 0.5
-    batch_s: float = 5.0
+    last_events: int = 512
     checkpoint_every: int = 20
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     sections: tuple[str, ...] = tuple(NAMES)
-    lost_before_batch: int | None = None
+    lost_in_minute: int | None = None
 
     def host(self, rank: int) -> str:
         return f"node-{rank // self.ranks_per_node}"
 
 
-def progress_record(rank: int, cycle: int, names: list[str], from_ns: int, events: list[Event], lost: int = 0) -> Any:
-    """One `progress` record as a monitor writes it."""
+def progress_record(
+    rank: int, cycle: int, names: list[str], from_ns: int, events: list[Event], skipped: int = 0
+) -> Any:
+    """One `progress` record as a monitor makes it."""
     at_us = [0, *((at - from_ns) // 1000 for at, _, _ in events)]
     return {
         "t": (events[-1][0] if events else from_ns) + S,
@@ -70,30 +87,67 @@ def progress_record(rank: int, cycle: int, names: list[str], from_ns: int, event
         "dt_us": [b - a for a, b in itertools.pairwise(at_us)],
         "code": [(kind << KIND_SHIFT - SECTION_SHIFT) + (0 if kind >= HEARTBEAT else what) for _, kind, what in events],
         "iterations": [what for _, kind, what in events if kind == ITERATION],
-        "lost": lost,
+        "skipped": skipped,
     }
 
 
+def minute_records(
+    rank: int,
+    cycle: int,
+    names: list[str],
+    from_ns: int,
+    events: list[Event],
+    *,
+    until_ns: int | None = None,
+    lost_in: int | None = None,
+) -> list[dict[str, Any]]:
+    """The `minute` records that a monitor makes of these events; in number ``lost_in`` half of them were lost."""
+    sections = tuple(SectionView(name, 0, 0, None) for name in names)
+    board = BOARD._replace(cycle=cycle, rank=rank, start_ns=from_ns, last_transition_ns=from_ns, sections=sections)
+    sketches, found, head, opened = SectionSketches(board), list[dict[str, Any]](), 0, dict[int, int]()
+    end_ns = max(until_ns or 0, events[-1][0] if events else from_ns)
+    for minute in range(from_ns // MINUTE_NS, end_ns // MINUTE_NS + 1):
+        to_ns = min((minute + 1) * MINUTE_NS, end_ns)
+        mine = [event for event in events if minute * MINUTE_NS <= event[0] < (minute + 1) * MINUTE_NS]
+        for at, kind, what in mine:
+            if kind == START:
+                opened[what] = at
+            elif kind == END:
+                opened.pop(what, None)
+        head += len(mine)
+        views = tuple(each._replace(opened_at_ns=opened.get(at, 0)) for at, each in enumerate(sections))
+        now = board._replace(sections=views, ring_head=head)
+        kept = mine[len(mine) // 2 :] if len(found) == lost_in else mine
+        words = [
+            word
+            for at, kind, what in kept
+            for word in (at, kind << KIND_SHIFT | (what if kind >= HEARTBEAT else what << SECTION_SHIFT))
+        ]
+        sketches.feed(head - len(kept), words, now, to_ns)
+        record = sketches.take_minute(now, to_ns)
+        found.append({"t": to_ns, **pack(record, "ev", full=True)})
+    return found
+
+
 def write_job(directory: Path, job: GeneratedJob) -> None:
-    """Write the logs of launchers and monitors of a whole run."""
+    """Write the logs of the launchers of a whole run."""
     boot_ns = {job.host(rank): (1000 + 77 * rank) * S for rank in range(0, job.ranks, job.ranks_per_node)}
     plan = list(_cycles(job))
     for host, boot in boot_ns.items():
-        _write(directory, job, "launcher", host, "", boot, _launcher_records(job, host, boot, plan))
-    for rank in range(job.ranks):
-        host = job.host(rank)
-        records = _monitor_records(job, rank, boot_ns[host], plan)
-        _write(directory, job, "monitor", host, f"local{rank % job.ranks_per_node}", boot_ns[host], records)
+        of_ranks = [_monitor_records(job, rank, boot, plan) for rank in range(job.ranks) if job.host(rank) == host]
+        records = itertools.chain(_launcher_records(job, host, boot, plan), *of_ranks)
+        _write(directory, host, boot, sorted(records, key=lambda record: record["t"]))
     for fault in job.faults:
         if fault.kind == "hang":
             path = directory / evidence_file(job, fault)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"rank {fault.rank} is stopped\n  data_loader.py:88 next_batch <b>&</b>\n" * 12)
 
 
 def evidence_file(job: GeneratedJob, fault: Fault) -> str:
     """Relative to the directory."""
-    return f"evidence/rank{fault.rank}-cycle{fault.cycle}-{job.host(fault.rank)}-{5000 + fault.rank}.txt"
+    stem = f"rank{fault.rank}-cycle{fault.cycle}-{job.host(fault.rank)}-{5000 + fault.rank}"
+    return f"evidence/cycle{fault.cycle}/{stem}.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +223,12 @@ def _monitor_records(job: GeneratedJob, rank: int, boot: int, plan: list[_Cycle]
         starts = [at for at, kind, _ in events if kind == ITERATION]
         if starts:
             yield {"t": starts[0] + S, "ev": "first_iteration", **who, "iteration": cycle.first, "at_ns": starts[0]}
-        yield from _batches(job, rank, cycle.number, begin, events)
+        names, last = list(job.sections), events[-job.last_events :]
+        until_ns = boot + int((cycle.stops if cycle.fault is not None else cycle.ends - 0.1) * S)
+        yield from minute_records(
+            rank, cycle.number, names, begin, events, until_ns=until_ns, lost_in=job.lost_in_minute
+        )
+        yield progress_record(rank, cycle.number, names, last[0][0], last, len(events) - len(last))
         end = boot + int((cycle.ends - 0.1) * S)
         if cycle.fault is not None and cycle.fault.rank == rank:
             yield from _hung(job, cycle, rank, events[-1][0])
@@ -213,27 +272,12 @@ def _events(job: GeneratedJob, rank: int, boot: int, cycle: _Cycle) -> Iterator[
             at += long
 
 
-def _batches(job: GeneratedJob, rank: int, cycle: int, begin: int, events: list[Event]) -> Iterator[dict[str, Any]]:
-    names, last, batch, number = list(job.sections), begin, list[Event](), 0
-    for event in [*events, None]:
-        if event is None or (batch and event[0] - last > job.batch_s * S):
-            lost = 0
-            if job.lost_before_batch is not None and number == job.lost_before_batch:
-                lost, batch = len(batch) // 2, batch[len(batch) // 2 :]
-            yield progress_record(rank, cycle, names, last, batch, lost)
-            last, batch, number = batch[-1][0] if batch else last, [], number + 1
-        if event is not None:
-            batch.append(event)
-
-
-def _write(
-    directory: Path, job: GeneratedJob, role: str, host: str, name: str, boot: int, records: Iterator[dict[str, Any]]
-) -> None:
+def _write(directory: Path, host: str, boot: int, records: Iterable[dict[str, Any]]) -> None:
     wall = 1_790_000_000 * S
-    header = {"t": boot, "ev": "log_opened", "schema": 1, "role": role, "host": host, "pid": 7, "run_id": "generated"}
-    path = directory / f"{role}-{host}-{name}-{wall}.jsonl"
+    header = {"t": boot, "ev": "log_opened", "schema": SCHEMA, "role": "launcher", "host": host, "pid": 7}
+    path = directory / f"launcher-{host}-{wall}.jsonl"
     with path.open("w") as file:
-        for record in [{**header, "wall_ns": wall}, *records]:
+        for record in [{**header, "run_id": "generated", "wall_ns": wall}, *records]:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 

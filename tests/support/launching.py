@@ -177,10 +177,15 @@ class Launched:
         return found
 
     def events(self, name: str, role: str = "launcher") -> list[dict[str, Any]]:
-        """Records of that name in the event logs of that role, oldest first."""
-        records = [
-            json.loads(line) for path in self.log_dir.glob(f"{role}-*.jsonl") for line in path.read_text().splitlines()
-        ]
+        """Records of that name that processes of that role have made, oldest first.
+
+        The launcher logs what its monitors report; of verdicts, its own have a text.
+        """
+        roles = ("launcher", "monitor") if role == "monitor" else (role,)
+        paths = (path for each in roles for path in self.log_dir.glob(f"{each}-*.jsonl"))
+        records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        if name == "verdict":
+            records = [each for each in records if (each.get("text") is None) == (role == "monitor")]
         return sorted((r for r in records if r["ev"] == name), key=lambda record: record["t"])
 
     def ends(self) -> list[tuple[int | None, str | None, str, int | None]]:

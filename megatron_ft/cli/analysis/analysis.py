@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
 from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
-from megatron_ft.cli.analysis.goodput import Goodput, goodput_of
 from megatron_ft.cli.analysis.intervals import LoggedInterval, intervals_of, timeouts_in_force
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.core.goodput.classify import Goodput, classify
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ def analyze(run: RunLogs) -> Analysis:
     return Analysis(
         summary=summary,
         timeline=timeline,
-        goodput=goodput_of(timeline),
+        goodput=classify(run.records, begin_ns=run.opened_wall_ns, end_ns=timeline.end_ns),
         intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
         failures=tuple(failures_of(timeline)),
         windows=tuple(windows_of(timeline)),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from megatron_ft.cli.analysis.timeline import Timeline, Track
-from megatron_ft.cli.logs.progress import Int64s
+from megatron_ft.cli.analysis.timeline import Timeline, Track, TrackMinute
 from megatron_ft.cli.logs.runs import RunLogs
-from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.facts.monitor import Timeouts
+from megatron_ft.core.timeouts import minutes
+from megatron_ft.core.timeouts.minutes import SectionMinute
+from megatron_ft.core.timeouts.tail import length_of
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
+_LOGGED = {minutes.OUT_OF_SECTION: OUT_OF_SECTION, minutes.HEARTBEAT: HEARTBEATS}
 _LIMIT_S = 1e7  # anything longer isn't meant as a limit
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +31,10 @@ class LoggedInterval:
         name: section, or OUT_OF_SECTION, or HEARTBEATS.
         timeout_s: in force at the end of the run; the smallest, if ranks differ; None: none, or not logged.
         longest_rank, longest_cycle: rank and cycle of the longest interval.
+        median_s, p99_s: to 9 %, where a minute had more than 6 intervals.
         known: share of the recorded time that is known; below 1 for OUT_OF_SECTION after a loss of events, because one
-        of the sections may have been open.
-        left_out_s: for OUT_OF_SECTION, the longest time between a rank's first iteration and its first "step".
+            of the sections may have been open.
+        left_out_s: for OUT_OF_SECTION, the longest of the first ones of each cycle, which aren't in ``longest_s``.
         hangs: number of ranks ended for it; such an interval isn't an observed one.
     """
 
@@ -51,17 +56,145 @@ class LoggedInterval:
         return self.timeout_s / self.longest_s if self.timeout_s and self.longest_s else None
 
 
+@dataclass
+class Lengths:
+    """Lengths of many intervals, and how often each was seen; those from a histogram are the middle of a bucket."""
+
+    exact_s: list[float] = field(default_factory=list)
+    buckets: dict[int, float] = field(default_factory=dict)
+
+    def add(self, section: SectionMinute) -> None:
+        if section.spans:
+            self.exact_s += [length_s for _, length_s in section.spans]
+            return
+        for bucket, count in section.sketch.tail:
+            self.buckets[bucket] = self.buckets.get(bucket, 0.0) + count
+
+    def weighted(self) -> tuple[Floats, Floats]:
+        """Return the lengths in seconds, shortest first, and their counts."""
+        middle = [length_of(bucket) * 2 ** (-1 / 16) for bucket in self.buckets]
+        seconds = np.array([*self.exact_s, *middle], dtype=np.float64)
+        counts = np.array([*[1.0] * len(self.exact_s), *self.buckets.values()], dtype=np.float64)
+        order = np.argsort(seconds, kind="stable")
+        return seconds[order], counts[order]
+
+    def quantile(self, share: float, longest_s: float) -> float | None:
+        """Return the length that this share of the intervals doesn't exceed; None without any."""
+        seconds, counts = self.weighted()
+        if not len(seconds):
+            return None
+        if not self.buckets:
+            return float(np.quantile(seconds, share))
+        at = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
+        return min(float(seconds[min(at, len(seconds) - 1)]), longest_s)
+
+
 def intervals_of(timeline: Timeline, timeouts: dict[str, float]) -> list[LoggedInterval]:
     """Return a row for each section observed or with a timeout, then out of section and between heartbeats."""
-    names = list(dict.fromkeys((*timeline.names, *timeouts)))
-    special = [name for name in (OUT_OF_SECTION, HEARTBEATS) if name in names or any(_pieces(timeline, name))]
-    rows = [name for name in names if name not in (OUT_OF_SECTION, HEARTBEATS)] + special
-    return [_interval(timeline, name, timeouts.get(name)) for name in rows]
+    rows = _rows(timeline)
+    names = list(dict.fromkeys((*timeline.names, *timeouts, *rows)))
+    special = [name for name in (OUT_OF_SECTION, HEARTBEATS) if name in names]
+    known = _known(timeline)
+    return [
+        (rows.get(name) or _Row(name)).interval(timeline, timeouts.get(name), known)
+        for name in [*(name for name in names if name not in special), *special]
+    ]
 
 
-def durations_s(timeline: Timeline, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return all observed intervals of one name, in seconds."""
-    return np.concatenate([np.empty(0, dtype=np.int64), *(ns for _, ns in _pieces(timeline, name))]) / 1e9
+def lengths_of(timelines: Iterable[Timeline], name: str) -> tuple[Floats, Floats]:
+    """Return all observed lengths of one name, in seconds, shortest first, and their counts."""
+    found = Lengths()
+    for timeline in timelines:
+        for track in timeline.tracks:
+            for _, section in of_section(track, name):
+                found.add(section)
+    return found.weighted()
+
+
+def of_section(track: Track, name: str) -> Iterator[tuple[TrackMinute, SectionMinute]]:
+    """Yield the minutes of a rank in which intervals of a section ended."""
+    logged = next((each for each, shown in _LOGGED.items() if shown == name), name)
+    for minute in track.minutes:
+        section = minute.of.sections.get(logged)
+        if section is not None and section.sketch.ended:
+            yield minute, section
+
+
+def longest_of_rest(section: SectionMinute) -> float:
+    """Return the longest interval that isn't among the first of its cycle; negative without one."""
+    sketch = section.sketch
+    if sketch.longest_s > sketch.first_s:
+        return sketch.longest_s
+    rest_s = length_of(sketch.tail[-1][0]) if sketch.tail else -1.0
+    return min(rest_s, sketch.first_s)
+
+
+class _Row:
+    """All intervals of one name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lengths = Lengths()
+        self._count = 0
+        self._longest_s = self._first_s = -1.0
+        self._longest: Track | None = None
+
+    def add(self, track: Track, section: SectionMinute) -> None:
+        sketch = section.sketch
+        self._count += sketch.ended
+        self._lengths.add(section)
+        self._first_s = max(self._first_s, sketch.first_s)
+        longest_s = longest_of_rest(section) if self._name == OUT_OF_SECTION else sketch.longest_s
+        if longest_s > self._longest_s:
+            self._longest_s, self._longest = longest_s, track
+
+    def interval(self, timeline: Timeline, timeout_s: float | None, known: float) -> LoggedInterval:
+        is_outside, longest = self._name == OUT_OF_SECTION, self._longest
+        return LoggedInterval(
+            name=self._name,
+            timeout_s=timeout_s,
+            count=self._count,
+            longest_s=None if longest is None else self._longest_s,
+            longest_rank=None if longest is None else longest.rank,
+            longest_cycle=None if longest is None else longest.cycle,
+            median_s=self._lengths.quantile(0.5, self._longest_s) if longest is not None else None,
+            p99_s=self._lengths.quantile(0.99, self._longest_s) if longest is not None else None,
+            hangs=sum(track.hang is not None and judged(track) == self._name for track in timeline.tracks),
+            known=known if is_outside else 1.0,
+            left_out_s=self._first_s if is_outside and self._first_s > 0 else None,
+        )
+
+
+def _rows(timeline: Timeline) -> dict[str, _Row]:
+    rows: dict[str, _Row] = {}
+    for track in timeline.tracks:
+        for minute in track.minutes:
+            for logged, section in minute.of.sections.items():
+                if section.sketch.ended:
+                    name = _LOGGED.get(logged, logged)
+                    if name not in rows:
+                        rows[name] = _Row(name)
+                    rows[name].add(track, section)
+    return rows
+
+
+def _known(timeline: Timeline) -> float:
+    """Return the share of the recorded time in which no event was lost."""
+    recorded_s = known_s = 0.0
+    for track in timeline.tracks:
+        for minute in track.minutes:
+            length_s = minute.of.to_s - minute.of.from_s
+            recorded_s += length_s
+            known_s += 0.0 if minute.of.lost else length_s
+    return known_s / recorded_s if recorded_s else 1.0
+
+
+def judged(track: Track) -> str:
+    """Return the name of what a track's hang was about."""
+    assert track.hang is not None
+    if track.hang.section is not None:
+        return track.hang.section
+    return HEARTBEATS if "heartbeat" in track.hang.kind else OUT_OF_SECTION
 
 
 def timeouts_in_force(run: RunLogs) -> dict[str, float]:
@@ -81,114 +214,3 @@ def timeouts_in_force(run: RunLogs) -> dict[str, float]:
         for name, seconds in timeouts.items():
             found[name] = min(seconds, found.get(name, seconds))
     return found
-
-
-def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> LoggedInterval:
-    pieces = [(track, ns) for track, ns in _pieces(timeline, name) if len(ns)]
-    seconds = np.concatenate([ns for _, ns in pieces]) / 1e9 if pieces else None
-    where, longest = max(pieces, key=lambda piece: int(piece[1].max()), default=(None, None))
-    return LoggedInterval(
-        name=name,
-        timeout_s=timeout_s,
-        count=0 if seconds is None else len(seconds),
-        longest_s=None if longest is None else int(longest.max()) / 1e9,
-        longest_rank=None if where is None else where.rank,
-        longest_cycle=None if where is None else where.cycle,
-        median_s=None if seconds is None else float(np.median(seconds)),
-        p99_s=None if seconds is None else float(np.percentile(seconds, 99)),
-        hangs=sum(track.hang is not None and judged(track) == name for track in timeline.tracks),
-        **(_of_outside(timeline) if name == OUT_OF_SECTION else {}),
-    )
-
-
-def judged(track: Track) -> str:
-    """Return the name of what a track's hang was about."""
-    assert track.hang is not None
-    if track.hang.section is not None:
-        return track.hang.section
-    return HEARTBEATS if "heartbeat" in track.hang.kind else OUT_OF_SECTION
-
-
-def ended(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
-    """Return when each interval of a section (or out of section) ended on a rank, and its duration; ns."""
-    begin_ns, end_ns = _before_verdict(track, *_intervals(timeline, track, name))
-    order = np.argsort(end_ns, kind="stable")
-    return end_ns[order], (end_ns - begin_ns)[order]
-
-
-def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """Drop intervals that ended after the verdict: a rank being ended may wake and close its section."""
-    if track.hang is None:
-        return begin_ns, end_ns
-    healthy = end_ns <= track.hang.at_ns
-    return begin_ns[healthy], end_ns[healthy]
-
-
-def _intervals(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
-    """Return beginnings and ends of a section's intervals on a rank, or of those out of section; ns."""
-    none = np.empty(0, dtype=np.int64)
-    if track.spans is None:
-        return none, none
-    if name == OUT_OF_SECTION:
-        begin_ns, end_ns, _ = _outside(timeline, track)
-        return begin_ns, end_ns
-    if name not in timeline.names:
-        return none, none
-    closed = track.spans.closed
-    mine = closed.sections == timeline.names.index(name)
-    return closed.begin_ns[mine], closed.end_ns[mine]
-
-
-def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
-    """Yield each track with intervals of that name, and the durations of healthy ones, ns."""
-    for track in timeline.tracks:
-        if name == HEARTBEATS:
-            if track.spans is not None and len(track.spans.heartbeat_gaps_ns):
-                yield track, track.spans.heartbeat_gaps_ns
-            continue
-        begin_ns, end_ns = _intervals(timeline, track, name)
-        if len(begin_ns):
-            begin_ns, end_ns = _before_verdict(track, begin_ns, end_ns)
-            yield track, end_ns - begin_ns
-
-
-def _outside(timeline: Timeline, track: Track) -> tuple[Int64s, Int64s, int]:
-    """Return beginnings and ends of the times out of section, and the longest one left out, ns.
-
-    The rank's warm-up, from its first iteration to its first "step", is left out, since it may have no timeout. The
-    time from the attachment to the first section is included.
-    """
-    assert track.spans is not None
-    begin_ns, end_ns = track.spans.outside
-    attached_ns, first_ns = track.attached_ns, track.spans.first_start_ns
-    if attached_ns is not None and first_ns is not None and attached_ns < first_ns:
-        begin_ns, end_ns = np.insert(begin_ns, 0, attached_ns), np.insert(end_ns, 0, first_ns)
-    if not timeline.has_steps or not len(track.spans.iteration_begin_ns) or not len(begin_ns):
-        return begin_ns, end_ns, 0
-    iteration_ns = int(track.spans.iteration_begin_ns[0])
-    first_step_ns = _first_step_ns(timeline, track)
-    step_ns = int(end_ns[-1]) + 1 if first_step_ns is None else first_step_ns
-    warming_up = (end_ns > iteration_ns) & (begin_ns < step_ns)
-    left_out_ns = (end_ns - np.maximum(begin_ns, iteration_ns))[warming_up].max(initial=0)
-    end_ns = np.where(warming_up, np.minimum(end_ns, iteration_ns), end_ns)
-    kept = ~warming_up | (end_ns > begin_ns)
-    return begin_ns[kept], end_ns[kept], int(left_out_ns)
-
-
-def _first_step_ns(timeline: Timeline, track: Track) -> int | None:
-    """Return when "step" was opened for the first time on a rank; None if it never was."""
-    if track.spans is None or STEP not in timeline.names:
-        return None
-    number, closed = timeline.names.index(STEP), track.spans.closed
-    first = closed.begin_ns[closed.sections == number][:1]
-    return min([*first.tolist(), *(at for section, at in track.still_open() if section == number)], default=None)
-
-
-def _of_outside(timeline: Timeline) -> dict[str, Any]:
-    left_out_ns = recorded_ns = unknown_ns = 0
-    for track in timeline.tracks:
-        if track.spans is not None:
-            left_out_ns = max(left_out_ns, _outside(timeline, track)[2])
-            unknown_ns += track.spans.recorded_ns - track.spans.outside_known_ns
-            recorded_ns += track.spans.recorded_ns
-    return {"known": 1 - unknown_ns / max(1, recorded_ns), "left_out_s": left_out_ns / 1e9 or None}

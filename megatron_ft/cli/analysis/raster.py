@@ -1,5 +1,8 @@
 """The timeline as a grid for the pictures: each rank's main state in each column of time. Pure.
 
+The last events of a rank are drawn as they were, what was before minute by minute: a section of which a minute had more
+than six intervals is spread evenly over it.
+
 A run may have millions of spans, and a picture some thousand columns: both pictures are drawn from the grid, so that
 they cost the same for two ranks and for thousands.
 """
@@ -7,7 +10,7 @@ they cost the same for two ranks and for thousands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,8 @@ MOST_SECTIONS = 250
 """Sections with a state of their own, which is a byte; the others share one."""
 _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank's life shows in a column from that on
 
+_DEEPEST = 32
+
 Shares = npt.NDArray[np.float64]
 
 
@@ -29,9 +34,8 @@ class Grid:
     """States of ranks (rows) in columns of time.
 
     Args:
-        states: ABSENT, HUNG (from the beginning of what the verdict is about), SILENT (no `progress` records, or some
-        were lost), OUTSIDE, or FIRST_SECTION + the section's index (at most MOST_SECTIONS). The innermost section
-        counts.
+        states: ABSENT, HUNG (from the beginning of what the verdict is about), SILENT (nothing recorded), OUTSIDE, or
+        FIRST_SECTION + the section's index (at most MOST_SECTIONS). The innermost section counts.
         edges_ns: edges of the columns, wall ns: one more than there are columns.
     """
 
@@ -76,12 +80,14 @@ def _states(track: Track, edges: Int64s) -> npt.NDArray[np.uint8]:
     if track.end_ns - track.begin_ns < width[0]:
         states[alive > 0] = OUTSIDE  # a short life must not vanish
     lived = states != ABSENT
-    if track.spans is None:
-        states[lived] = SILENT
-    else:
-        _paint_sections(states, track, edges, width, alive)
-        silent = _share(track.spans.unknown, edges, width)
-        states[lived & (silent > 0.5 * alive)] = SILENT
+    exact = _share(_exact(track), edges, width)
+    known = np.minimum(_share(_covered(track), edges, width) + exact, alive)
+    painted = states.copy()
+    _paint_sections(states, track, _levels_of_minutes(track), edges, width, alive)
+    _paint_sections(painted, track, _levels_of_events(track), edges, width, alive)
+    is_exact = exact > 0.5 * alive
+    states[is_exact] = painted[is_exact]
+    states[lived & (known < 0.5 * alive)] = SILENT
     if track.hang is not None:
         hung = _share([(track.hang.since_ns, track.end_ns)], edges, width)
         states[hung > 0] = HUNG
@@ -89,16 +95,33 @@ def _states(track: Track, edges: Int64s) -> npt.NDArray[np.uint8]:
     return states
 
 
-def _paint_sections(states: npt.NDArray[np.uint8], track: Track, edges: Int64s, width: Int64s, alive: Shares) -> None:
+def _exact(track: Track) -> list[tuple[int, int]]:
+    """Return the times of which the events themselves are known."""
+    spans = track.spans
+    if spans is None or spans.end_ns <= spans.begin_ns:
+        return []
+    corners = [spans.begin_ns, *(at for span in spans.unknown for at in span), max(spans.end_ns, track.end_ns)]
+    return list(zip(corners[::2], corners[1::2], strict=True))
+
+
+def _covered(track: Track) -> list[tuple[int, int]]:
+    """Return the times that minutes tell of; the first and the last stand for the rest of the rank's life, too."""
+    corners = [at for minute in track.minutes for at in (minute.from_ns, minute.to_ns)]
+    corners[:1], corners[-1:] = ([track.begin_ns], [track.end_ns]) if corners else ([], [])
+    return list(zip(corners[::2], corners[1::2], strict=True))
+
+
+def _paint_sections(
+    states: npt.NDArray[np.uint8], track: Track, levels: _Levels, edges: Int64s, width: Int64s, alive: Shares
+) -> None:
     """Paint level by level, outermost first: sections that together fill half of a column take it.
 
     A rare section takes a column with less: otherwise a checkpoint shorter than two columns would show or not depending
     on where it lies.
     """
     length = max(1, track.end_ns - track.begin_ns)
-    levels = _levels(track)
     for level in levels:
-        shares = {section: _share_of(begin, end, edges, width) for section, (begin, end) in level.items()}
+        shares = {section: stretches.share(edges, width) for section, stretches in level.items()}
         if not shares:
             continue
         sections = np.array(list(shares), dtype=np.uint16)
@@ -107,8 +130,7 @@ def _paint_sections(states: npt.NDArray[np.uint8], track: Track, edges: Int64s, 
         taken = (each.sum(axis=0) >= 0.5 * np.maximum(alive, 1e-12)) & (states != ABSENT) & (each.max(axis=0) > 0)
         states[taken] = _state(best[taken])
         for section, share in shares.items():
-            begin, end = level[section]
-            if (end - begin).sum() < _RARE * length:
+            if level[section].total_ns < _RARE * length:
                 states[(share >= _SALIENT) & (states != ABSENT)] = _state(np.uint16(section))
 
 
@@ -116,36 +138,85 @@ def _state(section: npt.ArrayLike) -> npt.NDArray[np.uint8]:
     return (np.minimum(np.asarray(section, dtype=np.int64), MOST_SECTIONS) + FIRST_SECTION).astype(np.uint8)
 
 
-def _levels(track: Track) -> list[dict[int, tuple[Int64s, Int64s]]]:
-    """Return, by depth and section, beginnings and ends of spans; spans that never ended go to the end."""
-    assert track.spans is not None
+@dataclass
+class _Stretches:
+    """Times in which a section was open, in order: for all of each, or for a part spread evenly over it."""
+
+    begin_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
+    open_ns: list[int] = field(default_factory=list)
+
+    def add(self, begin_ns: int, end_ns: int, open_ns: int | None = None) -> None:
+        self.begin_ns.append(begin_ns)
+        self.end_ns.append(end_ns)
+        self.open_ns.append(end_ns - begin_ns if open_ns is None else min(open_ns, end_ns - begin_ns))
+
+    @property
+    def total_ns(self) -> int:
+        return sum(self.open_ns)
+
+    def share(self, edges: Int64s, width: Int64s) -> Shares:
+        """Return the share of each column in which the section was open."""
+        begin, end, open_ = (np.array(each, dtype=np.int64) for each in (self.begin_ns, self.end_ns, self.open_ns))
+        return _share_of(begin, end, open_, edges, width)
+
+
+_Levels = list[dict[int, _Stretches]]
+"""By depth and section."""
+
+
+def _at(levels: _Levels, depth: int, section: int) -> _Stretches:
+    while len(levels) <= depth:
+        levels.append({})
+    return levels[depth].setdefault(section, _Stretches())
+
+
+def _levels_of_events(track: Track) -> _Levels:
+    """Return the sections among the last events; those that never ended go to the end."""
+    levels: _Levels = []
+    if track.spans is None:
+        return levels
     closed = track.spans.closed
-    levels: list[dict[int, tuple[Int64s, Int64s]]] = []
-    for depth in range(int(closed.depths.max(initial=0)) + 1):
-        at = closed.depths == depth
-        sections, begin, end = closed.sections[at], closed.begin_ns[at], closed.end_ns[at]
-        levels.append(
-            {int(s): (begin[sections == s], end[sections == s]) for s in np.unique(sections)},
-        )
-    for depth, (section, begun) in enumerate(track.still_open()):
-        if depth == len(levels):
-            levels.append({})
-        begin, end = levels[depth].get(section, (np.empty(0, np.int64), np.empty(0, np.int64)))
-        levels[depth][section] = (np.append(begin, begun), np.append(end, track.end_ns))
+    columns = (closed.depths, closed.sections, closed.begin_ns, closed.end_ns)
+    for depth, section, begin_ns, end_ns in zip(*(each.tolist() for each in columns), strict=True):
+        _at(levels, depth, section).add(begin_ns, end_ns)
+    for depth, (section, begun_ns) in enumerate(track.still_open()):
+        _at(levels, depth, section).add(begun_ns, track.end_ns)
+    return levels
+
+
+def _levels_of_minutes(track: Track) -> _Levels:
+    levels: _Levels = []
+    for number, minute in enumerate(track.minutes):
+        # before the first iteration, the first minute of a rank is its start
+        begins_s = minute.of.iterations[0][1] if number == 0 and minute.of.iterations else minute.of.from_s
+        for section, of in minute.of.sections.items():
+            if section in track.numbers:
+                mine = _at(levels, min(of.depth, _DEEPEST), track.numbers[section])
+                for begin_s, length_s in of.spans:
+                    mine.add(minute.wall_ns(begin_s), minute.wall_ns(begin_s + length_s))
+                if not of.spans and of.total_s:
+                    mine.add(minute.wall_ns(begins_s), minute.to_ns, round(of.total_s * 1e9))
+    for section, of in track.minutes[-1].of.sections.items() if track.minutes else ():
+        if section in track.numbers and of.sketch.open_s >= 0:
+            begun_ns = track.minutes[-1].to_ns - round(of.sketch.open_s * 1e9)
+            _at(levels, min(of.depth, _DEEPEST), track.numbers[section]).add(begun_ns, track.end_ns)
     return levels
 
 
 def _share(spans: Sequence[tuple[int, int]], edges: Int64s, width: Int64s) -> Shares:
     begin = np.array([begin for begin, _ in spans], dtype=np.int64)
     end = np.array([end for _, end in spans], dtype=np.int64)
-    return _share_of(begin, end, edges, width)
+    return _share_of(begin, end, end - begin, edges, width)
 
 
-def _share_of(begin: Int64s, end: Int64s, edges: Int64s, width: Int64s) -> Shares:
-    """Return the share of each column covered by these spans, which don't overlap and are in order."""
+def _share_of(begin: Int64s, end: Int64s, open_: Int64s, edges: Int64s, width: Int64s) -> Shares:
+    """Return the share of each column covered by these spans, of which ``open_`` counts; they are in order."""
     if not len(begin):
         return np.zeros(len(width))
     origin = int(edges[0])  # small numbers: a float can't hold ns since the epoch
     corners = np.maximum.accumulate(np.stack([begin, end], axis=1).ravel() - origin)
-    covered = np.cumsum(np.diff(corners, prepend=corners[0]) * (np.arange(len(corners)) % 2))
-    return np.diff(np.interp(edges - origin, corners, covered)) / width
+    lengths = np.diff(corners, prepend=corners[0])
+    weights = np.zeros(len(corners))
+    weights[1::2] = open_ / np.maximum(end - begin, 1)
+    return np.diff(np.interp(edges - origin, corners, np.cumsum(lengths * weights))) / width

@@ -1,7 +1,8 @@
 """Replay of past runs with other timeouts: wrongly terminated ranks, and the delay in hangs. Pure.
 
-A learned timeout is learned again here, from the intervals of the logs, at the moments at which the run saved (at the
-end of each cycle, if it never did). The logs continue after a rank that would have been ended, unlike the job.
+A learned timeout is learned again here, from the minutes of the logs, at the end of those in which the run saved (at
+the end of each cycle, if it never did). The logs continue after a rank that would have been ended, unlike the job. Of
+the intervals above a timeout in one minute, the longest is known to 0.1 ms, the others to 9 %.
 """
 
 from __future__ import annotations
@@ -10,18 +11,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, ended, judged
-from megatron_ft.cli.analysis.timeline import Timeline, Track
-from megatron_ft.cli.logs.progress import Int64s
-from megatron_ft.core.board.intervals import CHECKPOINTING, FIRST_INTERVALS, STEP
+from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, judged, longest_of_rest, of_section
+from megatron_ft.cli.analysis.timeline import Timeline, Track, TrackMinute
+from megatron_ft.core.board.intervals import CHECKPOINTING, STEP
 from megatron_ft.core.timeouts.budget_rule import after_update, begin_cycle, learn
 from megatron_ft.core.timeouts.known import Known
-from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded, merge
-from megatron_ft.core.timeouts.tail import bucket_of
+from megatron_ft.core.timeouts.minutes import SectionMinute
+from megatron_ft.core.timeouts.sketch import Sketch, add_up, merge
+from megatron_ft.core.timeouts.tail import length_of
 
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 _LEAST = 16
 """Least number of a rank's intervals before anything is learned from them."""
 
@@ -37,8 +35,8 @@ class ReplayedRule:
     def begin_cycle(self) -> None:
         """Note that all processes are new."""
 
-    def learn(self, took_s: Sequence[Sequence[float]]) -> None:
-        """Learn from all intervals of this cycle so far, by rank."""
+    def learn(self, of_ranks: Sequence[Sketch]) -> None:
+        """Learn from all intervals of this cycle so far, one sketch for each rank."""
 
 
 class LearnedRule(ReplayedRule):
@@ -57,30 +55,17 @@ class LearnedRule(ReplayedRule):
     def begin_cycle(self) -> None:
         self._known = begin_cycle(self._known)
 
-    def learn(self, took_s: Sequence[Sequence[float]]) -> None:
-        sketch = merge(_sketch(of_rank) for of_rank in took_s)
+    def learn(self, of_ranks: Sequence[Sketch]) -> None:
+        sketch = merge(of_ranks)
         self._known = after_update(self._known, sketch, factor=self._factor)
         found = learn(self._known, sketch, factor=self._factor, rule=self._name, cap_s=None, previous_s=self.timeout_s)
         if found is not None:
             self.timeout_s, self.first_s = found.timeout_s, found.first_s
 
 
-def _sketch(took_s: Sequence[float]) -> Sketch:
-    counts: dict[int, float] = {}
-    for length_s in took_s[FIRST_INTERVALS:]:
-        bucket = bucket_of(length_s)
-        counts[bucket] = counts.get(bucket, 0.0) + 1.0
-    return Sketch(
-        ended=len(took_s),
-        longest_s=max(took_s, default=NO_INTERVAL),
-        first_s=max(took_s[:FIRST_INTERVALS], default=NO_INTERVAL),
-        tail=bounded(counts),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class WouldEnd:
-    """A healthy interval above its timeout. Seconds; ``end_ns`` is wall time."""
+    """A healthy interval above its timeout. Seconds; ``end_ns`` is the end of its minute, wall time."""
 
     rank: int
     cycle: int
@@ -135,45 +120,50 @@ def replay(timelines: Sequence[Timeline], name: str, rule: ReplayedRule) -> Repl
 
 
 def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Replayed) -> None:
-    of_ranks = [(track, *ended(timeline, track, name)) for track in tracks if track.spans is not None]
+    of_ranks = [(track, list(of_section(track, name))) for track in tracks]
     hang = min((t.hang for t in tracks if t.hang is not None), key=lambda hang: hang.at_ns, default=None)
     worst: WouldEnd | None = None
-    seen = 0
-    for from_ns, to_ns in _between_saves(timeline, tracks):
+    learned_from: list[Sketch] = [Sketch()] * len(of_ranks)
+    for from_ns, to_ns in _between_saves(tracks):
         is_new = False
-        took: list[list[float]] = []
         if hang is not None and from_ns <= hang.at_ns < to_ns:
             _note_hang(tracks, name, rule, found)
-        for track, end_ns, took_ns in of_ranks:
-            begin, end = (int(at) for at in np.searchsorted(end_ns, (from_ns, to_ns), side="right"))
-            middle = min(max(begin, FIRST_INTERVALS), end)
-            took_s = took_ns / 1e9
-            took.append(took_s[:end].tolist())
-            is_new = is_new or end > begin
-            for part, limit in ((slice(begin, middle), rule.first_s), (slice(middle, end), rule.timeout_s)):
-                this = _judge(track, end_ns[part], took_s[part], limit, found)
+        for index, (track, minutes) in enumerate(of_ranks):
+            here = [(minute, section) for minute, section in minutes if from_ns < minute.to_ns <= to_ns]
+            is_new = is_new or bool(here)
+            for minute, section in here:
+                this = _judge(track, minute, section, rule, found)
                 worst = this if worst is None or (this is not None and this.took_s > worst.took_s) else worst
-            seen = max(seen, end)
+            learned_from[index] = add_up([learned_from[index], *(section.sketch for _, section in here)])
+        seen = max((each.ended for each in learned_from), default=0)
         if (name != STEP or seen >= _LEAST) and is_new:
-            rule.learn(took)
+            rule.learn(learned_from)
     if worst is not None:
         found.would_end.append(worst)
 
 
-def _judge(track: Track, end_ns: Int64s, took_s: Floats, limit_s: float | None, found: Replayed) -> WouldEnd | None:
-    """Count these intervals. Return the longest if it is above the limit."""
-    if limit_s is None:
-        found.unjudged += len(took_s)
+def _judge(
+    track: Track, minute: TrackMinute, section: SectionMinute, rule: ReplayedRule, found: Replayed
+) -> WouldEnd | None:
+    """Count these intervals. Return the longest if it is above its limit."""
+    sketch = section.sketch
+    if rule.timeout_s is None or rule.first_s is None:
+        found.unjudged += sketch.ended
         return None
-    found.judged += len(took_s)
-    too_long = int((took_s > limit_s).sum())
-    found.too_long += too_long
-    if not too_long:
+    found.judged += sketch.ended
+    rest_s = longest_of_rest(section)
+    above = []
+    if sketch.first_s > rule.first_s:
+        above.append((sketch.first_s, rule.first_s))
+        found.too_long += 1
+    if rest_s > rule.timeout_s:
+        above.append((rest_s, rule.timeout_s))
+        surely = sum(count for bucket, count in sketch.tail if length_of(bucket - 1) >= rule.timeout_s)
+        found.too_long += max(1, round(surely))
+    if not above:
         return None
-    at = int(took_s.argmax())
-    return WouldEnd(
-        rank=track.rank, cycle=track.cycle, end_ns=int(end_ns[at]), took_s=float(took_s[at]), timeout_s=limit_s
-    )
+    took_s, limit_s = max(above)
+    return WouldEnd(rank=track.rank, cycle=track.cycle, end_ns=minute.to_ns, took_s=took_s, timeout_s=limit_s)
 
 
 def _note_hang(tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Replayed) -> None:
@@ -185,15 +175,14 @@ def _note_hang(tracks: Sequence[Track], name: str, rule: ReplayedRule, found: Re
     found.hangs.append(Hung(rank=first.rank, cycle=first.cycle, noticed_s=noticed_s, would_s=rule.timeout_s))
 
 
-def _between_saves(timeline: Timeline, tracks: Sequence[Track]) -> Iterator[tuple[int, int]]:
+def _between_saves(tracks: Sequence[Track]) -> Iterator[tuple[int, int]]:
     """Yield the spans between moments at which timeouts are learned."""
-    ends: Int64s = np.empty(0, dtype=np.int64)
+    ends: list[int] = []
     for track in sorted(tracks, key=lambda track: track.rank):
-        if track.spans is not None and CHECKPOINTING in timeline.names:
-            ends, _ = ended(timeline, track, CHECKPOINTING)
+        ends = [minute.to_ns for minute, _ in of_section(track, CHECKPOINTING)]
+        if ends:
             break
-    at = [-1, *sorted({int(end) for end in ends}), 1 << 62]
-    yield from itertools.pairwise(at)
+    yield from itertools.pairwise([-1, *sorted(set(ends)), 1 << 62])
 
 
 def sections_of(timelines: Sequence[Timeline]) -> list[str]:

@@ -1,6 +1,6 @@
 """Spans from the events of a rank: which section was open from when to when. Pure.
 
-Nothing is invented. Where events were lost, a span that may have been open is left out, and the time is marked as
+Nothing is invented. Where events are missing, a span that may have been open is left out, and the time is marked as
 unknown. A section that never closed is kept apart: its duration isn't known.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_ft.cli.logs.progress import Int64s, ProgressEvents
-from megatron_ft.core.board.layout import EVENT_END, EVENT_HEARTBEAT, EVENT_ITERATION, EVENT_START
+from megatron_ft.core.board.layout import EVENT_END, EVENT_START
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -42,103 +42,61 @@ class RankSpans:
     Args:
         closed: sections with a beginning and an end, in the order of their beginnings.
         still_open: section and beginning of those that never ended, outermost first.
-        outside: beginnings and ends of the times between two sections when none was open, as two rows.
-        recorded_ns, outside_known_ns: time from the first event to the last, and its part in which it is known whether
-        a section was open: after a loss it may not be.
-        first_start_ns: when the first section was opened; None if none was, or it is unknown because of a loss.
-        unknown: beginnings and ends of the times in which events were lost.
-        heartbeat_gaps_ns: intervals between two consecutive heartbeats.
-        iteration_begin_ns, iterations: beginning and number of each iteration.
-        last_end_ns: when a section was last closed; None if none was.
+        unknown: beginnings and ends of the times between the first and the last event whose events aren't here.
+        begin_ns, end_ns: first and last event; 0 without one.
     """
 
     names: tuple[str, ...]
     closed: Spans
     still_open: tuple[tuple[int, int], ...]
-    outside: Int64s
-    recorded_ns: int
-    outside_known_ns: int
-    first_start_ns: int | None
     unknown: tuple[tuple[int, int], ...]
-    heartbeat_gaps_ns: Int64s
-    iteration_begin_ns: Int64s
-    iterations: Int64s
-    last_end_ns: int | None
+    begin_ns: int
+    end_ns: int
 
 
 def spans_of(events: ProgressEvents) -> RankSpans:
     """Return the spans of these events."""
-    stretches = _Stretches(all_sections=frozenset(range(len(events.names))))
+    stretches = _Stretches()
     cuts = sorted({0, *(gap for gap in events.gaps if gap < len(events.at_ns)), len(events.at_ns)})
     for first, end in itertools.pairwise(cuts):
-        if first in events.gaps:
-            stretches.forget()
         stretches.add(events, first, end)
     if len(events.at_ns) in events.gaps:
-        stretches.forget()
-    is_iteration, is_end = events.kinds == EVENT_ITERATION, events.kinds == EVENT_END
-    ends = events.at_ns[is_end]
+        stretches.still_open = []
     return RankSpans(
         names=events.names,
         closed=stretches.closed(),
         still_open=tuple(stretches.still_open),
-        outside=_joined(stretches.outside, np.empty((2, 0), dtype=np.int64)),
-        recorded_ns=_length_ns(events.at_ns),
-        outside_known_ns=stretches.known_ns,
-        first_start_ns=_first_start_ns(events),
         unknown=_unknown(events),
-        heartbeat_gaps_ns=_joined(stretches.heartbeat_gaps, np.empty(0, dtype=np.int64)),
-        iteration_begin_ns=events.at_ns[is_iteration],
-        iterations=events.iterations,
-        last_end_ns=int(ends[-1]) if len(ends) else None,
+        begin_ns=int(events.at_ns[0]) if len(events.at_ns) else 0,
+        end_ns=int(events.at_ns[-1]) if len(events.at_ns) else 0,
     )
 
 
 @dataclass
 class _Stretches:
-    """Spans of stretches of events; between two stretches, events were lost.
+    """Spans of stretches of events; between two stretches, events are missing."""
 
-    Args:
-        maybe_open: sections that may be open since events were lost, because no event of theirs followed.
-    """
-
-    all_sections: frozenset[int]
     begin_ns: list[Int64s] = field(default_factory=list)
     end_ns: list[Int64s] = field(default_factory=list)
     sections: list[npt.NDArray[np.uint16]] = field(default_factory=list)
     depths: list[npt.NDArray[np.uint8]] = field(default_factory=list)
-    outside: list[Int64s] = field(default_factory=list)
-    known_ns: int = 0
-    heartbeat_gaps: list[Int64s] = field(default_factory=list)
     still_open: list[tuple[int, int]] = field(default_factory=list)
-    maybe_open: set[int] = field(default_factory=set)
 
     def add(self, events: ProgressEvents, first: int, end: int) -> None:
         """Add the next stretch: events ``first`` to ``end`` (exclusive), without a loss."""
         kinds = events.kinds[first:end]
-        self.heartbeat_gaps.append(np.diff(events.at_ns[first:end][kinds == EVENT_HEARTBEAT]))
         which = np.nonzero(kinds <= EVENT_END)[0]
         at_ns, starts = events.at_ns[first:end][which], kinds[which] == EVENT_START
         sections = events.sections[first:end][which]
         pairs = _pair(sections, starts)
-        depth_before, depth_after = _depths(len(which), pairs)
+        depths = _depths(len(which), pairs)
         order = np.argsort(pairs.begins, kind="stable")
         begins, ends = pairs.begins[order], pairs.ends[order]
         self.begin_ns.append(at_ns[begins])
         self.end_ns.append(at_ns[ends])
         self.sections.append(sections[begins])
-        self.depths.append(np.minimum(depth_before[begins], 255).astype(np.uint8))
-        self.maybe_open -= {int(section) for section in np.unique(sections)}
-        if not self.maybe_open:  # otherwise it is unknown when no section was open
-            free = np.nonzero((depth_after[:-1] == 0) & ~starts[:-1] & starts[1:])[0]
-            self.outside.append(np.stack([at_ns[free], at_ns[free + 1]]))
-            self.known_ns += _length_ns(events.at_ns[first:end])
+        self.depths.append(np.minimum(depths[begins], 255).astype(np.uint8))
         self.still_open = [(int(sections[at]), int(at_ns[at])) for at in np.sort(pairs.open)]
-
-    def forget(self) -> None:
-        """Note a loss of events: open sections may have closed, and others opened."""
-        self.maybe_open = set(self.all_sections)
-        self.still_open = []
 
     def closed(self) -> Spans:
         none = np.empty(0, dtype=np.int64)
@@ -175,8 +133,8 @@ def _pair(sections: npt.NDArray[np.uint16], starts: npt.NDArray[np.bool_]) -> _P
     )
 
 
-def _depths(length: int, pairs: _Pairs) -> tuple[Int64s, Int64s]:
-    """Return the number of open sections before and after each event.
+def _depths(length: int, pairs: _Pairs) -> Int64s:
+    """Return the number of open sections before each event.
 
     A section whose end has no start was open when the stretch began.
     """
@@ -185,23 +143,11 @@ def _depths(length: int, pairs: _Pairs) -> tuple[Int64s, Int64s]:
     change[pairs.open] = 1
     change[pairs.ends] = -1
     change[pairs.orphans] = -1
-    after = np.cumsum(change) + len(pairs.orphans)
-    return after - change, after
-
-
-def _length_ns(at_ns: Int64s) -> int:
-    return int(at_ns[-1] - at_ns[0]) if len(at_ns) else 0
-
-
-def _first_start_ns(events: ProgressEvents) -> int | None:
-    which = np.nonzero(events.kinds <= EVENT_END)[0]
-    if not len(which) or events.kinds[which[0]] != EVENT_START or any(gap <= which[0] for gap in events.gaps):
-        return None
-    return int(events.at_ns[which[0]])
+    return np.cumsum(change) + len(pairs.orphans) - change
 
 
 def _unknown(events: ProgressEvents) -> tuple[tuple[int, int], ...]:
-    """Return the times from the last event before each loss to the first one after it."""
+    """Return the times between two stretches."""
     inside = [gap for gap in events.gaps if 0 < gap < len(events.at_ns)]
     return tuple((int(events.at_ns[gap - 1]), int(events.at_ns[gap])) for gap in sorted(set(inside)))
 

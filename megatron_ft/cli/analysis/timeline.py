@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,14 +16,14 @@ from megatron_ft.cli.analysis.cycles import RunSummary
 from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
 from megatron_ft.cli.logs.runs import Clock, RunLogs
-from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted, Finding, RankExited
-from megatron_ft.core.facts.monitor import Attached, RankGone
+from megatron_ft.core.facts.monitor import Attached, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
+from megatron_ft.core.timeouts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute, read_rows
 
 _Who = tuple[int, int]  # rank and cycle
 
@@ -37,6 +38,25 @@ class HangSpan:
     kind: str = "section"
 
 
+class TrackMinute(NamedTuple):
+    """A minute of a rank; ``zero_ns`` is that of its times."""
+
+    zero_ns: int
+    of: RankMinute
+
+    @property
+    def from_ns(self) -> int:
+        return self.wall_ns(self.of.from_s)
+
+    @property
+    def to_ns(self) -> int:
+        return self.wall_ns(self.of.to_s)
+
+    def wall_ns(self, seconds: float) -> int:
+        """Convert one of its times."""
+        return self.zero_ns + round(seconds * 1e9)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Track:
     """One rank in one cycle.
@@ -44,8 +64,10 @@ class Track:
     Args:
         begin_ns, end_ns: known life of its process; ``end_ns`` may be the end of the logs.
         attached_ns: when its monitor began to watch it; None if no log has it.
-        spans: its sections, indices into ``Timeline.names``; None if its log has no `progress` records.
+        spans: sections among its last events, indices into ``Timeline.names``; None if there are no such records.
         hang: verdict that ended it; None if there was none, or it was only observed.
+        minutes: all its intervals, minute by minute.
+        numbers: index of each section in ``Timeline.names``.
     """
 
     rank: int
@@ -56,7 +78,8 @@ class Track:
     spans: RankSpans | None
     hang: HangSpan | None
     attached_ns: int | None = None
-    lost: int = 0
+    minutes: tuple[TrackMinute, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def still_open(self) -> list[tuple[int, int]]:
         """Return section and beginning of spans that ended with the rank."""
@@ -125,17 +148,6 @@ class Timeline:
             found.setdefault(mark.cycle, []).append(mark)
         return found
 
-    @cached_property
-    def has_steps(self) -> bool:
-        """True if any rank opened "step"."""
-        if STEP not in self.names:
-            return False
-        step = self.names.index(STEP)
-        closed = (track.spans.closed.sections == step for track in self.tracks if track.spans is not None)
-        return any(each.any() for each in closed) or any(
-            section == step for track in self.tracks for section, _ in track.still_open()
-        )
-
     @property
     def ranks(self) -> list[int]:
         """All ranks with a track."""
@@ -144,18 +156,20 @@ class Timeline:
     @property
     def lost(self) -> int:
         """Number of events that no monitor could read in time."""
-        return sum(track.lost for track in self.tracks)
+        return sum(minute.of.lost for track in self.tracks for minute in track.minutes)
 
 
 def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
     """Build the timeline of a run; ``summary`` is of the same run."""
     records = run.records
-    events = _events(run)
+    events, minutes = _events(run), _minutes(records)
     last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
     end_ns = max((*(each.at_ns for each in records), *last_ns), default=run.opened_wall_ns)
     cycles = _cycles(summary, end_ns)
-    tracks = _tracks(records, events, {cycle.number: cycle for cycle in cycles}, end_ns)
-    names = tuple(dict.fromkeys(name for track in tracks if track.spans is not None for name in track.spans.names))
+    tracks = _tracks(records, events, minutes, {cycle.number: cycle for cycle in cycles}, end_ns)
+    timed = (name for track in tracks for minute in track.minutes for name in minute.of.sections)
+    known = (name for track in tracks if track.spans is not None for name in track.spans.names)
+    names = tuple(name for name in dict.fromkeys((*known, *timed)) if name not in (OUT_OF_SECTION, HEARTBEAT))
     begin_ns = min((*(cycle.begin_ns for cycle in cycles), *(track.begin_ns for track in tracks)), default=None)
     return Timeline(
         summary=summary,
@@ -180,6 +194,19 @@ def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
         clock = of[0][0]
         whole = join([part for its, part in of if its == clock])
         found[who] = (clock.host, replace(whole, at_ns=whole.at_ns + clock.offset_ns))
+    return found
+
+
+def _minutes(records: Iterable[Timed[Record | None]]) -> dict[_Who, list[TrackMinute]]:
+    """Return the minutes of each rank and cycle, in order; a rank whose row can't be read is left out."""
+    found: dict[_Who, list[TrackMinute]] = {}
+    for timed in records:
+        if isinstance(timed.record, Minute):
+            zero_ns = timed.wall_ns(timed.record.at_ns)
+            for of in read_rows(timed.record.ranks, timed.record.names):
+                found.setdefault((of.rank, timed.record.cycle), []).append(TrackMinute(zero_ns, of))
+    for minutes in found.values():
+        minutes.sort(key=lambda minute: minute.from_ns)
     return found
 
 
@@ -218,15 +245,18 @@ def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
 def _tracks(
     records: Sequence[Timed[Record | None]],
     events: Mapping[_Who, tuple[str, ProgressEvents]],
+    minutes: Mapping[_Who, Sequence[TrackMinute]],
     cycles: Mapping[int, CycleLife],
     end_of_logs_ns: int,
 ) -> list[Track]:
     lives = _lives(records)
     tracks = []
-    for rank, cycle in sorted({*lives, *events}, key=lambda who: (who[1], who[0])):
+    for rank, cycle in sorted({*lives, *events, *minutes}, key=lambda who: (who[1], who[0])):
         life = lives.get((rank, cycle), _Life())
         host, of = events.get((rank, cycle), (life.host, None))
+        mine = minutes.get((rank, cycle), ())
         seen = [] if of is None or not len(of.at_ns) else [int(of.at_ns[0]), int(of.at_ns[-1])]
+        seen += [mine[0].from_ns] if mine else []
         ended = min(life.ends, default=cycles[cycle].end_ns if cycle in cycles else end_of_logs_ns)
         begun = min([*life.begins, *seen], default=ended)
         tracks.append(
@@ -239,7 +269,7 @@ def _tracks(
                 spans=None if of is None else spans_of(of),
                 hang=life.hang,
                 attached_ns=life.attached_ns,
-                lost=0 if of is None else of.lost,
+                minutes=tuple(mine),
             )
         )
     return tracks
@@ -247,14 +277,14 @@ def _tracks(
 
 def _renumbered(track: Track, names: Sequence[str]) -> Track:
     """Return the track with sections as indices into ``names``."""
-    spans = track.spans
-    if spans is None or spans.names == tuple(names):
-        return track
     known = {name: number for number, name in enumerate(names)}
-    numbers = np.array([known[name] for name in spans.names] or [0], dtype=np.uint16)
-    closed = replace(spans.closed, sections=numbers[spans.closed.sections])
-    still_open = tuple((int(numbers[section]), at) for section, at in spans.still_open)
-    return replace(track, spans=replace(spans, names=tuple(names), closed=closed, still_open=still_open))
+    spans = track.spans
+    if spans is not None:
+        numbers = np.array([known[name] for name in spans.names] or [0], dtype=np.uint16)
+        closed = replace(spans.closed, sections=numbers[spans.closed.sections])
+        still_open = tuple((int(numbers[section]), at) for section, at in spans.still_open)
+        spans = replace(spans, names=tuple(names), closed=closed, still_open=still_open)
+    return replace(track, spans=spans, numbers=known)
 
 
 def _cycles(summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:

@@ -1,6 +1,6 @@
-"""`progress` records of the monitors: the events of ranks, as arrays instead of Python numbers.
+"""`progress` records: the last events of ranks, as arrays instead of Python numbers.
 
-A run of 512 ranks and 10,000 steps has some 15 million events. As Python ints they would take gigabytes; here an event
+A run of 1,000 ranks and 20 cycles has some 10 million of them. As Python ints they would take gigabytes; here an event
 takes 11 bytes. Pure.
 """
 
@@ -36,8 +36,7 @@ class ProgressEvents:
         kinds: EVENT_... of the board's layout for each event; EVENT_ITERATION: an iteration begins.
         sections: index into ``names`` for each event; meaningless for the last two kinds.
         iterations: numbers of the iterations that begin, one for each event of that kind.
-        gaps: indices of events right before which others were lost; an index past the end means after the last.
-        lost: number of all lost events.
+        gaps: indices of events right before which others aren't recorded; past the end: after the last.
     """
 
     rank: int
@@ -48,7 +47,6 @@ class ProgressEvents:
     sections: npt.NDArray[np.uint16]
     iterations: Int64s
     gaps: tuple[int, ...] = ()
-    lost: int = 0
 
 
 def parse_progress(document: Mapping[str, Any]) -> Progress | None:
@@ -134,7 +132,6 @@ def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
         sections=np.concatenate([first.sections, renumbered[second.sections[fresh:]]]),
         iterations=np.concatenate([first.iterations, second.iterations[old_iterations:]]),
         gaps=tuple(sorted(set(gaps))),
-        lost=first.lost + second.lost,
     )
 
 
@@ -168,7 +165,6 @@ class _Track:
         self._waiting: list[Progress] = []
         self._events_waiting = 0
         self._length = 0
-        self._lost = 0
         self._gaps: list[int] = []
         self._at_ns: list[Int64s] = []
         self._kinds: list[npt.NDArray[np.uint8]] = []
@@ -224,10 +220,9 @@ class _Track:
         origin = np.array([record.from_ns for record in records], dtype=np.int64) - passed[firsts] * 1000
         at_ns = passed[1:] * 1000 + np.repeat(origin, lengths)
         sections = self._known_by_name(np.where(kinds <= EVENT_END, codes % _KIND, -1), lengths, records)
-        gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r.lost]
+        gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r.skipped]
         # nothing can fail from here on: either all of these records are taken, or none
         self._gaps += gaps
-        self._lost += sum(record.lost for record in records)
         self._at_ns.append(at_ns)
         self._kinds.append(kinds.astype(np.uint8))
         self._sections.append(sections)
@@ -271,7 +266,6 @@ class _Track:
             sections=np.concatenate([none.astype(np.uint16), *self._sections]),
             iterations=np.concatenate([none, *self._iterations]),
             gaps=tuple(self._gaps),
-            lost=self._lost,
         )
 
 

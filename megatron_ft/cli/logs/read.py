@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
 from megatron_ft.core.codec import LATEST_NS
@@ -19,7 +19,10 @@ from megatron_ft.core.facts.all_kinds import RECORDS, Record
 from megatron_ft.core.facts.shared import LogOpened
 
 _MUCH = 50_000_000  # bytes; fewer are read before other processes have started
-_TAIL = 65536  # bytes at the end of a file: more than one batch of progress records
+_TAIL = 65536  # bytes at the end of a file: more than the minutes of a node with 100 ranks
+_BULK = (b'"ev":"minute"', b'"ev":"progress"')
+_NAME_ENDS = 64
+"""Bytes of a line before which the name of its record ends."""
 _EV = re.compile(r'"ev" *: *"(\w*)("?)')
 
 
@@ -43,7 +46,7 @@ class EventLogFile:
     Args:
         header: its first record.
         opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header.wall_ns`` is the same moment.
-        entries: all records but the `progress` ones, which are by far the most.
+        entries: all records but the `progress` ones.
         passed_over: number of lines not read, or not completely: cut off by a crash, torn by a full disk, or foreign.
         progress: events of the `progress` records, for each rank and cycle in the file.
     """
@@ -95,14 +98,12 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
 
 
 def read_newest(directory: str | Path) -> list[EventLogFile]:
-    """Return all event logs directly in ``directory``, with only the newest records of monitors and ranks.
+    """Return all event logs directly in ``directory``, with only the newest of what ranks do.
 
     Raises:
         OSError: the directory itself can't be read.
     """
-    return _as_opened(
-        _read_file(path) if path.name.startswith("launcher") else _read_tail(path) for path in _paths(directory)
-    )
+    return _as_opened(_read_file(path, only_newest=True) for path in _paths(directory))
 
 
 def _as_opened(logs: Iterable[EventLogFile | None]) -> list[EventLogFile]:
@@ -115,18 +116,6 @@ def _paths(directory: str | Path) -> list[Path]:
     return [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
 
 
-def _read_tail(path: Path) -> EventLogFile | None:
-    try:
-        with path.open("rb") as file:
-            header = file.readline()
-            file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _TAIL))
-            if file.tell() > len(header):
-                file.readline()  # the rest of a line
-            return parse_log(path.name, (line.decode(errors="replace") for line in (header, *file)))
-    except OSError:
-        return None
-
-
 def _bytes_in(paths: Iterable[Path]) -> int:
     total = 0
     for path in paths:
@@ -135,13 +124,23 @@ def _bytes_in(paths: Iterable[Path]) -> int:
     return total
 
 
-def _read_file(path: Path) -> EventLogFile | None:
+def _read_file(path: Path, *, only_newest: bool = False) -> EventLogFile | None:
     try:
         # line by line: the log of a long run has hundreds of megabytes
         with path.open("rb") as file:
-            return parse_log(path.name, (line.decode(errors="replace") for line in file))
+            lines = _newest(file) if only_newest else file
+            return parse_log(path.name, (line.decode(errors="replace") for line in lines))
     except OSError:
         return None  # removed since, or another user's: the other logs still hold most of it
+
+
+def _newest(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines, without those of ranks that aren't near the end: most of a log, and slow to parse."""
+    left = os.fstat(file.fileno()).st_size
+    for line in file:
+        if left < _TAIL or not any(bulk in line[:_NAME_ENDS] for bulk in _BULK):
+            yield line
+        left -= len(line)
 
 
 def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:

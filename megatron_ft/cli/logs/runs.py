@@ -12,14 +12,15 @@ from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.timed import Timed
 
 _MOST_PROCESSES = 8
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
 _QUIET_NS = 86_400_000_000_000
 _QUIET_WITH_HOOKS_NS = 3_600_000_000_000
-"""Age of its last record at which a run counts as over. Ranks that call hooks are recorded every 30 s, but some of
-their sections take long."""
+"""Age of its last record at which a run counts as over. Ranks that call hooks are recorded every minute, unless
+their board can't be read."""
 _ALONE = "alone"
 
 
@@ -129,10 +130,9 @@ def _run_begins(files: Sequence[EventLogFile]) -> list[int]:
     """
     begins: list[int] = []
     run: list[_Launcher] = []
-    others = [log for log in files if log.header.role != "launcher"]
     for log in sorted((log for log in files if log.header.role == "launcher"), key=lambda log: log.header.wall_ns):
         launcher = _Launcher(log)
-        if not run or not _goes_on(run, launcher, others):
+        if not run or not _goes_on(run, launcher):
             begins.append(launcher.opened_ns)
             run = []
         run.append(launcher)
@@ -148,6 +148,8 @@ class _Launcher:
         self.ended_ns: int | None = None
         self.was_asked = False
         """True if it was asked to leave the job, which may go on without it."""
+        self.has_minutes = False
+        """True if its ranks call hooks."""
         self.meeting = Meeting()
         self.cycles: list[tuple[int, int]] = []
         """Cycles it took part in, and when each began."""
@@ -156,6 +158,8 @@ class _Launcher:
             match entry.record:
                 case CycleStarted(cycle=cycle):
                     self.cycles.append((cycle, at_ns))
+                case Minute():
+                    self.has_minutes = True
                 case Meeting() as meeting:
                     self.meeting = meeting
                 case StopRequested() | Abandoned():
@@ -164,7 +168,7 @@ class _Launcher:
                     self.ended_ns = at_ns
 
 
-def _goes_on(run: Sequence[_Launcher], launcher: _Launcher, others: Sequence[EventLogFile]) -> bool:
+def _goes_on(run: Sequence[_Launcher], launcher: _Launcher) -> bool:
     """Return True if the run hasn't ended when the launcher starts, which then takes part in it."""
     if launcher.opened_ns <= max(each.last_ns for each in run):
         return True
@@ -177,9 +181,8 @@ def _goes_on(run: Sequence[_Launcher], launcher: _Launcher, others: Sequence[Eve
     begun_ns = max((at_ns for each in run for _, at_ns in each.cycles), default=0)
     if any(each.ended_ns is not None and each.ended_ns > begun_ns and not each.was_asked for each in run):
         return False  # a launcher that isn't asked to leave stays until the end of the job: the silent ones were killed
-    of_ranks = [log for log in others if run[0].opened_ns <= log.header.wall_ns < launcher.opened_ns]
-    newest_ns = max([*(each.last_ns for each in run), *map(_last_ns, of_ranks)])
-    call_hooks = any(log.progress for log in of_ranks)
+    newest_ns = max(each.last_ns for each in run)
+    call_hooks = any(each.has_minutes for each in run)
     return launcher.opened_ns - newest_ns < (_QUIET_WITH_HOOKS_NS if call_hooks else _QUIET_NS)
 
 

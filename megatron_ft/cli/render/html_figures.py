@@ -14,7 +14,7 @@ import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.failures import Window
-from megatron_ft.cli.analysis.intervals import LoggedInterval, durations_s
+from megatron_ft.cli.analysis.intervals import Floats, LoggedInterval, lengths_of
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.replay import LearnedRule, replay
 from megatron_ft.cli.analysis.timeline import Timeline
@@ -189,7 +189,7 @@ def distributions_figure(analysis: Analysis) -> Any:
     )
     for index, interval in enumerate(shown):
         row, column = index // 2 + 1, index % 2 + 1
-        edges, counts = _histogram(durations_s(analysis.timeline, interval.name))
+        edges, counts = _histogram(*lengths_of([analysis.timeline], interval.name))
         figure.add_scatter(
             x=edges,
             y=[*counts, counts[-1]],
@@ -233,9 +233,9 @@ def _caption(interval: LoggedInterval, reference_s: float | None) -> str:
     return f"<b>{escape(name)}</b>: longest {longest}, margin {margin}<br>timeout {timeout}{reference}"
 
 
-def _histogram(seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[Sequence[float], list[float]]:
+def _histogram(seconds: Floats, weights: Floats) -> tuple[Sequence[float], list[float]]:
     """Return bins of equal ratio; a count of 0 becomes 0.5, the bottom of a logarithmic axis."""
     low, high = max(1e-6, float(seconds.min())), max(1e-6, float(seconds.max()))
     edges = np.geomspace(low * 0.97, high * 1.03, _BINS + 1)
-    counts, _ = np.histogram(np.maximum(seconds, 1e-6), bins=edges)
+    counts, _ = np.histogram(np.maximum(seconds, 1e-6), bins=edges, weights=weights)
     return edges.tolist(), np.maximum(counts, 0.5).tolist()

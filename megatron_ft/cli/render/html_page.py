@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.analysis.goodput import DEFINITION
 from megatron_ft.cli.analysis.raster import state_names
 from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import theme
@@ -19,6 +18,7 @@ from megatron_ft.cli.render.html_figures import distributions_figure, timeline_f
 from megatron_ft.cli.render.html_template import PAGE
 from megatron_ft.cli.render.report_tables import (
     CYCLE_COLUMNS,
+    GOODPUT,
     INTERVAL_COLUMNS,
     cycle_row,
     goodput_line,
@@ -118,7 +118,7 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
     parts = {
         "title": escape(theme.title(timeline)),
         "goodput": escape(goodput_line(analysis.goodput)),
-        "definition": escape(DEFINITION),
+        "definition": escape(GOODPUT),
         "data": _json(_data(analysis, evidence)),
         "timeline": _figure(timeline_figure(analysis), "timeline", with_library=True),
         "cycles": _table(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
-from megatron_ft.cli.analysis.intervals import durations_s
-from megatron_ft.cli.analysis.replay import Floats, Hung, Replayed
+from megatron_ft.cli.analysis.intervals import Floats, lengths_of
+from megatron_ft.cli.analysis.replay import Hung, Replayed
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render.terminal import plain, terminal, took
 
@@ -78,23 +78,23 @@ def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Repl
     from matplotlib.figure import Figure
 
     names = [each.name for each in next(iter(found.values()))]
-    took_s = {name: np.sort(np.concatenate([durations_s(each, name) for each in timelines])) for name in names}
-    shown = [name for name in names if len(took_s[name])][:_MOST_ROWS]
+    lengths = {name: lengths_of(timelines, name) for name in names}
+    shown = [name for name in names if len(lengths[name][0])][:_MOST_ROWS]
     # not pyplot: no global state, and no display is looked for
     figure = Figure(figsize=(_WIDTH_IN, 0.6 + _ROW_IN * max(1, len(shown))), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(max(1, len(shown)), 1, squeeze=False)[:, 0]
     for axes, name in zip(rows, shown, strict=False):
         timeouts = {rule: next((e.last_s for e in each if e.name == name), None) for rule, each in found.items()}
-        _draw(axes, name, took_s[name], timeouts)
+        _draw(axes, name, *lengths[name], timeouts)
     figure.savefig(path, format="png")
 
 
-def _draw(axes: Axes, name: str, took_s: Floats, timeouts: Mapping[str, float | None]) -> None:
+def _draw(axes: Axes, name: str, took_s: Floats, counts: Floats, timeouts: Mapping[str, float | None]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    count = len(took_s)
-    longer = np.arange(count, 0, -1) / count
+    count = round(counts.sum())
+    longer = np.cumsum(counts[::-1])[::-1] / count
     axes.step(np.maximum(took_s, 1e-4), longer, where="pre", color="#333333", linewidth=1.2)
     axes.fill_between(np.maximum(took_s, 1e-4), longer, 1.0 / (2 * count), step="pre", color="#dddddd")
     for (rule, timeout_s), color, style in zip(timeouts.items(), _COLORS, _STYLES, strict=False):

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.cli.render.terminal import add_rows, plain, terminal, took
+from megatron_ft.core.board.intervals import FIRST_INTERVALS
 from megatron_ft.core.wording import counted, listed, when
 
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
 
     from megatron_ft.cli.analysis.analysis import Analysis
     from megatron_ft.cli.analysis.cycles import CycleSummary, RestartPhases, RunSummary
-    from megatron_ft.cli.analysis.goodput import Goodput
     from megatron_ft.cli.analysis.intervals import LoggedInterval
+    from megatron_ft.core.goodput.classify import Goodput
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
+GOODPUT = "The share of productive steps in the time from the start of the launchers to their end."
+_SHOWN_S = 0.005
 _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
 
 
@@ -128,10 +131,15 @@ def goodput_line(goodput: Goodput | None) -> str:
     """Return the goodput in one line; a dash is unknown."""
     if goodput is None:
         return "goodput -: no iterations were recorded"
-    redone = "" if not goodput.redone else f", {took(goodput.redone_s)} in {goodput.redone} done twice"
+    of = {each.value.replace("_", " "): seconds for each, seconds in goodput.seconds.items() if seconds >= _SHOWN_S}
+    phases = [f"{name.replace('_', ' ')} {took(s)}" for name, s in goodput.restart_s.items() if s >= _SHOWN_S]
+    if phases and "restart" in of:
+        of[f"restart ({', '.join(phases)})"] = of.pop("restart")
+    redone = f", {goodput.redone} done twice" if goodput.redone else ""
+    parts = ", ".join(f"{name} {took(seconds)}" for name, seconds in of.items())
     return (
-        f"goodput {goodput.share:.1%}: of {took(goodput.wall_s)}, {took(goodput.counted_s)} in "
-        f"{goodput.iterations} iterations that counted{redone}, {took(goodput.down_s)} in failures and restarts"
+        f"goodput {goodput.share:.1%} of {took(goodput.total_s)}, {goodput.iterations} iterations that counted{redone}"
+        f": {parts}"
     )
 
 
@@ -157,8 +165,8 @@ def interval_notes(analysis: Analysis) -> list[str]:
     for interval in analysis.intervals:
         if interval.left_out_s is not None and interval.left_out_s > (interval.longest_s or 0):
             notes.append(
-                f"{interval.name} is without the time from a rank's first iteration to its first 'step' "
-                f"(at most {took(interval.left_out_s)}): with num_warmup_iters another timeout applies to it."
+                f"{interval.name} is without the first {FIRST_INTERVALS} of each cycle (at most "
+                f"{took(interval.left_out_s)}), to which a longer timeout may apply."
             )
         if interval.known < 1:
             notes.append(

@@ -19,7 +19,7 @@ from megatron_ft.cli.render.theme import title
 
 MOST_SPANS = 500_000
 _CYCLES_PID = 1_000_000_000
-_SECTIONS, _MARKS = 0, 1
+_SECTIONS, _MARKS, _MINUTES = 0, 1, 2
 _NEAR_THE_END = 50  # spans before the end of a rank that are always kept
 
 
@@ -52,8 +52,10 @@ def _events(timeline: Timeline, thinning: tuple[int, int]) -> Iterator[str]:
     yield from map(json.dumps, _names(timeline))
     yield from map(json.dumps, _cycles(timeline))
     yield from map(json.dumps, _marks(timeline))
+    every = math.ceil(sum(len(track.minutes) for track in timeline.tracks) / MOST_SPANS)
     for track in timeline.tracks:
         yield from _sections(timeline, track, thinning)
+        yield from map(json.dumps, _minutes(timeline, track, max(1, every)))
 
 
 def _us(timeline: Timeline, at_ns: int) -> float:
@@ -116,6 +118,26 @@ def _sections(timeline: Timeline, track: Track, thinning: tuple[int, int]) -> It
         words = json.dumps(name)
         ended = ',"ended":"with its rank"}}'
         yield f'{{"ph":"X","name":{words},"cat":"section","ts":{at:.1f},"dur":{took:.1f},{tail}{ended}'
+
+
+def _minutes(timeline: Timeline, track: Track, every: int) -> Iterator[dict[str, Any]]:
+    """Yield a slice for each minute with what its intervals add up to, on a row of its own."""
+    for minute in track.minutes[::every]:
+        told = {
+            name: f"{of.sketch.ended} in {of.total_s:.4g} s, the longest {of.sketch.longest_s:.4g} s"
+            for name, of in minute.of.sections.items()
+            if of.sketch.ended
+        }
+        yield {
+            "ph": "X",
+            "name": "minute",
+            "cat": "minute",
+            "pid": track.rank,
+            "tid": _MINUTES,
+            "ts": _us(timeline, minute.from_ns),
+            "dur": max(0.0, (minute.to_ns - minute.from_ns) / 1000),
+            "args": {"cycle": track.cycle, **told},
+        }
 
 
 def _endless(timeline: Timeline, track: Track) -> Iterable[tuple[str, int]]:

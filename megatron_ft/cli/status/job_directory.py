@@ -114,4 +114,4 @@ def _node_table(rows: Sequence[NodeRow]) -> list[str]:
 def _doubt(job: JobView) -> str:
     if job.is_over or job.age_s < _LONG_S:
         return ""
-    return " (ranks that call hooks are recorded every 30 s: it may have been killed, or not reach this directory)"
+    return " (ranks that call hooks are recorded every minute: it may have been killed, or not reach this directory)"

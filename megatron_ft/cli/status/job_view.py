@@ -2,8 +2,8 @@
 
 What a cycle was is the report's own summary (``analysis.cycles``); here are the nodes, now, and what the job waits for.
 
-Times are nanoseconds since the epoch unless a name says otherwise. A launcher records what changes, and monitors what
-ranks do at least every 30 s, if these call hooks: of a job without hooks that trains nothing is heard for hours.
+Times are nanoseconds since the epoch unless a name says otherwise. A launcher records what changes, and every
+minute what its ranks do, if these call hooks: of a job without hooks that trains nothing is heard for hours.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.core.timeouts.minutes import read_rows
 from megatron_ft.core.wording import counted, listed
 
 _RESTARTS = "restart"
@@ -126,7 +128,7 @@ def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
 
 
 def _newest_ns(run: RunLogs) -> dict[str, int]:
-    """Return by host when its launcher, monitors and ranks wrote their newest record."""
+    """Return by host when its launcher and ranks wrote their newest record."""
     found: dict[str, int] = {}
     for log, clock in zip(run.files, run.clocks, strict=True):
         found[log.host] = max(found.get(log.host, 0), log.newest + clock.offset_ns)
@@ -221,8 +223,11 @@ def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
 
 
 def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | None:
-    tracks = [int(track.iterations[-1]) for log in run.files for track in log.progress if track.iterations.size]
-    told = tracks or [each.last_iteration for each in summary.cycles] + [life.iteration if life is not None else None]
+    told = [each.last_iteration for each in summary.cycles] + [life.iteration if life is not None else None]
+    for log in run.files:
+        newest = next((each.record for each in reversed(log.entries) if isinstance(each.record, Minute)), None)
+        if newest is not None:
+            told += [row.iterations[-1][0] for row in read_rows(newest.ranks, newest.names) if row.iterations]
     return max((each for each in told if each is not None and each >= 0), default=None)
 
 

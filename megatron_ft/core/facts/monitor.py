@@ -20,6 +20,14 @@ def _path(value: Any) -> str:
     return value
 
 
+def _rows(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not all(type(row) is list for row in value):
+        raise ProtocolError(shown(value))
+    return tuple(value)
+
+
+Rows = Annotated[tuple[Any, ...], Form(_rows, list, "list of rows")]
+"""Rows that are checked when they are used: `core.timeouts.minutes`."""
 StatePath = Annotated[str, Form(_path, lambda path: path, "list of whole numbers")]
 """Path of a file of learned timeouts, as a rank names it; "" for none."""
 
@@ -112,8 +120,24 @@ class FirstStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Minute:
+    """Intervals of the ranks of a node in about a minute, summed up.
+
+    Args:
+        at_ns: zero of all times in ``ranks``, which are seconds.
+        names: names of the sections; also "out_of_section", "heartbeat".
+        ranks: a row for each rank, as described at the top.
+    """
+
+    cycle: Cycle
+    at_ns: Moment
+    names: tuple[str, ...]
+    ranks: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Section events of a rank since the last of these records, oldest first.
+    """The last section events of a rank, oldest first: at its end, and with evidence on it.
 
     Args:
         names: names of the sections, by index.
@@ -121,7 +145,7 @@ class Progress:
         dt_us: microseconds since the previous event.
         code: 256 * kind (1 opened, 2 closed, 3 heartbeat, 4 iteration begins) + section's index.
         iterations: the numbers of the iterations that begin, in order.
-        lost: number of events overwritten before they could be read.
+        skipped: number of events before these, since the last of these records; `minute` sums them up.
     """
 
     rank: Rank
@@ -131,7 +155,7 @@ class Progress:
     dt_us: IntList
     code: IntList
     iterations: IntList
-    lost: Count
+    skipped: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,4 +199,15 @@ class LauncherGone:
     """The launcher has died: this monitor ends everything left of its rank, and itself."""
 
 
-Record = Attached | Detached | Timeouts | FirstIteration | FirstStep | Progress | RankGone | Signalled | LauncherGone
+Record = (
+    Attached
+    | Detached
+    | Timeouts
+    | FirstIteration
+    | FirstStep
+    | Minute
+    | Progress
+    | RankGone
+    | Signalled
+    | LauncherGone
+)

@@ -22,6 +22,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.board.intervals import CHECKPOINTING
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import (
     CauseKind,
@@ -33,10 +34,11 @@ from megatron_ft.core.facts.launcher import (
     Resumed,
     SnapshotRestored,
 )
-from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep, RankGone
+from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
+from megatron_ft.core.timeouts.minutes import read_rows
 from megatron_ft.core.times import earliest
 
 Span = tuple[int, int]
@@ -114,12 +116,14 @@ def classify(
     begin_ns = told[0].at_ns if begin_ns is None else begin_ns
     end_ns = told[-1].at_ns if end_ns is None else end_ns
     sums = _Sums(begin_ns, end_ns)
-    numbers = sorted(life.cycles)
-    for number, later in itertools.zip_longest(numbers, numbers[1:]):
-        after = [life.cycles[each].first for each in numbers if each > number]
-        again = min((each for each in after if each is not None), default=None)
-        following = None if later is None else life.cycles[later]
-        _add_cycle(sums, life, life.cycles[number], following, again, is_first=number == numbers[0])
+    again: int | None = None
+    plan: list[tuple[_Cycle, _Cycle | None, int | None]] = []
+    following = None
+    for _, cycle in sorted(life.cycles.items(), reverse=True):
+        plan.append((cycle, following, again))
+        following, again = cycle, earliest(again, cycle.first)
+    for cycle, following, again in reversed(plan):
+        _add_cycle(sums, life, cycle, following, again, is_first=cycle is plan[-1][0])
     sums.take(TimeClass.AFTER_END, end_ns)
     return sums.goodput()
 
@@ -152,6 +156,8 @@ class _Cycle:
     """Last record of the cycle."""
     anchors: dict[int, int] = field(default_factory=dict)
     """Beginnings of iterations, by number."""
+    told_by: int | None = None
+    """Rank whose minutes are taken: ranks train in step."""
     cut_out: list[tuple[Span, TimeClass]] = field(default_factory=list)
     """Saves and loads."""
 
@@ -195,21 +201,46 @@ class _Cycle:
             case RankHung() if not record.observed_only:
                 self.since_ns = earliest(self.since_ns, event.wall_ns(record.since_ns))
                 self.noticed_ns = earliest(self.noticed_ns, event.wall_ns(record.at_ns))
-            case RankExited():
-                self._reach(record.iteration)
-                if not record.by_us and record.exitcode:
-                    self.noticed_ns = earliest(self.noticed_ns, _moment(event, record.at_ns or None) or event.at_ns)
+            case Minute():
+                self._take_minute(event, record)
             case RankGone():
                 self._reach(record.iteration)
                 self.active_ns = _later(self.active_ns, _moment(event, record.last_transition_ns))
             case SnapshotRestored() if record.seconds is not None:
                 span = event.at_ns - round(record.seconds * 1e9), event.at_ns
                 self.cut_out.append((span, TimeClass.LOAD))
+            case RankExited() | CycleEnded():
+                self._take_end(event, record)
+
+    def _take_end(self, event: Timed[Record | None], record: RankExited | CycleEnded) -> None:
+        self._reach(record.iteration)
+        match record:
+            case RankExited() if not record.by_us and record.exitcode:
+                self.noticed_ns = earliest(self.noticed_ns, _moment(event, record.at_ns or None) or event.at_ns)
             case CycleEnded():
-                self._reach(record.iteration)
                 self.ended_ns = _later(self.ended_ns, event.at_ns)
                 told_more = record.cause is None or record.cause.kind is not CauseKind.MEMBERSHIP
                 self.outcome = record.outcome if told_more or self.outcome == "unknown" else self.outcome
+
+    def _take_minute(self, event: Timed[Record | None], record: Minute) -> None:
+        """Take the iterations and saves of one rank, the lowest known."""
+        rows = [row for row in record.ranks if type(row) is list and row and type(row[0]) is int]
+        lowest = min((row[0] for row in rows), default=None)
+        if lowest is None or (self.told_by is not None and lowest > self.told_by):
+            return
+        self.told_by = lowest
+        for of in read_rows([row for row in rows if row[0] == lowest], record.names):
+            zero_ns = event.wall_ns(record.at_ns)
+            for iteration, at_s in of.iterations:
+                self._reach(iteration)
+                self.anchors[iteration] = zero_ns + round(at_s * 1e9)
+            saves = of.sections.get(CHECKPOINTING)
+            if saves is not None:
+                # more than a few in a minute: as one at its end
+                spans = saves.spans or ((of.to_s - saves.total_s, saves.total_s),)
+                for begin_s, length_s in spans:
+                    begin_ns = zero_ns + round(begin_s * 1e9)
+                    self.cut_out.append(((begin_ns, begin_ns + round(length_s * 1e9)), TimeClass.SAVE))
 
     def _reach(self, iteration: int | None) -> None:
         if iteration is not None:
@@ -294,7 +325,7 @@ def _add_cycle(
         sums.take(TimeClass.START_UP, life.meeting_ns)
     start = TimeClass.START_UP if is_first else TimeClass.RESTART
     stops_ns, noticed_ns = cycle.failure or (_quiet_end(cycle, following), None)
-    sums.take(TimeClass.WAITING, earliest(cycle.met_ns, stops_ns))
+    sums.take(TimeClass.WAITING, None if cycle.met_ns is None else min(cycle.met_ns, stops_ns))
     cut_out = cycle.cut_out
     for phase, until_ns in (
         ("spawn", cycle.created_ns),

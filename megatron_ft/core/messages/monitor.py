@@ -1,4 +1,4 @@
-"""Messages between a launcher and its monitors. Several reports of a monitor are records of its log, too."""
+"""Messages between a launcher and its monitors. Most reports of a monitor are records, which the launcher logs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from megatron_ft.core.codec import Cycle, Moment, Pid, Rank, Seconds, Vocabulary
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts import monitor
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.facts.shared import RankHung, Warning_
+from megatron_ft.core.facts.shared import Evidence, RankHung, Warning_
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
 
 
@@ -55,7 +56,9 @@ RankReport = (
     | Intervals
 )
 """These are about the rank of one cycle."""
-Report = RankReport | Warning_
+Logged = monitor.Record | Evidence | RankHung | Warning_
+"""The launcher writes these to the event log."""
+Report = RankReport | Logged
 REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from megatron_ft.core.codec import Count, Form, Rank
@@ -15,6 +15,8 @@ from megatron_ft.core.wording import shown
 
 MOST_BUCKETS = 6
 """Buckets of one tail. The rule needs only the longest intervals, and a sketch costs less than 200 bytes."""
+MOST_LOGGED = 32
+"""Buckets of a tail in the event log, whose readers want the shorter intervals, too: a range of 1 to 16."""
 NO_INTERVAL = -1.0
 
 
@@ -59,10 +61,26 @@ def merge(sketches: Iterable[Sketch]) -> Sketch:
     )
 
 
-def bounded(counts: dict[int, float]) -> Tail:
+def add_up(sketches: Iterable[Sketch]) -> Sketch:
+    """Return the sketch of one rank's intervals in several stretches of time, of which the last comes last."""
+    given = list(sketches)
+    counts: dict[int, float] = {}
+    for each in given:
+        for bucket, count in each.tail:
+            counts[bucket] = counts.get(bucket, 0.0) + count
+    whole = merge(given)
+    return replace(
+        whole,
+        ended=sum(each.ended for each in given),
+        open_s=given[-1].open_s if given else NO_INTERVAL,
+        tail=bounded(counts, MOST_LOGGED),
+    )
+
+
+def bounded(counts: dict[int, float], most: int = MOST_BUCKETS) -> Tail:
     """Return the tail of these counts: the shorter intervals are counted as the longest of them."""
     ordered = sorted(counts.items())
-    surplus = len(ordered) - MOST_BUCKETS
+    surplus = len(ordered) - most
     if surplus > 0:
         lumped = sum(count for _, count in ordered[: surplus + 1])
         ordered = [(ordered[surplus][0], lumped), *ordered[surplus + 1 :]]
@@ -102,22 +120,22 @@ def is_name(name: str) -> bool:
 
 def to_wire(sketch: Sketch) -> list[int | float]:
     """Return the sketch as plain numbers; lengths are rounded to 0.1 ms."""
-    lengths = [_short(each) for each in (sketch.longest_s, sketch.first_s, sketch.explained_s, sketch.open_s)]
+    lengths = [short(each) for each in (sketch.longest_s, sketch.first_s, sketch.explained_s, sketch.open_s)]
     flat: list[int | float] = [sketch.ended, lengths[0], sketch.rank, *lengths[1:]]
     before = 0
     for bucket, count in sketch.tail:
-        flat += (bucket - before, _short(count))
+        flat += (bucket - before, short(count))
         before = bucket
     return flat
 
 
-def from_wire(flat: Any) -> Sketch:
-    """Return the sketch of ``to_wire``.
+def from_wire(flat: Any, most: int = MOST_BUCKETS) -> Sketch:
+    """Return the sketch of ``to_wire``, with at most so many buckets.
 
     Raises:
         ProtocolError: it is none.
     """
-    if type(flat) is not list or not _HEAD <= len(flat) <= _HEAD + 2 * MOST_BUCKETS or len(flat) % 2:
+    if type(flat) is not list or not _HEAD <= len(flat) <= _HEAD + 2 * most or len(flat) % 2:
         raise ProtocolError(shown(flat))
     if not set(map(type, flat)) <= _NUMBERS or not math.isfinite(sum(flat)):
         raise ProtocolError(shown(flat))
@@ -145,7 +163,8 @@ def from_wire(flat: Any) -> Sketch:
     )
 
 
-def _short(number: float) -> int | float:
+def short(number: float) -> int | float:
+    """Return the number, rounded to 0.1 ms if it is a length, in the fewest characters."""
     rounded = round(number, 4)
     return int(rounded) if rounded == math.floor(rounded) else rounded
 

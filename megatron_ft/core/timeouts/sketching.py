@@ -20,15 +20,33 @@ from typing import NamedTuple
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap, lost_between
 from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP, HangKind, IntervalKey, is_blank
-from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, SECTION_SHIFT, BoardSnapshot
+from megatron_ft.core.board.layout import (
+    EVENT_END,
+    EVENT_ITERATION,
+    EVENT_START,
+    KIND_SHIFT,
+    SECTION_SHIFT,
+    BoardSnapshot,
+)
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
-from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, bounded
+from megatron_ft.core.timeouts.minutes import (
+    HEARTBEAT,
+    MINUTE_NS,
+    MOST_SPANS,
+    OUT_OF_SECTION,
+    RankMinute,
+    SectionMinute,
+    write_row,
+)
+from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, MOST_LOGGED, NO_INTERVAL, Sketch, bounded
 from megatron_ft.core.timeouts.tail import bucket_of
 
-_OUT_OF_SECTION = HangKind.OUT_OF_SECTION.value
 _IDLE = -1
 """Index of the time out of section among those of sections."""
-_OTHER_KINDS = frozenset((layout.EVENT_HEARTBEAT, layout.EVENT_ITERATION))
+_HEARTBEATS = -2
+_OTHERS = ((_IDLE, OUT_OF_SECTION), (_HEARTBEATS, HEARTBEAT))
+_OTHER_KINDS = frozenset((layout.EVENT_HEARTBEAT, EVENT_ITERATION))
 _FIRST_STEPS, _DOUBLED_FROM = 10, 32
 
 
@@ -44,12 +62,10 @@ class _Kept:
         self.explained_since_ns = 0
         """Start of an interval that was extended because ranks made progress; 0: none was."""
 
-    def add(self, start_ns: int, end_ns: int, lost_ns: int, *, is_first: bool) -> None:
-        """Count an interval that has ended."""
-        length_ns = max(0, end_ns - start_ns - lost_ns)
+    def add(self, length_ns: int, *, is_first: bool, is_explained: bool) -> None:
+        """Count an interval whose start is known."""
         if length_ns > self.longest_ns:
             self.longest_ns = length_ns
-        is_explained = start_ns <= self.explained_since_ns < end_ns
         if is_explained and length_ns > self.explained_ns:
             self.explained_ns = length_ns
         if is_first:
@@ -59,7 +75,7 @@ class _Kept:
             bucket = bucket_of(length_ns / 1e9)
             self.counts[bucket] = self.counts.get(bucket, 0.0) + 1.0
 
-    def sketch(self, rank: int, open_ns: int | None) -> Sketch:
+    def sketch(self, rank: int, open_ns: int | None, most: int = MOST_BUCKETS) -> Sketch:
         return Sketch(
             ended=min(max(self.ended, 0), layout.MOST_COUNT),
             longest_s=_seconds(self.longest_ns),
@@ -67,8 +83,20 @@ class _Kept:
             first_s=_seconds(self.first_ns),
             explained_s=_seconds(self.explained_ns),
             open_s=NO_INTERVAL if open_ns is None else open_ns / 1e9,
-            tail=bounded(self.counts),
+            tail=bounded(self.counts, most),
         )
+
+
+class _KeptOfMinute(_Kept):
+    """Those since the last minute's end."""
+
+    __slots__ = ("depth", "spans", "total_ns")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total_ns = self.depth = 0
+        self.spans: list[tuple[int, int]] = []
+        """Start and length; of the first few."""
 
 
 class _Doubt(NamedTuple):
@@ -93,6 +121,12 @@ class SectionSketches:
         """0: unknown, or a section is open."""
         self._opened = 0
         self._doubts: dict[int, _Doubt] = {}
+        self._minute: dict[int, _KeptOfMinute] = {}
+        self._iterations: list[tuple[int, int]] = []
+        """Number and beginning of the first and the last iteration of the minute."""
+        self._heartbeat_ns = 0
+        self._lost = 0
+        self.minute_from_ns = board.last_transition_ns if from_ring_head else board.start_ns
         if from_ring_head:
             self._opened = sum(each.open_count for each in board.sections)
             for index, each in enumerate(board.sections):
@@ -113,6 +147,7 @@ class SectionSketches:
             gaps: times that are the rank's not at all, or not in full.
         """
         if first > self.read_to:
+            self._lost += first - self.read_to
             self._skip_lost(words, board)
         self.read_to = first + len(words) // 2
         self._count(words, now_ns, gaps)
@@ -130,19 +165,70 @@ class SectionSketches:
     def sketches(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> dict[str, Sketch]:
         """Return what was counted so far, by section and "out_of_section"; ages are those at ``now_ns``."""
 
-        def age_ns(since_ns: int) -> int | None:
-            if board.closing or not since_ns:
-                return None
-            return max(0, now_ns - since_ns - lost_between(gaps, since_ns, now_ns))
+        of_sections = {
+            each.name: self._of(index).sketch(board.rank, self._open_ns(index, board, now_ns, gaps))
+            for index, each in enumerate(board.sections)
+        }
+        idle_ns = self._open_ns(_IDLE, board, now_ns, gaps)
+        return {**of_sections, OUT_OF_SECTION: self._kept[_IDLE].sketch(board.rank, idle_ns)}
 
-        found = {}
-        for index, each in enumerate(board.sections):
+    def _open_ns(self, index: int, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> int | None:
+        """Return the age of the interval that is open, None without one."""
+        if index >= 0:
             since_ns = self._open.get(index, -1)
-            found[each.name] = self._of(index).sketch(
-                board.rank, age_ns(since_ns or each.opened_at_ns) if since_ns >= 0 else None
+            since_ns = since_ns or board.sections[index].opened_at_ns
+        else:
+            since_ns = self._idle_since if index == _IDLE and not self._open else 0
+        if board.closing or since_ns <= 0:
+            return None
+        return max(0, now_ns - since_ns - lost_between(gaps, since_ns, now_ns))
+
+    def take_minute(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Minute:
+        """Return what was counted since the last minute was taken, up to ``now_ns``, and begin a new minute."""
+        from_ns = self.minute_from_ns
+        zero_ns = from_ns - from_ns % MINUTE_NS
+        sections = {}
+        for index, name in [*enumerate(each.name for each in board.sections), *_OTHERS]:
+            kept, open_ns = self._minute.get(index), self._open_ns(index, board, now_ns, gaps)
+            if kept is None and (open_ns is None or index < 0):
+                continue
+            kept = kept or _KeptOfMinute()
+            spans = [((begin_ns - zero_ns) / 1e9, length_ns / 1e9) for begin_ns, length_ns in kept.spans]
+            sections[name] = SectionMinute(
+                sketch=kept.sketch(0, open_ns, MOST_LOGGED),
+                total_s=kept.total_ns / 1e9,
+                depth=kept.depth,
+                spans=tuple(spans) if len(spans) <= MOST_SPANS else (),
             )
-        idle_ns = None if self._open else age_ns(self._idle_since)
-        return {**found, _OUT_OF_SECTION: self._kept[_IDLE].sketch(board.rank, idle_ns)}
+        minute = RankMinute(
+            rank=board.rank,
+            from_s=(from_ns - zero_ns) / 1e9,
+            to_s=(now_ns - zero_ns) / 1e9,
+            lost=self._lost,
+            iterations=tuple((number, (at_ns - zero_ns) / 1e9) for number, at_ns in self._iterations),
+            sections=sections,
+        )
+        self._minute, self._iterations, self._lost = {}, [], 0
+        self.minute_from_ns = now_ns
+        names = tuple(sections)
+        return Minute(cycle=board.cycle, at_ns=zero_ns, names=names, ranks=(write_row(minute, names),))
+
+    def _add(self, index: int, since_ns: int, at_ns: int, gaps: Sequence[Gap], *, is_first: bool) -> None:
+        """Count an interval that has ended."""
+        lost_ns = lost_between(gaps, since_ns, at_ns) if gaps and since_ns < gaps[-1].end_ns else 0
+        length_ns = max(0, at_ns - since_ns - lost_ns)
+        kept = self._of(index)
+        is_explained = since_ns <= kept.explained_since_ns < at_ns
+        kept.add(length_ns, is_first=is_first, is_explained=is_explained)
+        minute = self._minute.get(index)
+        if minute is None:
+            minute = self._minute[index] = _KeptOfMinute()
+        minute.add(length_ns, is_first=is_first, is_explained=is_explained)
+        minute.ended += 1
+        minute.total_ns += length_ns
+        minute.depth = len(self._open)
+        if len(minute.spans) <= MOST_SPANS:
+            minute.spans.append((since_ns, length_ns))
 
     def _of(self, index: int) -> _Kept:
         kept = self._kept.get(index)
@@ -151,7 +237,6 @@ class SectionSketches:
         return kept
 
     def _count(self, words: Sequence[int], now_ns: int, gaps: Sequence[Gap]) -> None:
-        last_gap_ns = gaps[-1].end_ns if gaps else 0
         start_ns, open_, idle = self._start_ns, self._open, self._kept[_IDLE]
         for at, code in zip(words[::2], words[1::2], strict=True):
             kind = code >> KIND_SHIFT
@@ -160,10 +245,8 @@ class SectionSketches:
                 open_ = self._open
             elif kind == EVENT_START:
                 if not open_:
-                    since = self._idle_since
-                    if since:
-                        lost_ns = lost_between(gaps, since, at) if since < last_gap_ns else 0
-                        idle.add(since, at, lost_ns, is_first=self._opened < FIRST_INTERVALS)
+                    if self._idle_since:
+                        self._add(_IDLE, self._idle_since, at, gaps, is_first=self._opened < FIRST_INTERVALS)
                     idle.ended += 1
                     self._idle_since = 0
                 self._opened += 1
@@ -173,11 +256,16 @@ class SectionSketches:
                 since = open_.pop(index, 0)
                 kept = self._of(index)
                 if since:
-                    lost_ns = lost_between(gaps, since, at) if since < last_gap_ns else 0
-                    kept.add(since, at, lost_ns, is_first=kept.ended < FIRST_INTERVALS)
+                    self._add(index, since, at, gaps, is_first=kept.ended < FIRST_INTERVALS)
                 kept.ended += 1
                 if not open_:
                     self._idle_since = at
+            elif kind == EVENT_ITERATION:
+                self._iterations[1:] = [(code & layout.VALUE_MASK, at)]
+            else:
+                if self._heartbeat_ns:
+                    self._add(_HEARTBEATS, self._heartbeat_ns, at, gaps, is_first=False)
+                self._heartbeat_ns = at
 
     def _skip_lost(self, words: Sequence[int], board: BoardSnapshot) -> None:
         """Find out what was open before the first of these events: those before it were overwritten."""
@@ -190,6 +278,7 @@ class SectionSketches:
                 first_kinds.setdefault(index, kind)
                 starts += kind == EVENT_START
                 ends[index] = ends.get(index, 0) + (kind == EVENT_END)
+        self._heartbeat_ns = 0
         by_board = _open_by_board(board)
         self._open = {index: 0 for index, kind in first_kinds.items() if kind == EVENT_END}
         for index, since_ns in by_board.items():
@@ -203,7 +292,7 @@ class SectionSketches:
 
     def _forget_starts(self) -> None:
         self._open = dict.fromkeys(self._open, 0)
-        self._idle_since = 0
+        self._idle_since = self._heartbeat_ns = 0
 
     def _compare(self, board: BoardSnapshot) -> None:
         """Trust the board where it contradicts the events twice in a row: one reading of it may be torn."""

@@ -1,4 +1,4 @@
-"""Evidence on disk: a JSON file and a text for each rank that hung or died, under ``<log dir>/evidence``."""
+"""Evidence on disk: a JSON file and a text for each rank that hung or died, in ``<log dir>/evidence/cycle<N>``."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str
     """
     host = socket.gethostname()
     stem = f"rank{evidence.rank}-cycle{evidence.cycle}-{host}-{evidence.pid}{suffix}"
-    folder = open_own_folder(os.path.join(log_dir, DIRECTORY))
+    name = f"cycle{evidence.cycle}"
+    outer = open_own_folder(os.path.join(log_dir, DIRECTORY))
+    try:
+        folder = open_own_folder(f"/proc/self/fd/{outer}/{name}")
+    finally:
+        os.close(outer)
     try:
         packed = json.dumps(evidence.packed(), indent=1) + "\n"
         replace_in_own_folder(folder, f"{stem}.json", packed.encode(errors="replace"))
         replace_in_own_folder(folder, f"{stem}.txt", evidence_text(evidence).encode(errors="replace"))
     finally:
         os.close(folder)
-    return f"{DIRECTORY}/{stem}.txt"
+    return f"{DIRECTORY}/{name}/{stem}.txt"

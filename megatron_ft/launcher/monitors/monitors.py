@@ -16,6 +16,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 
 _CHECK_S = 1.0
@@ -48,6 +49,7 @@ class Monitors:
         self._log = log
         self._say = say
         self._on_check = on_check
+        self._minutes = NodeMinutes(log, count)
         self._slots = [
             MonitorSlot(
                 local_rank,
@@ -55,6 +57,7 @@ class Monitors:
                 options=options,
                 reactor=reactor,
                 log=log,
+                minutes=self._minutes,
                 say=say,
                 on_event=on_event,
             )
@@ -147,9 +150,11 @@ class Monitors:
         deadline = time.monotonic() + _STOP_WAIT_S
         for slot in self._slots:
             slot.end(deadline)
+        self._minutes.write_all()
 
     def _check_looks(self) -> None:
         self._on_check()
+        self._minutes.write_due(time.monotonic_ns())
         for slot in self._slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)

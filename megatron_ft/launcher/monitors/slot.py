@@ -17,14 +17,16 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import MonitorReplaced
-from megatron_ft.core.facts.monitor import Attached
+from megatron_ft.core.facts.monitor import Attached, Minute
 from megatron_ft.core.facts.shared import RankHung, Warning_
 from megatron_ft.core.messages.monitor import (
     REPORTS,
     GuardGroup,
+    Logged,
     Order,
     Pause,
     RankOrder,
+    RankReport,
     Report,
     Resume,
     Stop,
@@ -40,6 +42,7 @@ from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 
 _ATTACHED_FDS = 5
@@ -63,6 +66,7 @@ class MonitorSlot:
         options: monitor_process.MonitorOptions,
         reactor: Reactor,
         log: EventLog,
+        minutes: NodeMinutes,
         say: Callable[[str], None],
         on_event: Callable[[edge.MonitorReport], None],
     ) -> None:
@@ -71,6 +75,7 @@ class MonitorSlot:
         self._options = options
         self._reactor = reactor
         self._log = log
+        self._minutes = minutes
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -86,6 +91,8 @@ class MonitorSlot:
         self._paused_since_ns: int | None = None
         self._rank_pid: int | None = None
         self._started_rank: int | None = None
+        self._is_ending = False
+        """True once the job is over: reports are only logged."""
         self._arm: Arm | None = None
         """Learned timeouts armed last, for one cycle."""
 
@@ -228,7 +235,8 @@ class MonitorSlot:
         if self._channel is not None:
             fd = self._channel.fileno()
             self._order(Stop())
-            self._reactor.unwatch(fd)  # its output while it ends is not needed
+            self._is_ending = True
+            self._reactor.unwatch(fd)
 
     def end(self, deadline: float) -> None:
         """Wait for its end until the deadline (time.monotonic), then kill it; release everything."""
@@ -236,6 +244,7 @@ class MonitorSlot:
             if not wait_gone(self._pidfd, max(0.0, deadline - time.monotonic())):
                 send_signal(self._pidfd, signal.SIGKILL)
                 wait_gone(self._pidfd, _STOP_WAIT_S)
+            self._take_all()
             self._let_go()
         self._forget_rank()
         if self._listener is not None:
@@ -345,9 +354,13 @@ class MonitorSlot:
             close_fds(fds)
         if isinstance(report, Warning_):
             self._say(report.text)
-        event = event_of(self.local_rank, report)
+        event = None if self._is_ending else event_of(self.local_rank, report)
         if event is not None:
             self._on_event(event)
+        if isinstance(report, Minute):
+            self._minutes.add(report, time.monotonic_ns())
+        elif isinstance(report, Logged) and not (isinstance(report, Attached) and report.watch_only):
+            self._log.write(report)
 
     def _attach(self, report: Attached, fds: tuple[int, ...]) -> None:
         if len(fds) != _ATTACHED_FDS:
@@ -382,9 +395,9 @@ class MonitorSlot:
 
 def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
     """Return a monitor's report as an event of the launcher's machine; None if it isn't about a rank."""
+    if not isinstance(report, RankReport):
+        return None
     match report:
-        case Warning_():
-            return None
         case RankHung():
             report = replace(report, local_rank=local_rank)
         case Suspect(verdict):

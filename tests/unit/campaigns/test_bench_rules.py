@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.bench import recorded, rules
 from tests.bench.traces import TRACES, Trace, make
-from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 
 def trace(took_s: list[float], *, repeats: tuple[int, ...] = (), moving: tuple[int, ...] = ()) -> Trace:
@@ -84,14 +81,6 @@ def test_recorded_job_is_read_as_it_was_written() -> None:
     assert kept.name == "a job"
     assert kept.took_s.tolist() == [[1.0, 1.5], [2.0, 1.0], [0.001, 0.9]]
     assert np.flatnonzero(kept.begins).tolist() == [0, 2]
-
-
-def test_the_steps_of_a_run_are_read_from_its_logs(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(Fault(cycle=0, rank=2, iteration=33),)))
-    kept = recorded.read("generated", recorded.document(str(tmp_path), "generated"))
-    assert kept.took_s.shape[1] == 4
-    assert len(np.flatnonzero(kept.begins)) == 2
-    assert 0.3 < np.median(kept.took_s) < 0.6
 
 
 @pytest.mark.parametrize("name", ["steady", "drifting"])

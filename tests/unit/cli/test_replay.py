@@ -13,7 +13,7 @@ from megatron_ft.cli.replay import suggestion
 from megatron_ft.core.config.config import parse_section_timeouts
 from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs
-from tests.unit.cli.analysis.test_report_timeline import progress
+from tests.unit.cli.analysis.test_report_timeline import told
 
 STEP, SAVE = 0, 1
 
@@ -28,9 +28,8 @@ def write_steps(directory: Path, lengths_s: list[float], *, save_every: int = 20
         if number % save_every == 0:
             events += [(at, START, SAVE), (at + 0.1, END, SAVE)]
             at += 0.101
-    t, ev, fields = progress(0, 0, 2.0, *events)
     attached = (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1})
-    Logs(directory).write("monitor", attached, (t, ev, {**fields, "names": ["step", "checkpointing"]}))
+    Logs(directory).write("monitor", attached, *told(0, 0, 2.0, *events, names=("step", "checkpointing")))
 
 
 def replayed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> str:

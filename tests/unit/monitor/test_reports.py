@@ -1,4 +1,4 @@
-"""Section events go from a rank's ring into the event log: all of them once, and what was lost is counted."""
+"""The last section events of a rank go from its ring into the event log: each once; earlier ones are counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.facts.monitor import Progress
 from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.monitor.reports import EVERY_NS, next_batch, note_written
+from megatron_ft.monitor.reports import _MOST_EVENTS, last_events
 from megatron_ft.rank.client.recorder import Recorder
 
 SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 1.5}
@@ -36,12 +36,8 @@ def recorder(board: Board) -> Recorder:
     return Recorder(board, SectionTimeouts(dict(SECTIONS), None))
 
 
-def take(board: Board, *, at_once: bool = True, later_ns: int = 0) -> Progress | None:
-    snapshot = board.snapshot()
-    batch = next_batch(board, snapshot, time.monotonic_ns() + later_ns, at_once=at_once)
-    if batch is not None:
-        note_written(board, snapshot)
-    return batch
+def take(board: Board) -> Progress | None:
+    return last_events(board, board.snapshot(), time.monotonic_ns())
 
 
 def iterations(batch: Progress | None) -> list[int]:
@@ -60,7 +56,7 @@ def test_a_batch_says_what_the_rank_did_and_when(board: Board, recorder: Recorde
     assert batch.names == ("setup", "step")
     assert batch.code == [ITERATION, START | 1, BEAT, END | 1]
     assert batch.iterations == [41]
-    assert batch.lost == 0
+    assert batch.skipped == 0
     ends_ns = [batch.from_ns + 1000 * us for us in accumulate(batch.dt_us)]
     assert before <= ends_ns[0]
     assert ends_ns == sorted(ends_ns)
@@ -79,24 +75,13 @@ def test_event_is_in_exactly_one_batch_whichever_monitor_takes_it(board: Board, 
     assert seen == list(range(50))
 
 
-def test_a_rank_that_is_too_fast_loses_its_oldest_events(board: Board, recorder: Recorder) -> None:
+def test_only_the_last_events_are_taken(board: Board, recorder: Recorder) -> None:
     for number in range(layout.RING_EVENTS + 100):
         recorder.iteration(number)
     batch = take(board)
     assert batch is not None
-    assert batch.lost == 100
-    assert batch.iterations == list(range(100, layout.RING_EVENTS + 100))
-
-
-def test_a_batch_is_written_when_it_is_old_or_large(board: Board, recorder: Recorder) -> None:
-    recorder.iteration(1)
-    assert take(board, at_once=False) is None
-    assert take(board, at_once=False, later_ns=EVERY_NS + 1) is not None
-    for number in range(2, 2000):
-        recorder.iteration(number)
-    batch = take(board, at_once=False)
-    assert batch is not None
-    assert batch.iterations[0] == 2
+    assert batch.skipped == layout.RING_EVENTS + 100 - _MOST_EVENTS
+    assert batch.iterations == list(range(batch.skipped, layout.RING_EVENTS + 100))
 
 
 def test_damaged_ring_is_not_logged_and_its_events_count_as_lost(board: Board, recorder: Recorder) -> None:
@@ -106,7 +91,7 @@ def test_damaged_ring_is_not_logged_and_its_events_count_as_lost(board: Board, r
     board.words[layout.RING + 3] = 0xFFFF << layout.SECTION_SHIFT  # no kind of event
     damaged = take(board)
     assert damaged is not None
-    assert (damaged.code, damaged.lost) == ([], 2)
+    assert (damaged.code, damaged.skipped) == ([], 2)
     recorder.iteration(3)
     batch = take(board)
     assert batch is not None

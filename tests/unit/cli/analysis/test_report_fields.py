@@ -31,7 +31,7 @@ JOB = GeneratedJob(
     faults=(Fault(cycle=0, rank=1, iteration=4), Fault(cycle=1, rank=0, iteration=4, kind="signal")),
 )
 INJECTED = {"ev": "fault_injected", "type": "rank_hung", "rank": 1, "cycle": 0, "iteration": 4}
-_DRAWN_OF = 5
+_DRAWN_OF = 10
 _CHECKED = {kind: {field.name for field in dataclasses.fields(of)} for kind, of in RECORDS.kinds.items()}
 
 Records = dict[str, list[dict[str, Any]]]
@@ -44,11 +44,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     write_job(directory, JOB)
     found = {path.name: list(map(json.loads, path.read_text().splitlines())) for path in directory.glob("*.jsonl")}
     for of in found.values():
-        if of[0]["role"] == "monitor":
-            of.append({**INJECTED, "t": of[-1]["t"]})
-            for record in of:
-                if record["ev"] == "timeouts":
-                    record["heartbeat"] = 30.0
+        of.append({**INJECTED, "t": of[-1]["t"]})
+        for record in of:
+            if record["ev"] == "timeouts":
+                record["heartbeat"] = 30.0
     return found
 
 
@@ -111,16 +110,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(png, "_DPI", 20)
 
 
-@pytest.mark.parametrize("role", ["launcher", "monitor"])
+@pytest.mark.parametrize("part", [0, 1, 2])
 def test_report_of_a_record_with_a_field_of_any_type_is_written(
-    records: Records, tmp_path: Path, role: str, small: None
+    records: Records, tmp_path: Path, part: int, small: None
 ) -> None:
     drawn: set[str] = set()
     read: set[str] = set()
     tried = 0
-    name = sorted(name for name in records if name.startswith(role))[-1]
-    others = [log for other, of in records.items() if other != name and (log := log_of(other, of)) is not None]
-    for index in one_of_each(records[name]):
+    (name,) = records
+    for index in one_of_each(records[name])[part::3]:
         for place in places(records[name][index]):
             for value in VALUES:
                 changed = list(records[name])
@@ -128,14 +126,14 @@ def test_report_of_a_record_with_a_field_of_any_type_is_written(
                 log = log_of(name, changed)
                 if repr(log) not in read:  # most changes leave the same: a log without that record
                     read.add(repr(log))
-                    for run in split_runs([*others, *([] if log is None else [log])]):
+                    for run in split_runs([] if log is None else [log]):
                         write_all(analyze(run), tmp_path, drawn)
                 if value == HUGE or value is NAN:  # wrong in any place
                     is_known = place[0] in ("t", "ev", *_CHECKED[records[name][index]["ev"]])
                     assert not is_known or log is None or log.passed_over == 1, (changed[index], place)
                 tried += 1
     print(f"{tried} changes, {len(read)} different logs, {len(drawn)} different reports")
-    assert tried > 200
+    assert tried > 100
     assert len(drawn) > 10
 
 

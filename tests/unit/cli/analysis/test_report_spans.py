@@ -20,10 +20,10 @@ NAMES = ["outer", "inner", "other"]
 OUTER, INNER, OTHER = 0, 1, 2
 
 
-def record(*events: tuple[float, int, int], lost: int = 0, begin: float = 0.0, names: Any = NAMES) -> dict[str, Any]:
+def record(*events: tuple[float, int, int], skipped: int = 0, begin: float = 0.0, names: Any = NAMES) -> dict[str, Any]:
     """Of rank 3 in cycle 1; times in seconds."""
     whole = [(int(at * S), kind, what) for at, kind, what in events]
-    document: dict[str, Any] = progress_record(3, 1, list(names), int(begin * S), whole, lost)
+    document: dict[str, Any] = progress_record(3, 1, list(names), int(begin * S), whole, skipped)
     return document
 
 
@@ -46,10 +46,6 @@ def closed(found: RankSpans) -> list[tuple[str, float, float, int]]:
     return [(found.names[section], begin / S, end / S, depth) for section, begin, end, depth in rows]
 
 
-def outside(found: RankSpans) -> list[tuple[float, float]]:
-    return [(begin / S, end / S) for begin, end in found.outside.T.tolist()]
-
-
 def test_nested_sections_become_spans_with_depths() -> None:
     found = spans(
         record(
@@ -58,9 +54,7 @@ def test_nested_sections_become_spans_with_depths() -> None:
         )
     )
     assert closed(found) == [("outer", 1, 5, 0), ("inner", 2, 3, 1), ("inner", 3.5, 4, 1), ("other", 6, 7, 0)]
-    assert outside(found) == [(5, 6)]
     assert found.still_open == ()
-    assert found.last_end_ns == 7 * S
 
 
 def test_a_section_may_close_in_a_later_record() -> None:
@@ -77,56 +71,32 @@ def test_a_section_that_never_closes_is_no_span() -> None:
     found = spans(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, START, INNER)))
     assert closed(found) == [("outer", 1, 2, 0)]
     assert found.still_open == ((OUTER, 3 * S), (INNER, 4 * S))
-    assert outside(found) == [(2, 3)]
 
 
 def test_spans_across_lost_events_are_not_invented() -> None:
     """What was open may have closed and opened again; only what begins and ends on one side is known."""
     found = spans(
         record((1, START, OUTER), (2, START, INNER), (3, END, INNER), (4, START, INNER)),
-        record((10, END, INNER), (11, START, INNER), (12, END, INNER), (13, END, OUTER), begin=10, lost=7),
+        record((10, END, INNER), (11, START, INNER), (12, END, INNER), (13, END, OUTER), begin=10, skipped=7),
     )
     assert closed(found) == [("inner", 2, 3, 1), ("inner", 11, 12, 1)]
     assert found.unknown == ((4 * S, 10 * S),)
     assert found.still_open == ()
-    assert outside(found) == []
-
-
-def test_time_out_of_section_is_unknown_while_a_section_may_be_open_unseen() -> None:
-    before = record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, END, OUTER))
-    after = record((10, START, OUTER), (11, END, OUTER), (12, START, OUTER), (13, END, OUTER), begin=9, lost=1)
-    assert outside(spans(before, after)) == [(2, 3)]  # "inner" and "other" may be open
-    known = record(
-        *[(10, END, OTHER), (10.5, START, INNER), (11, END, INNER), (12, START, OUTER), (13, END, OUTER)],
-        begin=9,
-        lost=1,
-    )
-    assert outside(spans(before, known)) == [(2, 3), (10, 10.5), (11, 12)]
+    assert (found.begin_ns, found.end_ns) == (1 * S, 13 * S)
 
 
 def test_section_open_when_the_last_events_were_lost_is_unknown() -> None:
-    found = spans(record((1, START, OUTER)), record(begin=1, lost=3))
+    found = spans(record((1, START, OUTER)), record(begin=1, skipped=3))
     assert (closed(found), found.still_open) == ([], ())
-    first = spans(record((5, END, OUTER), (6, START, OTHER), (7, END, OTHER), lost=4))
+    first = spans(record((5, END, OUTER), (6, START, OTHER), (7, END, OTHER), skipped=4))
     assert closed(first) == [("other", 6, 7, 0)]
 
 
 def test_an_end_never_closes_another_section() -> None:
     """After a loss: one section is still open, of another only the end is known."""
-    found = spans(record((5, END, INNER), (6, START, OUTER), lost=9))
+    found = spans(record((5, END, INNER), (6, START, OUTER), skipped=9))
     assert closed(found) == []
     assert found.still_open == ((OUTER, 6 * S),)
-
-
-def test_heartbeat_gaps_and_iterations_are_read_from_records() -> None:
-    found = spans(
-        record((1, HEARTBEAT, 0), (2, ITERATION, 40), (3, HEARTBEAT, 0)),
-        record((6, ITERATION, 41), (7, HEARTBEAT, 0), begin=3),
-        record((20, HEARTBEAT, 0), (21, HEARTBEAT, 0), (22, ITERATION, 60), begin=19, lost=100),
-    )
-    assert (found.heartbeat_gaps_ns / S).tolist() == [2, 4, 1]
-    assert found.iterations.tolist() == [40, 41, 60]
-    assert (found.iteration_begin_ns / S).tolist() == [2, 6, 22]
 
 
 def test_section_names_that_grow_and_move_are_followed() -> None:
@@ -151,8 +121,8 @@ def test_section_names_that_grow_and_move_are_followed() -> None:
         {"from_ns": None},
         {"from_ns": 10**30},
         {"rank": "3"},
-        {"lost": -1},
-        {"lost": None},
+        {"skipped": -1},
+        {"skipped": None},
         {"names": None},
         {"names": [1]},
         {"dt_us": [1.5, 2]},
@@ -182,12 +152,11 @@ def test_logs_of_a_replaced_monitor_join_to_spans_without_duplicates() -> None:
     overlapping = record((3, END, OUTER), (4, START, OUTER), (5, ITERATION, 6), (6, END, OUTER), begin=3)
     found = spans_of(join([events_of(overlapping), first]))
     assert closed(found) == [("outer", 1, 3, 0), ("outer", 4, 6, 0)]
-    assert found.iterations.tolist() == [5, 6]
     later = record((8, END, OUTER), (9, START, INNER), (10, END, INNER), begin=8, names=["inner", "outer", "x"])
     later["code"] = [END * 256 + 1, START * 256, END * 256]
     found = spans_of(join([first, events_of(later)]))
     assert closed(found) == [("outer", 1, 3, 0), ("outer", 4, 8, 0), ("inner", 9, 10, 0)]
-    found = spans_of(join([first, events_of({**later, "lost": 2})]))
+    found = spans_of(join([first, events_of({**later, "skipped": 2})]))
     assert closed(found) == [("outer", 1, 3, 0), ("inner", 9, 10, 0)]
     assert found.unknown == ((4 * S, 8 * S),)
 
@@ -242,30 +211,30 @@ def test_names_in_another_order_are_the_same_sections_when_logs_are_joined() -> 
 
 def test_a_loss_is_not_forgotten_when_logs_are_joined() -> None:
     first = events_of(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER)))
-    only_lost = events_of(record(begin=3.5, lost=7))
+    only_lost = events_of(record(begin=3.5, skipped=7))
     for parts in ([first, only_lost], [only_lost, first]):
         joined = join(parts)
-        assert (joined.lost, len(joined.at_ns)) == (7, 3)
+        assert len(joined.at_ns) == 3
         assert joined.gaps
     assert spans_of(join([first, only_lost])).still_open == ()
     # among the events that both tell, the second log's are the same but it says that others were lost between them
-    again = events_of(record((2, END, OUTER), begin=2), record((3, START, OUTER), (9, END, OUTER), begin=3, lost=2))
+    again = events_of(record((2, END, OUTER), begin=2), record((3, START, OUTER), (9, END, OUTER), begin=3, skipped=2))
     joined = join([first, again])
-    assert (joined.lost, joined.gaps, len(joined.at_ns)) == (2, (2,), 4)
+    assert (joined.gaps, len(joined.at_ns)) == ((2,), 4)
     assert closed(spans_of(joined)) == [("outer", 1, 2, 0), ("outer", 3, 9, 0)]
 
 
 def test_a_record_is_taken_whole_or_not_at_all() -> None:
     """It has more sections than have numbers; that shows when everything else of it is known."""
     many = [f"section {number}" for number in range(2**16)]
-    bad = record((4, START, 0), (4.5, ITERATION, 9), (5, END, 0), begin=4, names=["one more"], lost=2)
+    bad = record((4, START, 0), (4.5, ITERATION, 9), (5, END, 0), begin=4, names=["one more"], skipped=2)
     collector = ProgressCollector()
     for each in (record((1, START, 0), (2, END, 0), names=many), bad, record((7, START, 0), (8, END, 0), names=many)):
         collector.add(parse_progress(each))
     (events,) = collector.finished()
     assert collector.passed_over == 1
     assert len(events.at_ns) == len(events.kinds) == len(events.sections) == 4
-    assert (events.iterations.tolist(), events.lost, events.gaps) == ([], 0, (2,))
+    assert (events.iterations.tolist(), events.gaps) == ([], (2,))
 
 
 def log_of(*lines: str) -> EventLogFile:
@@ -319,7 +288,7 @@ def test_many_records_come_out_as_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(chance.randrange(4)):
             at += chance.randrange(1, 1000) / 1000
             events.append((at, chance.choice([HEARTBEAT, ITERATION]), number))
-        records.append(record(*events, begin=begin, lost=int(number % 50 == 49)))
+        records.append(record(*events, begin=begin, skipped=int(number % 50 == 49)))
     found = []
     for at_once in (1, 10, 100_000):
         monkeypatch.setattr(progress, "_AT_ONCE", at_once)

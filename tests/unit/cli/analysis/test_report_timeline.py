@@ -23,6 +23,7 @@ from tests.support.generated_logs import (
     START,
     Fault,
     GeneratedJob,
+    minute_records,
     progress_record,
     write_job,
 )
@@ -42,10 +43,23 @@ def row(analysis: Analysis, name: str) -> LoggedInterval:
     return found
 
 
-def progress(rank: int, cycle: int, begin: float, *events: tuple[float, int, int], lost: int = 0) -> Any:
+def progress(rank: int, cycle: int, begin: float, *events: tuple[float, int, int], skipped: int = 0) -> Any:
+    """The record of the last events alone."""
     whole = [(int(at * S), kind, what) for at, kind, what in events]
-    record = progress_record(rank, cycle, ["step", "save"], int(begin * S), whole, lost)
-    return (record["t"] / S, "progress", {key: record[key] for key in record if key not in ("t", "ev")})
+    return _logged(progress_record(rank, cycle, ["step", "save"], int(begin * S), whole, skipped))
+
+
+def told(
+    rank: int, cycle: int, begin: float, *events: tuple[float, int, int], names: tuple[str, ...] = ("step", "save")
+) -> list[Any]:
+    """All that the log has of a rank whose monitor saw these events."""
+    whole = [(int(at * S), kind, what) for at, kind, what in events]
+    last = progress_record(rank, cycle, list(names), int(begin * S), whole)
+    return [_logged(each) for each in (*minute_records(rank, cycle, list(names), int(begin * S), whole), last)]
+
+
+def _logged(record: dict[str, Any]) -> Any:
+    return (record["t"] / S, record["ev"], {key: record[key] for key in record if key not in ("t", "ev")})
 
 
 def iterations(first: int, count: int, at: float, *, section: bool = True) -> list[tuple[float, int, int]]:
@@ -71,50 +85,25 @@ def write_crash(logs: Logs, *, section: bool = True) -> None:
         "monitor",
         (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1}),
         (10.5, "first_iteration", first_iteration(0, 0, 0, 10.0)),
-        progress(0, 0, 2.0, *iterations(0, 10, 10.0, section=section)[: 3 * 9 + 2]),
+        *told(0, 0, 2.0, *iterations(0, 10, 10.0, section=section)[: 3 * 9 + 2]),
         (19.5, "rank_gone", {"rank": 0, "cycle": 0, "pid": 1, "iteration": 9}),
         (22.0, "attached", {"rank": 0, "cycle": 1, "pid": 2}),
         (30.5, "first_iteration", first_iteration(0, 1, 6, 30.0)),
-        progress(0, 1, 22.0, *iterations(6, 10, 30.0, section=section)),
+        *told(0, 1, 22.0, *iterations(6, 10, 30.0, section=section)),
         (41.0, "rank_gone", {"rank": 0, "cycle": 1, "pid": 2, "iteration": 15}),
         (41.5, "timeouts", {"rank": 0, "cycle": 1, "sections": {"step": 3.0, "save": 5.0}, "out_of_section": None}),
     )
 
 
-def test_goodput_counts_what_was_not_done_again(tmp_path: Path) -> None:
+def test_goodput_of_a_run_classifies_all_its_seconds(tmp_path: Path) -> None:
     """0 to 5 and 6 to 15 count, 6 to 8 were done twice, 9 was never finished the first time."""
     write_crash(Logs(tmp_path))
     goodput = only(tmp_path).goodput
     assert goodput is not None
     assert (goodput.iterations, goodput.redone) == (6 + 10, 3)
-    assert goodput.wall_s == pytest.approx(39.6 - 10.0)  # the last iteration ends with its section
-    assert goodput.counted_s == pytest.approx(6.0 + 9.6)
-    assert goodput.redone_s == pytest.approx(3.0)
-    assert goodput.share == pytest.approx(15.6 / 29.6)
-    assert goodput.down_s == pytest.approx(11.0)
-
-
-def test_goodput_without_sections_counts_iterations_to_the_end_of_the_rank(tmp_path: Path) -> None:
-    """The last iteration ends with its rank, at 41.0 s."""
-    write_crash(Logs(tmp_path), section=False)
-    goodput = only(tmp_path).goodput
-    assert goodput is not None
-    assert goodput.wall_s == pytest.approx(31.0)
-    assert goodput.counted_s == pytest.approx(6.0 + 11.0)
-
-
-def test_goodput_of_a_running_job_leaves_out_the_iteration_under_way(tmp_path: Path) -> None:
-    """The iteration under way isn't counted yet."""
-    logs = Logs(tmp_path)
-    logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
-    logs.write(
-        "monitor",
-        (9.0, "first_iteration", first_iteration(0, 0, 0, 8.0)),
-        progress(0, 0, 2.0, *iterations(0, 5, 8.0)),
-    )
-    goodput = only(tmp_path).goodput
-    assert goodput is not None
-    assert (goodput.wall_s, goodput.counted_s, goodput.iterations) == (4.0, 4.0, 4)
+    found = {each.value: round(seconds, 3) for each, seconds in goodput.seconds.items() if seconds}
+    assert found == {"start_up": 10.0, "productive_step": 6.0 + 12.0, "redone_step": 4.0, "restart": 10.0}
+    assert goodput.total_s == pytest.approx(42.0)
 
 
 def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
@@ -129,23 +118,6 @@ def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
     assert only(tmp_path / "more").goodput is None
 
 
-def test_goodput_counts_an_iteration_once_over_two_restarts(tmp_path: Path) -> None:
-    """Iterations 0 to 9, again from 6, again from 2: of cycle 0 only 0 and 1 count, of cycle 1 nothing."""
-    logs = Logs(tmp_path)
-    cycles = [(0, 0, 10, 10.0), (1, 6, 5, 30.0), (2, 2, 9, 50.0)]
-    logs.write("launcher", *((at - 5, "cycle_started", started(number, 0)) for number, _, _, at in cycles))
-    logs.write(
-        "monitor",
-        *((at + 1, "first_iteration", first_iteration(0, number, first, at)) for number, first, _, at in cycles),
-        *(progress(0, number, at - 1, *iterations(first, count, at)) for number, first, count, at in cycles),
-    )
-    goodput = only(tmp_path).goodput
-    assert goodput is not None
-    assert (goodput.iterations, goodput.redone) == (2 + 0 + 8, 7 + 4)
-    assert goodput.counted_s == pytest.approx(2 + 8)
-    assert goodput.redone_s == pytest.approx(7 + 4)
-
-
 def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) -> None:
     write_crash(Logs(tmp_path))
     analysis = only(tmp_path)
@@ -155,8 +127,9 @@ def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) 
     assert step.margin == pytest.approx(5.0)
     outside = row(analysis, OUT_OF_SECTION)
     assert (outside.timeout_s, outside.margin, outside.count) == (None, None, 9 + 9 + 2)
-    assert outside.longest_s == pytest.approx(8.0)  # from the attachment to the first section
-    assert outside.median_s == pytest.approx(0.4)
+    assert outside.left_out_s == pytest.approx(8.0)  # from the attachment to the first section
+    assert outside.longest_s == pytest.approx(0.42, abs=0.021)  # the end of its bucket
+    assert outside.median_s == pytest.approx(0.4, rel=0.09)
     never = row(analysis, "save")
     assert (never.timeout_s, never.count, never.longest_s, never.margin) == (5.0, 0, None, None)
     assert HEARTBEATS not in [each.name for each in analysis.intervals]
@@ -175,13 +148,14 @@ def test_a_hung_section_is_no_observed_interval(tmp_path: Path) -> None:
         "monitor",
         (2.0, "timeouts", {"rank": 0, "cycle": 0, "sections": {"step": 99.0}, "out_of_section": 50.0}),
         (3.0, "timeouts", {"rank": 0, "cycle": 0, "sections": {"step": 10.0}, "out_of_section": 50.0}),
-        progress(0, 0, 4.0, (10.0, START, 0), (12.0, END, 0), (12.5, START, 0)),
+        *told(0, 0, 4.0, (10.0, START, 0), (12.0, END, 0), (12.5, START, 0)),
     )
     logs.write(
         "monitor",
         (3.0, "timeouts", {"rank": 1, "cycle": 0, "sections": {"step": 9.0}, "heartbeat": 30.0}),
-        progress(1, 0, 4.0, (10.0, START, 0), (11.0, END, 0), (15.0, HEARTBEAT, 0), (18.0, HEARTBEAT, 0)),
-        progress(1, 0, 18.0, (20.0, START, 0)),
+        *told(
+            *(1, 0, 4.0, (10.0, START, 0), (11.0, END, 0), (15.0, HEARTBEAT, 0), (18.0, HEARTBEAT, 0)), (20.0, START, 0)
+        ),
         (29.0, "verdict", verdict),
         progress(1, 0, 20.0, (29.5, END, 0)),
     )
@@ -191,7 +165,7 @@ def test_a_hung_section_is_no_observed_interval(tmp_path: Path) -> None:
     assert (step.longest_s, step.longest_rank) == (2.0, 0)
     assert step.margin == pytest.approx(4.5)
     assert row(analysis, HEARTBEATS).longest_s == 3.0
-    assert row(analysis, OUT_OF_SECTION).longest_s == 9.0  # of rank 1, before it opened the hung one
+    assert row(analysis, OUT_OF_SECTION).left_out_s == 9.0  # of rank 1, before it opened the hung one
 
 
 def states(analysis: Analysis, edges: list[float], rank: int = 0) -> list[str]:
@@ -223,7 +197,7 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     logs.write(
         "monitor",
         progress(0, 0, 2.0, (3.0, START, 0), (10.0, START, 1), (20.0, END, 1), (21.0, END, 0)),
-        progress(0, 0, 40.0, (40.0, START, 0), (45.0, END, 0), (50.0, START, 0), lost=5),
+        progress(0, 0, 40.0, (40.0, START, 0), (45.0, END, 0), (50.0, START, 0), skipped=5),
         (51.0, "verdict", verdict),
     )
     logs.write("monitor", (2.0, "attached", {"rank": 1, "cycle": 0, "pid": 1}))
@@ -273,9 +247,9 @@ def test_two_nodes_lie_side_by_side_in_time(tmp_path: Path) -> None:
 def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0, 1)))
-    logs.write("monitor", progress(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0), (5.0, START, 1)))
-    t, ev, fields = progress(1, 0, 2.0, (3.0, START, 0), (7.0, END, 0), (8.0, START, 1))
-    logs.write("monitor", (t, ev, {**fields, "names": ["save", "step"]}))
+    logs.write("monitor", *told(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0), (5.0, START, 1)))
+    events = ((3.0, START, 0), (7.0, END, 0), (8.0, START, 1))
+    logs.write("monitor", *told(1, 0, 2.0, *events, names=("save", "step")))
     analysis = only(tmp_path)
     assert (row(analysis, "step").longest_s, row(analysis, "save").longest_s) == (1.0, 4.0)
     names = [[analysis.timeline.names[at] for at, _ in track.still_open()] for track in analysis.timeline.tracks]
@@ -298,7 +272,7 @@ def test_report_of_sixty_four_ranks_and_five_hundred_steps_is_complete(tmp_path:
 
 
 def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=2, steps=60, lost_before_batch=3))
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=60, lost_in_minute=1))
     analysis = only(tmp_path)
     assert analysis.timeline.lost > 0
     assert row(analysis, "step").count < 120

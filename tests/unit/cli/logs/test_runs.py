@@ -13,7 +13,7 @@ from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from megatron_ft.core.facts.launcher import CycleStarted
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, first_iteration, started
-from tests.unit.cli.analysis.test_report_timeline import S, only, progress
+from tests.unit.cli.analysis.test_report_timeline import S, only, told
 
 HOUR = 3600.0
 TRAINS = (1.0, "cycle_started", started(0, 0))
@@ -44,7 +44,7 @@ def write_two_nodes(directory: Path, *, shift: float, second_host: str = "node-a
             "monitor",
             (at + 2.0, "attached", {"rank": number, "cycle": 0, "pid": 1}),
             (at + 3.1, "first_iteration", first_iteration(number, 0, 0, at + 3.0)),
-            progress(number, 0, at + 2.0, *steps),
+            *told(number, 0, at + 2.0, *steps),
             opened=at + 1.5,
         )
 
@@ -182,7 +182,6 @@ def test_run_is_open_after_the_end_of_a_launcher_if_another_trains_on(
 
 @pytest.mark.parametrize(("last_h", "is_same"), [(1.0, False), (4.5, True)])
 def test_ranks_that_call_hooks_are_not_silent_for_so_long(tmp_path: Path, last_h: float, is_same: bool) -> None:
-    write(tmp_path, "a", TRAINS)
-    Logs(tmp_path, host="a").write("monitor", progress(0, 0, last_h * HOUR, (last_h * HOUR, ITERATION, 3)), opened=2.0)
+    write(tmp_path, "a", TRAINS, *told(0, 0, last_h * HOUR, (last_h * HOUR, ITERATION, 3)))
     write(tmp_path, "b", opened=5 * HOUR)
     assert runs(tmp_path) == ([["a", "b"]] if is_same else [["a"], ["b"]])

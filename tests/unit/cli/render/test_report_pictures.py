@@ -21,7 +21,7 @@ from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
 from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs, started, write_kill_then_hang
-from tests.unit.cli.analysis.test_report_timeline import only, progress
+from tests.unit.cli.analysis.test_report_timeline import only, told
 
 HANG = Fault(cycle=0, rank=2, iteration=33)
 NASTY = ("setup", "</script><b>$x_1$", "[red]save[/red]", "<img src=http://evil/x>")
@@ -158,7 +158,9 @@ def test_a_trace_that_would_be_too_long_is_thinned_and_says_so(hung: Path) -> No
 def test_terminal_report_shows_goodput_and_section_intervals(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", str(hung)]) == 0
     out = capsys.readouterr().out
-    assert "goodput 68.9%: of 49.98 s, 34.42 s in 60 iterations that counted, 6.50 s in 13 done twice" in out
+    told = " ".join(out.split())
+    assert "goodput 56.5% of 54.00 s, 60 iterations that counted, 13 done twice: productive step 30.50 s" in told
+    assert "detection 5.00 s, after the end 100 ms, restart (stop 538 ms, spawn 500 ms" in told
     (step,) = [line for line in out.splitlines() if line.startswith("│ step")]
     cells = [cell.strip() for cell in step.strip("│").split("│")]
     assert (cells[1], cells[6], cells[7]) == ("5.00 s", str(4 * 73), "1")
@@ -171,8 +173,8 @@ def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
     assert "[red]save[/red]" in capsys.readouterr().out
 
 
-def test_old_logs_have_no_goodput(tmp_path: Path) -> None:
-    write_kill_then_hang(Logs(tmp_path))
+def test_logs_without_iterations_have_no_goodput(tmp_path: Path) -> None:
+    Logs(tmp_path).write("launcher", (1.0, "cycle_started", started(0, 0)))
     out = io.StringIO()
     report_tables.print_analysis(only(tmp_path), file=out)
     assert out.getvalue() == "goodput -: no iterations were recorded\n"
@@ -187,7 +189,7 @@ def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.Captur
     assert [cycle["kind"] for cycle in run["cycles"]] == ["hang", None]
     assert run["cycles"][0]["phases_s"]["stop"] > 0
     assert run["cycles"][0]["findings"] == ["rank 2 stopped first; 3 others wait in all_reduce"]
-    assert run["cycles"][0]["evidence"][0]["file"].startswith("evidence/rank2-cycle0")
+    assert run["cycles"][0]["evidence"][0]["file"].startswith("evidence/cycle0/rank2-cycle0")
     assert run["timeouts"][1]["name"] == "step"
     assert run["timeouts"][1]["margin"] == pytest.approx(5.0 / run["timeouts"][1]["longest_s"])
 
@@ -274,8 +276,7 @@ def test_sections_beyond_the_number_of_states_share_the_last_one(tmp_path: Path)
     names = [f"section {number}" for number in range(300)]
     for number, of in enumerate((names[:200], names[200:])):
         events = [(10.0 * at, kind, at - 1 - (kind == END)) for at in range(1, 101) for kind in (END, START)][1:]
-        t, ev, fields = progress(number, 0, 1.0, *events)
-        logs.write("monitor", (t, ev, {**fields, "names": of}))
+        logs.write("monitor", *told(number, 0, 1.0, *events, names=tuple(of)))
     analysis = only(tmp_path)
     assert len(analysis.timeline.names) == 300
     grid = raster.rasterize(

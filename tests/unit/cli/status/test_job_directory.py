@@ -13,21 +13,20 @@ from megatron_ft.cli.main import main
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from tests.support.generated_logs import ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, started
-from tests.unit.cli.analysis.test_report_timeline import progress
+from tests.unit.cli.analysis.test_report_timeline import told
 
 
 def write_job(directory: Path) -> None:
     """Two nodes; a cycle that crashed, and one that runs on both."""
     for number, host in enumerate(("node-2", "node-10")):
-        logs = Logs(directory, host=host, wall_offset=DAWN)
-        logs.write(
+        steps = [of for step in range(2000) for of in ((20.0 + step, ITERATION, step), (20.5 + step, START, 0))]
+        Logs(directory, host=host, wall_offset=DAWN).write(
             "launcher",
             (1.0, "cycle_started", {**started(0, number, 2), "group_rank": number}),
             (9.0, "cycle_ended", ended(0, "crash", 0, "rank 0 \x1b[2Jexited", 3)),
             (10.0, "cycle_started", {**started(1, number, 2), "group_rank": number}),
+            *told(number, 1, 20.0, *steps),
         )
-        batches = [(20.0 + step, ((20.0 + step, ITERATION, step), (20.5 + step, START, 0))) for step in range(2000)]
-        logs.write("monitor", *(progress(number, 1, at, *events) for at, events in batches))
 
 
 def test_status_of_a_job_directory_tells_of_all_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +36,7 @@ def test_status_of_a_job_directory_tells_of_all_nodes(tmp_path: Path, capsys: py
     assert re.fullmatch(r"job \S+: cycle 1 running for .* d .* h, 2 ranks, iteration 1999", lines[0])
     assert lines[1] == r"cycle 0 ended: rank 0 \x1b[2Jexited"
     assert [line.split()[:3] for line in lines[4:6]] == [["node-2", "0", "training"], ["node-10", "1", "training"]]
-    assert re.fullmatch(r"newest record: .* ago \(ranks that call hooks are recorded every 30 s.*\)", lines[-1])
+    assert re.fullmatch(r"newest record: .* ago \(ranks that call hooks are recorded every minute.*\)", lines[-1])
 
 
 def test_json_of_a_job_directory_has_what_the_table_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from megatron_ft.core.facts.launcher import (
     RunEnded,
     SnapshotRestored,
 )
-from megatron_ft.core.facts.monitor import Attached, FirstIteration, RankGone
+from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
@@ -134,6 +134,33 @@ def test_a_pause_counts_where_a_single_iteration_was_in_progress() -> None:
     assert (found.seconds[TimeClass.PAUSED], found.seconds[TimeClass.PRODUCTIVE]) == (3.0, 12.0)
 
 
+def minute(cycle: int, iterations: tuple[float, ...], save: tuple[float, ...] = (), total: float = 0.0) -> At:
+    """Of rank 0; times in seconds of its clock, ``total`` of the save sections."""
+    sections = [[0, total, list(save), 1, total, 0, -1, -1, -1]]
+    row = [0, 0, 60, 0, list(iterations), *sections]
+    return 60.0, Minute(cycle=cycle, at_ns=0, names=("checkpointing",), ranks=(row,))
+
+
+def test_minutes_tell_when_iterations_began_and_what_saves_took() -> None:
+    """Iteration 10 began at 28 s: only 2 s are done again. One save has a place, of others only the sum is known."""
+    found = seconds(goodput(*RUN, minute(0, (10, 28.0, 20, 29.5), (12.0, 3.0), 3.0)))
+    assert (found["redone_step"], found["checkpoint_save"]) == (2.0, 3.0)
+    assert found["productive_step"] == 18.0 - 3.0 + 20.0
+    found = seconds(goodput(*RUN, minute(1, (10, 40.0, 30, 59.0), (), 5.0)))
+    assert found["checkpoint_save"] == 5.0
+
+
+def test_iterations_done_three_times_count_once() -> None:
+    """Iterations 0 to 9, again from 6, again from 2: of cycle 0 only 0 and 1 count, of cycle 1 nothing."""
+    events: list[At] = []
+    for cycle, at, first, last in ((0, 0.0, 0, 10), (1, 30.0, 6, 11), (2, 60.0, 2, 11)):
+        events += begins(cycle, at, first, training=at + 5.0)
+        events += [crash(cycle, at + 20.0), ends(cycle, at + 21.0, last)]
+    found = goodput(*events)
+    assert (found.iterations, found.redone) == (2 + 0 + 9, 8 + 5)
+    assert found.seconds[TimeClass.REDONE] == pytest.approx(15 * 9 / 11 + 15)
+
+
 def test_a_life_without_iterations_has_no_goodput() -> None:
     assert classify(timed([event for event in RUN if not isinstance(event[1], FirstIteration)])) is None
     assert classify([]) is None
@@ -165,6 +192,9 @@ RECORDS: st.SearchStrategy[list[At]] = st.one_of(
         lambda a: [(a[1], SnapshotRestored(cycle=a[0], key=SnapshotKey(0, 1), seconds=a[2]))]
     ),
     MOMENTS.map(lambda at: [(at, Meeting())]),
+    st.tuples(CYCLES, st.lists(MOMENTS, max_size=4), MOMENTS).map(
+        lambda a: [minute(a[0], tuple(a[1][: len(a[1]) // 2 * 2]), (), a[2])]
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from typing import Any
@@ -13,7 +14,8 @@ from megatron_ft.core.board.hang_detector import Gap
 from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind, IntervalKey
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.exchange import Facts, Milestone, Moment
-from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch
+from megatron_ft.core.timeouts.minutes import MINUTE_NS, MOST_SPANS, RankMinute, read_rows
+from megatron_ft.core.timeouts.sketch import NO_INTERVAL, Sketch, add_up
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.core.timeouts.tail import bucket_of
 from tests.fuzz.healthy import BOARD
@@ -452,3 +454,76 @@ def test_facts_are_those_of_the_board() -> None:
     assert facts_of(shown) == Facts(
         learns=True, has_hooks=True, loaded=True, setup_open=True, enough_steps=True, saved=True, async_saves=True
     )
+
+
+def minute_of(rank: Rank, sketches: SectionSketches) -> RankMinute:
+    board = rank.board()
+    sketches.feed(sketches.read_to, rank.words[2 * sketches.read_to :], board, rank.now)
+    record = sketches.take_minute(board, rank.now)
+    (row,) = read_rows(json.loads(json.dumps(record.ranks)), record.names)
+    assert record.at_ns % MINUTE_NS == 0
+    return row
+
+
+def test_minutes_tell_each_interval_once() -> None:
+    """The sums over all minutes are what the cumulative sketch has counted."""
+    chance, rank = random.Random(5), Rank()
+    sketches = SectionSketches(rank.board())
+    minutes = []
+    for number in range(200):
+        rank.spend("step", chance.uniform(0.4, 0.6), before_s=chance.uniform(0.01, 0.02))
+        if number % 50 == 49:
+            rank.spend("save", 3.0)
+        if number % 37 == 0:
+            minutes.append(minute_of(rank, sketches))
+    minutes.append(minute_of(rank, sketches))
+    whole = sketches.sketches(rank.board(), rank.now)
+    for name in ("step", "save", IDLE):
+        mine = [minute.sections[name] for minute in minutes if name in minute.sections]
+        took_s = [(end - begin) / S for what, begin, end in rank.ended if what == name]
+        total = add_up(each.sketch for each in mine)
+        assert total.ended == whole[name].ended == len(took_s)
+        assert total.longest_s == pytest.approx(max(took_s), abs=1e-4)
+        assert total.first_s == pytest.approx(whole[name].first_s, abs=1e-4)
+        assert sum(count for _, count in total.tail) == len(took_s) - min(len(took_s), FIRST_INTERVALS)
+        assert sum(each.total_s for each in mine) == pytest.approx(sum(took_s), abs=0.01)
+    assert minutes[0].from_s == (START % MINUTE_NS) / S
+
+
+def test_a_minute_tells_where_rare_sections_were_and_what_is_open() -> None:
+    rank = Rank()
+    sketches = SectionSketches(rank.board())
+    for _ in range(MOST_SPANS + 1):
+        rank.spend("step", 0.5, before_s=0.25)
+    rank.start("setup")
+    rank.passes(1.0)
+    begun_s = (rank.now % MINUTE_NS) / S
+    rank.spend("save", 2.0)
+    minute = minute_of(rank, sketches)
+    assert minute.sections["save"].spans == ((pytest.approx(begun_s), 2.0),)
+    assert minute.sections["save"].depth == 1
+    assert minute.sections["step"].spans == ()
+    assert minute.sections["setup"].sketch.open_s == pytest.approx(3.0)
+    rank.passes(70.0)
+    rank.end("setup")
+    later = minute_of(rank, sketches)
+    assert later.sections["setup"].spans[0][1] == 73.0
+    assert later.sections["setup"].spans[0][0] == later.to_s - 73.0 < later.from_s  # it began in the minute before
+    assert "step" not in later.sections
+
+
+def test_a_malformed_row_is_left_out() -> None:
+    good = [7, 0, 60, 0, [3, 1.5], [0, 1.0, [2.0, 1.0], 1, 1.0, 0, -1, -1, -1]]
+    (read,) = read_rows([good], ["step"])
+    assert (read.rank, read.iterations, read.sections["step"].spans) == (7, ((3, 1.5),), ((2.0, 1.0),))
+    bad: list[Any] = [
+        good[:-1],
+        [None, *good[1:]],
+        [*good[:4], [3], good[5]],
+        [*good[:4], ["x", 1.5], good[5]],
+        [*good[:5], [0, 1.0, [2.0], 1, 1.0, 0, -1, -1, -1]],
+        [*good[:5], [0, float("nan"), [], 1, 1.0, 0, -1, -1, -1]],
+        [*good[:5], [0, 1.0, [], 1, 1.0]],
+        [*good[:5], "step"],
+    ]
+    assert list(read_rows([*bad, good], ["step"])) == [read]

@@ -1,0 +1,56 @@
+"""The minutes of a node's ranks become one line, which waits for none of them for long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
+
+S = 1_000_000_000
+
+
+class Log(NullEventLog):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[list[int]] = []
+
+    def write(self, record: Any, *, t: int | None = None) -> None:
+        self.lines.append([row[0] for row in record.ranks])
+
+
+def minute(rank: int, *, at_s: int = 60, names: tuple[str, ...] = ("step",)) -> Minute:
+    return Minute(cycle=0, at_ns=at_s * S, names=names, ranks=([rank, 0, 60, 0, [], []],))
+
+
+def test_minutes_of_all_ranks_are_one_line() -> None:
+    log = Log()
+    minutes = NodeMinutes(log, 3)
+    for rank in (0, 2, 1):
+        assert log.lines == []
+        minutes.add(minute(rank), 0)
+    minutes.write_all()
+    assert log.lines == [[0, 2, 1]]
+
+
+def test_a_rank_that_says_nothing_holds_up_the_others_for_ten_seconds() -> None:
+    log = Log()
+    minutes = NodeMinutes(log, 3)
+    minutes.add(minute(0), 5 * S)
+    minutes.add(minute(1), 9 * S)
+    minutes.write_due(14 * S)
+    assert log.lines == []
+    minutes.write_due(15 * S)
+    assert log.lines == [[0, 1]]
+
+
+def test_other_minutes_and_other_sections_are_other_lines() -> None:
+    log = Log()
+    minutes = NodeMinutes(log, 2)
+    minutes.add(minute(0), 0)
+    minutes.add(minute(1, names=("step", "save")), 0)
+    minutes.add(minute(0, at_s=120), 0)
+    minutes.add(minute(1), 0)
+    minutes.write_all()
+    assert sorted(log.lines) == [[0], [0, 1], [1]]
