@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.ft_state_document import NewerStateError, parse, to_document
-from megatron_ft.integrations import lightning_faults
+from megatron_ft.integrations import lightning_faults, local_checkpoints
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
@@ -39,6 +39,8 @@ class Fit:
     """Batches trained."""
     is_resumed: bool = False
     """True if a checkpoint was loaded."""
+    is_from_disk: bool = False
+    """True if it was no local checkpoint, which is loaded so fast that no timeout is learned from it."""
     has_learned: bool = False
     """True if new timeouts aren't in the file yet."""
 
@@ -168,6 +170,7 @@ class FitCallback(LightningCallback):
         """Note that this fit resumes from a checkpoint. (A tuner loads one after its trial steps.)"""
         if not self._fit.iterations:
             self._fit.is_resumed = True
+            self._fit.is_from_disk = not local_checkpoints.is_loaded()
 
     # ---- what subclasses do
 

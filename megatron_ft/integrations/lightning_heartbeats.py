@@ -80,7 +80,7 @@ class FaultToleranceCallback(FitCallback):
         client, fit = self.fault_tol_client, self._fit
         if client is None or not self.calculate_timeouts:
             return
-        if not fit.is_resumed or not self._has_saved_between or fit.iterations < self.MIN_ITERS_FOR_TIMEOUT_UPDATE:
+        if not fit.is_from_disk or not self._has_saved_between or fit.iterations < self.MIN_ITERS_FOR_TIMEOUT_UPDATE:
             self._info("the timeouts aren't learned: that takes a fit that loads a checkpoint, trains and saves")
             return
         self._info("Updating FT timeouts of heartbeats")

@@ -157,7 +157,7 @@ class FaultToleranceSectionsCallback(FitCallback):
             return
         self._learned_at = self._fit.iterations
         update = choose_update(
-            is_persistent_chkpt_loaded=self._fit.is_resumed,
+            is_persistent_chkpt_loaded=self._fit.is_from_disk,
             is_setup_open=self._sections is not None and self._sections.is_open(SETUP),
             has_seen_enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
             has_saved=self._saved_at != _NEVER,

@@ -35,6 +35,14 @@ CkptID = tuple[int, int, Any]
 """Iteration, rank and session."""
 
 
+_is_loaded = False
+
+
+def is_loaded() -> bool:
+    """Return True if the last search of this process for a local checkpoint has ended with the load of one."""
+    return _is_loaded
+
+
 class CheckpointingException(Exception):
     """Base of errors of local checkpoints."""
 
@@ -120,6 +128,8 @@ class BaseCheckpointManager(ABC):
 
     def find_latest(self) -> int:
         """Return the newest iteration that all ranks can load, -1 for none. A collective if none is known yet."""
+        global _is_loaded
+        _is_loaded = False
         if self.latest_iteration == -1:
             mine = {iteration for iteration, rank, _ in self._my_ckpt_ids() if rank == self.rank}
             everyones = GroupWrapper().all_gather_object(mine)
@@ -132,11 +142,13 @@ class BaseCheckpointManager(ABC):
         Raises:
             CheckpointingException: none was found, or it can't be loaded.
         """
+        global _is_loaded
         if self.latest_iteration == -1:
             raise CheckpointingException("find_latest() comes first, and there is nothing to load if it returns -1")
         ckpt_id = self._ckpt_id(self.latest_iteration)
         state_dict = self._load(ckpt_id)
         state_dict.restore_tensor_device(non_blocking=False)
+        _is_loaded = True
         return state_dict, ckpt_id
 
     def save(self, state_dict: TensorAwareStateDict, iteration: int, is_async: bool = False) -> AsyncRequest | None:
@@ -192,7 +204,8 @@ class LocalCheckpointManager(BaseCheckpointManager):
         self._keys: dict[int, SnapshotKey] = {}
         place = find_place()
         if place is not None and place.info.cycle == 0:
-            say.note("FT: local checkpoints are kept in the nodes' memory, not in files")
+            copies = "" if repl_strategy is None else "; the keepers make the copies, not the groups asked for here"
+            say.note(f"local checkpoints are kept in the nodes' memory, not in files{copies}")
 
     @property
     def local_ckpt_dir(self) -> Path:

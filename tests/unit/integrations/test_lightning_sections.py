@@ -332,6 +332,15 @@ def test_steps_are_counted_anew_in_each_fit(fits: FitBench) -> None:
     assert [names for names, _ in updates(fits)] == [["setup"]]
 
 
+def test_setup_is_not_learned_from_a_local_checkpoint(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = fits.sections()
+    fits.fit(callback, max_steps=20)
+    fits.forget()
+    monkeypatch.setattr("megatron_ft.integrations.local_checkpoints._is_loaded", True)
+    fits.fit(callback, max_steps=30)
+    assert [names for names, _ in updates(fits)] == [["checkpointing"]]
+
+
 def test_a_load_in_the_middle_is_no_resume(fits: FitBench) -> None:
     """Tuners do so after their trial steps; "setup" didn't hold it."""
     callback = fits.sections()

@@ -18,6 +18,7 @@ from megatron_ft.integrations.local_checkpoints import (
     CkptID,
     LocalCheckpointManager,
     SameMachineReplicationException,
+    is_loaded,
 )
 from megatron_ft.integrations.replication import GroupWrapper, LazyCliqueReplicationStrategy
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
@@ -82,7 +83,9 @@ def test_manager_saves_where_its_methods_say(is_async: bool) -> None:
         request.execute_sync()
     assert manager.cleaned == [("older", 5)]
     assert manager.find_latest() == 5
+    assert not is_loaded()
     assert manager.load() == (state, (5, 0, "s"))
+    assert is_loaded()
     assert state.moves == ["to the CPU", "back"]
     with pytest.raises(AssertionError, match="isn't newer"):
         manager.save(state, 5)
