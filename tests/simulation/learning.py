@@ -23,6 +23,8 @@ __all__ = ["STATE_PATH", "Kill", "Learning", "ToyRank", "learning"]
 STATE_PATH = "/ft_state.json"
 _LOST_S = 1.0
 """A kill may be forgotten if its launcher or a coordinator ended so soon before or after it."""
+_TOLD_AGAIN = {"rank_hangs", "connection_reset"}
+"""What the kill itself is due to, and what a launcher is back from that is told what it has missed."""
 _SECTIONS = ("setup", "step", "checkpointing", "out_of_section")
 
 
@@ -147,5 +149,5 @@ def _may_be_lost(job: Job, kill: Kill) -> bool:
 
 def _was_hurt(launcher: Launcher, kill: Kill) -> bool:
     """Return True if something kept the launcher from hearing or telling of the kill."""
-    hurts = [hurt for hurt in launcher.hurts if hurt.fault.kind != "rank_hangs"]
+    hurts = [hurt for hurt in launcher.hurts if hurt.fault.kind not in _TOLD_AGAIN]
     return any(hurt.from_s - 5.0 <= kill.at_s <= hurt.until_s + 5.0 for hurt in hurts)

@@ -473,6 +473,21 @@ MUTANTS = (
         "<= advance.stalled:",
     ),
     Mutant(
+        "a kill isn't told to a node that comes late",
+        _COORDINATOR,
+        "for raised in self._learning.all_raised if raised.name not in known]",
+        "for raised in self._learning.all_raised if False]",
+        unit="tests/unit/core/coordinator/test_coordinator_learning.py::"
+        "test_kill_that_no_coordinator_could_be_told_of_reaches_the_others_through_the_next_one",
+    ),
+    Mutant(
+        "a node on standby that may have a vote is dismissed",
+        _COORDINATOR,
+        "if node.memory.accepted is None and self._admission",
+        "if self._admission",
+        unit=f"{_COORDINATOR_TESTS}::test_node_on_standby_that_may_have_a_vote_is_not_dismissed_when_all_voters_have_left",
+    ),
+    Mutant(
         "a bad node is chosen like the others",
         _BAD_NODES,
         "return frozenset(node.instance for node in nodes if node.bad or node.name in names)",

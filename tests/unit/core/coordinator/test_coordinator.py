@@ -575,3 +575,16 @@ def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
     cause = diagnosis.cause(several=True)
     assert cause is not None
     assert (cause.rank, "2 others wait in all_reduce" in cause.detail) == (0, True)
+
+
+def test_node_on_standby_that_may_have_a_vote_is_not_dismissed_when_all_voters_have_left() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
+    machine = begun(rules, "ab")
+    following = Decision(1, (5, "other", 1), DecisionKind.CYCLE, 1, 2, 2, 0)
+    accepted = AcceptedProposal((5, "other", 1), Assignment(following, 1, votes=True))
+    for link, name, has_accepted in ((5, "c", accepted), (6, "d", None)):
+        memory = AcceptorState(accepted=has_accepted)
+        machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, memory=memory)), 0.0)
+    for link in (0, 1):
+        machine.handle(edge.Heard(link, m.Goodbye("its launcher received SIGTERM")), 0.1)
+    assert links(machine.settle(0.1), m.Dismiss) == [6]
