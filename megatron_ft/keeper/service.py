@@ -28,6 +28,7 @@ from megatron_ft.core.messages.keeper import (
     Dropped,
     DropSegment,
     Fetch,
+    FilesWritten,
     Hold,
     KeeperHello,
     KeeperSays,
@@ -42,18 +43,22 @@ from megatron_ft.core.messages.keeper import (
     Stock,
     TakeStock,
     Verified,
+    WriteFiles,
 )
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
+from megatron_ft.ipc.memory.segment_files import SegmentToWrite
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
-from megatron_ft.keeper import work
+from megatron_ft.keeper import files, work
 from megatron_ft.keeper.callers import RankCaller, RankCallers
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.keeper.work import BackgroundWorker
 
 _SEND_S = 5.0
+_LOADERS = 8
+"""Files that are loaded at a time."""
 
 
 class LauncherGoneError(Exception):
@@ -72,6 +77,7 @@ class KeeperService:
         self._allocator = BackgroundWorker("ft_allocate", self._done_fd)
         self._verifier = BackgroundWorker("ft_verify", self._done_fd)
         self._closer = BackgroundWorker("ft_close", self._done_fd)
+        self._filers: dict[int, BackgroundWorker] = {}
         self._segments = Segments()
         self._callers = RankCallers()
         self._prepared: Prepare | None = None
@@ -85,6 +91,10 @@ class KeeperService:
         self._is_verifying = False
         self._question: tuple[int, float] | None = None
         """The launcher's question about the stock, and the time by which it is answered."""
+        self._to_write: tuple[WriteFiles, float] | None = None
+        """Order that waits for segments to be verified, and the time by which its files are written."""
+        self._loaded: set[int] = set()
+        """Ranks whose files this cycle has begun to load, or has found unusable."""
         self._said: set[str] = set()
 
     def run(self) -> None:
@@ -102,6 +112,7 @@ class KeeperService:
                 # once all orders are heard: the launcher says which snapshot is complete after it hands over segments
                 self._verify_next()
                 self._answer_question()
+                self._write_files()
         except LauncherGoneError:
             return
 
@@ -119,6 +130,8 @@ class KeeperService:
         self._allocator.serve()
         self._verifier.serve()
         self._closer.serve()
+        for filer in self._filers.values():
+            filer.serve()
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -157,6 +170,8 @@ class KeeperService:
                 self._read_all_ranks()
                 within_s = math.inf if order.within_s is None else order.within_s
                 self._question = order.question, time.monotonic() + within_s
+            case WriteFiles():
+                self._to_write = order, time.monotonic() + order.within_s
             case Adopt(number, rank, key):
                 (fd,) = fds
                 held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
@@ -175,6 +190,7 @@ class KeeperService:
         self._complete = self._saved = order.restore
         self._released = self._question = None
         self._demands.clear()
+        self._loaded.clear()
         self._said.clear()
         if is_first:  # from now on it is known which ranks there are
             self._watch(self._listener.fileno(), self._accept)
@@ -484,7 +500,9 @@ class KeeperService:
 
     def _fetch(self, caller: RankCaller, key: SnapshotKey) -> None:
         held = self._segments.verified(caller.rank).get(key)
-        if held is None and self._segments.of(caller.rank, SegmentState.SEALED):
+        if held is None and self._prepared is not None and self._prepared.files and caller.rank not in self._loaded:
+            self._load(caller.rank, key)
+        if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.ALLOCATING):
             return  # it may be one of these
         caller.waits_for = None
         if held is not None:
@@ -492,3 +510,60 @@ class KeeperService:
             return
         why = f"rank {caller.rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
         caller.answer(NotKept(why))
+
+    # -- files ------------------------------------------------------------------------------------------------
+
+    def _write_files(self) -> None:
+        """Write what the launcher has asked for, once all of it is verified."""
+        if self._to_write is None or self._segments.next_to_verify(None) is not None:
+            return
+        (order, until_s), self._to_write = self._to_write, None
+        assert self._prepared is not None
+        found = {rank: self._segments.verified(rank).get(order.key) for rank in self._prepared.ranks}
+        lacking = [rank for rank, held in found.items() if held is None]
+        if lacking:
+            self._tell(FilesWritten(why=f"rank {lacking[0]} has no verified segment"))
+            return
+        segments = [SegmentToWrite(held.rank, os.dup(held.fd)) for held in found.values() if held is not None]
+        world = self._prepared.world
+
+        def write() -> Callable[[], None]:
+            written = files.write(order, segments, world, self._make_hasher, until_s)
+            close_fds([each.fd for each in segments])
+            return partial(self._tell, written)
+
+        self._post(0, write)
+
+    def _load(self, rank: int, key: SnapshotKey) -> None:
+        """Load the file of a rank that an earlier life has left."""
+        assert self._prepared is not None
+        self._loaded.add(rank)
+        path, world = self._prepared.files, self._prepared.world
+        held = self._segments.add(rank, -1, 0, SegmentState.ALLOCATING)
+
+        def load() -> Callable[[], None]:
+            is_wanted = lambda: held.state is SegmentState.ALLOCATING  # noqa: E731
+            return partial(self._is_loaded, held, key, *files.load(path, rank, world, self._make_hasher, is_wanted))
+
+        self._post(rank % _LOADERS, load)
+
+    def _post(self, number: int, job: Callable[[], Callable[[], None]]) -> None:
+        filer = self._filers.get(number)
+        if filer is None:
+            filer = self._filers[number] = BackgroundWorker(f"ft_files_{number}", self._done_fd)
+        filer.post(job)
+
+    def _is_loaded(self, held: HeldSegment, key: SnapshotKey, fd: int, why: str) -> None:
+        if held.state is not SegmentState.ALLOCATING:  # dropped meanwhile
+            close_fds([fd] if fd >= 0 else [])
+            self._segments.pop(held.number, None)
+            return
+        if fd < 0:
+            del self._segments[held.number]
+            assert self._prepared is not None
+            self._say(f"file {held.rank}", f"{self._prepared.files}: rank {held.rank} can't be restored: {why}")
+        else:
+            held.fd, held.nbytes, held.key, held.state = fd, os.fstat(fd).st_size, key, SegmentState.SEALED
+            held.is_with_launcher = True
+            self._tell(Hold(held.number, held.rank, key), (fd,))
+        self._go_on()

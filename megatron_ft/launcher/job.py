@@ -93,6 +93,7 @@ def run(
                 command,
                 result,
                 start=functools.partial(node.start, command),
+                write_files=node.write_files,
                 make_agent=functools.partial(
                     FaultTolerantAgent,
                     launcher=node.for_agent,
@@ -159,14 +160,16 @@ class _JobLife:
         result: ResultFile,
         *,
         start: Callable[[], None],
+        write_files: Callable[[str], None],
         make_agent: Callable[..., FaultTolerantAgent],
     ) -> None:
-        """``start`` begins what the agent needs of its node; ``make_agent`` takes the arguments of this life, and
-        torch's."""
+        """``start`` begins what the agent needs of its node; ``write_files`` writes the last snapshot of a life with
+        that name; ``make_agent`` takes the arguments of this life, and torch's."""
         self._launcher = launcher
         self._line = launcher.line
         self._log_dir = log_dir
         self._start = start
+        self._write_files = write_files
         self._make_agent = make_agent
         self._place = place
         self._config = config
@@ -178,6 +181,8 @@ class _JobLife:
     def run(self, joins_by: joining.JoinContext, past: joining.Past) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
+        if self._place.is_first:
+            self._launcher.files.look()
         place, result = self._place, self._result
         coordination: Coordination | None = None
         try:
@@ -199,6 +204,9 @@ class _JobLife:
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
             end = replace(self._end_by(error), error=error)
             self._write_end(end, coordination)
+        decided = None if coordination is None else coordination.member.memory.decided
+        if end.is_resumable and decided is not None:
+            self._write_files(str(decided.decision.founding))
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():

@@ -29,9 +29,11 @@ from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
+from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import shares_output
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
+from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
@@ -108,6 +110,13 @@ class LauncherNode:
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
         self._keeper = self._make_keeper()
+        self._files = SnapshotFiles(
+            line.options.memory_checkpoint_dir,
+            timeout_s=line.options.memory_checkpoint_write_timeout,
+            ranks=ranks,
+            say=self._say,
+            announce=announce,
+        )
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
         self.joins_by = joining.JoinContext(
@@ -126,6 +135,7 @@ class LauncherNode:
             status=status,
             keeper=self._keeper,
             telemetry=self.telemetry,
+            files=self._files,
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
@@ -258,6 +268,16 @@ class LauncherNode:
                 self._forking.prepare(command)
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
+
+    def write_files(self, life: str) -> None:
+        """Write the last snapshot to the user's directory, if there are both. ``life``: as in `SnapshotFiles.write`."""
+        self._files.write(
+            self._keeper,
+            life=life,
+            asked_s=self._signals.asked_s,
+            persistent=checkpointed(self._line.options.checkpoint_iteration_file),
+            is_hurried=self._signals.is_in_a_hurry,
+        )
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""

@@ -51,6 +51,12 @@ class LauncherEnd:
     error: Exception | None = field(default=None, compare=False)
     """Raised to a caller of the launcher's ``main``, which has no exit code to read."""
 
+    @property
+    def is_resumable(self) -> bool:
+        """True if the job was stopped, or lost too many nodes: another start goes on where this one was."""
+        is_lost = self.ending is Ending.LOST or self.code == TRY_AGAIN_CODE
+        return (self.ending is Ending.STOPPED or is_lost) and not self.ranks_exited_with_0
+
 
 def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
     """Return the launcher's exit code, and what it may tell of the job, by the end of its part."""

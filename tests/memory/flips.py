@@ -1,7 +1,8 @@
 """Plant bit flips in segments, and see that each is found before a tensor is used: `python tests/memory/flips.py`.
 
 Each flip is found twice: by the keeper, which verifies a segment that was written or adopted, and by the rank that
-restores it, whose own tensors must be untouched then. A sealed segment can't be changed, so it is changed before.
+restores it, whose own tensors must be untouched then. A sealed segment can't be changed, so it is changed before. Those
+in a file, or its manifest, which an earlier life of the job has left, are found by the keeper that loads it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import os
 import random
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +19,11 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from megatron_ft.core.errors import SnapshotError
+from megatron_ft.core.errors import LayoutError, SnapshotError
+from megatron_ft.core.memory import saved_files
 from megatron_ft.core.memory.segment_layout import Layout, TensorAt, TensorEntry, encode
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.ipc.memory import digests, segment
+from megatron_ft.ipc.memory import digests, segment, segment_files
 from megatron_ft.keeper import work
 from megatron_ft.rank.memory.restoring import fill_from
 
@@ -29,6 +32,7 @@ assert _MADE is not None, "xxhash isn't installed"
 HASHER = _MADE
 KEY = SnapshotKey(1, 1207)
 PLACES = ("tensor", "layout", "trailer")
+FILES = ("file", "manifest")
 
 
 def filled(
@@ -80,13 +84,50 @@ def plant(runs: int, seed: int) -> Counter[str]:
     return counts
 
 
+def plant_in_files(runs: int, seed: int) -> Counter[str]:
+    """Plant so many flips in files of an earlier life; the number of those found and missed, by place."""
+    draw = random.Random(seed)
+    counts: Counter[str] = Counter()
+    name = saved_files.set_name(KEY.iteration, 1, "a life")
+    for run in range(runs):
+        place = FILES[run % len(FILES)]
+        fd = filled({f"t{at}": draw.randbytes(draw.randrange(1, 4096)) for at in range(draw.randrange(1, 6))})
+        segment.seal(fd, os.fstat(fd).st_size)
+        with tempfile.TemporaryDirectory(prefix="ft_flips_") as directory:
+            segment_files.write_part(directory, name, [segment_files.SegmentToWrite(0, fd)], KEY, 1, HASHER)
+            flip(next(Path(directory).rglob("rank-0" if place == "file" else "manifest")), draw)
+            counts[f"{place} {'found' if is_found(directory, name) else 'MISSED'}"] += 1
+        os.close(fd)
+    return counts
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def is_found(directory: str, name: str) -> bool:
+    """Whether a keeper refuses the file of rank 0."""
+    try:
+        fd = segment_files.load(directory, name, 0, 1, HASHER)
+    except (LayoutError, OSError):
+        return True
+    try:
+        return isinstance(work.check(fd, HASHER), str)
+    finally:
+        os.close(fd)
+
+
 def main() -> int:
     """Run the campaign; the exit code: 1 if a flip was missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
-    counts = plant(options.runs, options.seed)
+    in_files = options.runs // 5
+    counts = plant(options.runs - in_files, options.seed) + plant_in_files(in_files, options.seed)
     print(f"seed {options.seed}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
     return 1 if any("MISSED" in what for what in counts) else 0
 

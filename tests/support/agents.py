@@ -24,6 +24,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
+from megatron_ft.core.memory.snapshots import Kept
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
 
@@ -120,9 +121,9 @@ def signalled(local_rank: int, number: int) -> edge.MonitorReport:
 class Driven:
     """One agent. ``boards``, ``words``, ``stopped``, ``collectives`` and such are what it sees, by local rank."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, found: Kept = Kept(), **options: object) -> None:  # noqa: B008 - frozen
         self.pauses = Pauses()
-        self.agent = Agent(Options(**options), self.pauses)  # type: ignore[arg-type]
+        self.agent = Agent(Options(**options), self.pauses, found=found)  # type: ignore[arg-type]
         self.now_ns = START_NS
         self.done: list[edge.Effect] = []
         self.boards: dict[int, BoardSnapshot | None] = defaultdict(lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -10,6 +11,7 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.member import Member
+from megatron_ft.core.memory.snapshots import Kept
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
 
@@ -57,11 +59,11 @@ def links(effects: list[edge.CoordinatorEffect], kind: type) -> list[int]:
     return sorted(link for effect in sent for link in effect.links)
 
 
-def begun(rules: m.Rules, names: str) -> Coordinator:
-    """Cycle 0 runs, on these nodes; the connection of each is its number."""
+def begun(rules: m.Rules, names: str, stock: Sequence[Kept] = ()) -> Coordinator:
+    """Cycle 0 runs, on these nodes; the connection of each is its number. ``stock``: what each can restore."""
     machine = Coordinator("c", founds=True, now_s=0.0)
     for link, name in enumerate(names):
         machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=link == 0)), 0.0)
-        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+        machine.handle(edge.Heard(link, m.Ready(stock[link] if stock else Kept())), 0.0)
     assert any(isinstance(effect, edge.Decided) for effect in answers(machine, machine.settle(0.0)))
     return machine

@@ -78,9 +78,18 @@ _ACTIVITIES = {
 
 
 class Agent:
-    """State machine of one launcher. ``pauses``: times in which hang detection is suspended."""
+    """State machine of one launcher.
 
-    def __init__(self, options: Options, pauses: Pauses, assignment: NodeAssignments | None = None) -> None:
+    ``pauses``: times in which hang detection is suspended; ``found``: what it can restore before its first cycle.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        pauses: Pauses,
+        assignment: NodeAssignments | None = None,
+        found: Kept = Kept(),  # noqa: B008 - frozen
+    ) -> None:
         self.phase = AgentPhase.JOINING
         self.started: NodeCycle | None = None
         """Last cycle whose ranks were started."""
@@ -112,7 +121,7 @@ class Agent:
         self._stuck = ""
         """Processes of the node's ranks that can't be killed, in words."""
         self._known: EndOfCycle | None = None
-        self._kept = Kept()
+        self._found = self._kept = found
         self._restore: Restore | None = None
         """Snapshot that the ranks of the last cycle were started from."""
         self._back: tuple[str, ...] = ()
@@ -222,7 +231,8 @@ class Agent:
                     self._do(StockTaken(self._kept))
 
     def _take_stock(self, kept: Kept) -> None:
-        self._kept = replace(kept, local_ranks=len(self.cycle.record.ranks)) if kept.snapshots else kept
+        local_ranks = len(self.cycle.record.ranks) if kept.snapshots else self._found.local_ranks
+        self._kept = replace(kept, local_ranks=local_ranks, files=self._found.files)
 
     def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:
         return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)

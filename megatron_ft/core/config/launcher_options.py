@@ -166,6 +166,18 @@ class LauncherOptions:
         "File that holds the iteration of the last checkpoint, as Megatron-LM's latest_checkpointed_iteration.txt "
         "does. That is the progress of a job whose ranks report no iterations.",
     )
+    memory_checkpoint_dir: str | None = option(
+        None,
+        path("of a directory", "DIR"),
+        "Directory, shared by all nodes, for the last memory checkpoint of a job that is stopped or ends with 94. The "
+        "next start with this directory goes on from there. Not given: nothing is written, it ends with the job.",
+    )
+    memory_checkpoint_write_timeout: float = option(
+        25.0,
+        DURATION,
+        "Longest time for writing it: since the signal that stops the job, or since the job's end. Slurm and "
+        "Kubernetes kill after 30 s unless told otherwise.",
+    )
     segment: int = option(
         0,
         whole(0, 10**6 - 1, "nodes"),

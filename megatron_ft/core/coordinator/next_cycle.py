@@ -18,8 +18,8 @@ from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
 from megatron_ft.core.memory.choice import choose as choose_snapshot
-from megatron_ft.core.memory.choice import next_restore
-from megatron_ft.core.memory.snapshots import Restore
+from megatron_ft.core.memory.choice import choose_files, first_restore, next_restore
+from megatron_ft.core.memory.snapshots import Restore, SavedFiles
 from megatron_ft.core.times import earliest
 
 _MAY_BE_BACK_S = 70.0
@@ -233,8 +233,12 @@ class NextCycle:
             chosen = rotated_within(chosen, rules.segment)
             self._next_slots = rotated_slots(self._next_slots, chosen)
         takes_part, restore, self.without_snapshot = set(chosen), None, ""
-        if cycle is not None and cycle.verdict is not None:
-            restore = self._restore(cycle, chosen)
+        found = next(filter(None, (node.standing.kept.files for node in ready)), None)
+        if cycle is None:
+            choice = choose_files([node.standing.kept for node in chosen], found)
+            restore, self.without_snapshot = first_restore(choice), choice.reason
+        elif cycle.verdict is not None:
+            restore = self._restore(cycle, chosen, found)
         self._consensus.propose(
             DecisionKind.CYCLE,
             dict(enumerate(chosen)),
@@ -248,12 +252,16 @@ class NextCycle:
             restore=restore,
         )
 
-    def _restore(self, cycle: JobCycle, chosen: Sequence[Node]) -> Restore | None:
-        """Choose the snapshot for the next cycle, and keep the reason if there is none."""
-        last = cycle.end_for_snapshots
-        restore, self.without_snapshot = next_restore(
-            choose_snapshot([node.standing.kept for node in chosen], last), last
-        )
+    def _restore(self, cycle: JobCycle, chosen: Sequence[Node], found: SavedFiles | None) -> Restore | None:
+        """Choose the snapshot for the next cycle, and keep the reason if there is none.
+
+        ``found``: by an earlier life; as long as no later snapshot was restored, a cycle may go on from there again.
+        """
+        last, kept = cycle.end_for_snapshots, [node.standing.kept for node in chosen]
+        choice = choose_snapshot(kept, last)
+        if choice.key is None and found is not None and last.restored is not None and last.restored.files == found.name:
+            choice = choose_files(kept, found)
+        restore, self.without_snapshot = next_restore(choice, last)
         return restore
 
     def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:

@@ -164,7 +164,8 @@ def others_stand_by(names: Sequence[str]) -> str:
 
 def restored(restore: Restore) -> str:
     """All ranks have restored their state."""
-    head = f"restored iteration {restore.key.iteration} from memory"
+    place = "the files of an earlier life" if restore.files else "memory"
+    head = f"restored iteration {restore.key.iteration} from {place}"
     return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.memory.snapshots import Kept, Restore, SnapshotKey
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, Restore, SavedFiles, SnapshotKey
 from megatron_ft.core.wording import counted
 
 MOST_TRIES = 2
@@ -18,6 +18,8 @@ class SnapshotChoice:
 
     key: SnapshotKey | None = None
     reason: str = ""
+    files: str = ""
+    """As in `Restore`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,25 @@ def choose(kept: Sequence[Kept], last: CycleEnd) -> SnapshotChoice:
     return SnapshotChoice(reason=reason)
 
 
+def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> SnapshotChoice:
+    """Return the snapshot that an earlier life has left in files, if all nodes of the next cycle can restore it.
+
+    Args:
+        kept: by place in the next cycle.
+        files: None if there are none, or if the job has left them behind.
+    """
+    if files is None:
+        return SnapshotChoice()
+    without = [place for place, each in enumerate(kept) if not each.local_ranks]
+    if without:
+        return SnapshotChoice(reason=f"node {without[0]} was started without --ft-memory-checkpoint-dir")
+    world = sum(each.local_ranks for each in kept)
+    if files.world != world:
+        of = f"of {counted(files.world, 'rank')}, not {world}"
+        return SnapshotChoice(reason=f"the snapshot of iteration {files.iteration} in files is {of}")
+    return SnapshotChoice(SnapshotKey(EARLIER_LIFE, files.iteration), files=files.name)
+
+
 def _missing(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[str]:
     """Yield what keeps the next cycle from that snapshot."""
     first = 0
@@ -87,6 +108,11 @@ def _has_new(last: CycleEnd, restored: Restore) -> bool:
     return last.advanced and (last.reached is None or last.reached > restored.key.iteration)
 
 
+def first_restore(choice: SnapshotChoice) -> Restore | None:
+    """Return what the first cycle goes on from."""
+    return None if choice.key is None else Restore(choice.key, files=choice.files)
+
+
 def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None, str]:
     """Return what the next cycle goes on from, and why if that is nothing (empty if there are no snapshots at all).
 
@@ -99,8 +125,10 @@ def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None
         return None, "Megatron's re-run goes on from the checkpoint that it has saved"
     if key is None:
         return None, choice.reason
-    if before is None or key != before.key or _has_new(last, before):
-        return Restore(key, failure=last.failure, reached=reached), ""
+    if before is None or key != before.key:
+        return Restore(key, failure=last.failure, reached=reached, files=choice.files), ""
+    if _has_new(last, before):
+        return Restore(key, failure=last.failure, reached=reached, files=before.files), ""
     # what was done from this snapshot before is still to be done again
     reached = None if last.reached is None or before.reached is None else max(last.reached, before.reached)
     if not last.failure:

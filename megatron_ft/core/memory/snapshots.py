@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from megatron_ft.core.codec import Count, Cycle, Rank, WorldSize
+from megatron_ft.core.codec import Between, Count, Rank, WorldSize
+
+EARLIER_LIFE = -1
+"""In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""
+_WrittenIn = Annotated[int, Between(EARLIER_LIFE, 2**62, "cycle, -1 for an earlier life")]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -12,12 +17,21 @@ class SnapshotKey:
     """Name of a snapshot; the greatest one is the newest. Two cycles may have made different states of one iteration.
 
     Args:
-        cycle: in which it was written.
+        cycle: in which it was written; `EARLIER_LIFE` for one that this life has found in files.
         iteration: steps completed.
     """
 
-    cycle: Cycle
+    cycle: _WrittenIn
     iteration: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFiles:
+    """Snapshot in files that an earlier life has left, of all ranks. ``name``: of their directory."""
+
+    name: str
+    iteration: Count
+    world: WorldSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +48,13 @@ class Kept:
     """Everything that a node's keeper can restore. Without a keeper: empty.
 
     Args:
-        local_ranks: ranks that the node runs, from its launcher; 0 if there is no snapshot.
+        local_ranks: ranks that the node runs, from its launcher; 0 if it has no snapshot and can read no files.
+        files: what the node has found in the job's directory for snapshots; one node looks.
     """
 
     snapshots: tuple[KeptSnapshot, ...] = ()
     local_ranks: Count = 0
+    files: SavedFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +66,14 @@ class Restore:
         tries: cycles that restored it before this one, and failed before a new iteration.
         failure: how the cycle before the first restore failed, as far as two failures can be compared.
         reached: iteration at which the cycle before this one ended; None if unknown.
+        files: name of the directory with the snapshot of an earlier life; empty for one of this life.
     """
 
     key: SnapshotKey
     tries: Count = 0
     failure: str = ""
     reached: int | None = None
+    files: str = ""
 
     @property
     def redone(self) -> int | None:

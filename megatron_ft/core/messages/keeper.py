@@ -132,7 +132,8 @@ KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
 class Prepare:
     """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
 
-    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none.
+    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none; ``files``:
+    directory of the files of ``restore``, if it was left by an earlier life.
     """
 
     cycle: Cycle
@@ -140,6 +141,20 @@ class Prepare:
     world: WorldSize
     restore: SnapshotKey | None = None
     job: JobKnown = JobKnown()
+    files: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFiles:
+    """The job's life ends: write the segments of a snapshot as files. The answer is `FilesWritten`.
+
+    ``name``: of the snapshot's directory in ``directory``; ``within_s``: then what isn't written is removed.
+    """
+
+    directory: str
+    name: str
+    key: SnapshotKey
+    within_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +187,7 @@ class Dropped:
     segment: Count
 
 
-LauncherToKeeper = Prepare | Complete | Passed | TakeStock | Adopt | Dropped
+LauncherToKeeper = Prepare | Complete | Passed | TakeStock | WriteFiles | Adopt | Dropped
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 
@@ -204,6 +219,15 @@ class Stock:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesWritten:
+    """Answer to `WriteFiles`. ``why``: they are not written because of this; empty if they are, and on the disk."""
+
+    nbytes: Count = 0
+    seconds: Seconds = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperSays:
     """Line for the user."""
 
@@ -211,5 +235,5 @@ class KeeperSays:
     NAME: ClassVar[str] = "says"
 
 
-KeeperToLauncher = Hold | DropSegment | Saved | Stock | RankRestored | RestoreFailed | KeeperSays
+KeeperToLauncher = Hold | DropSegment | Saved | Stock | FilesWritten | RankRestored | RestoreFailed | KeeperSays
 KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)

@@ -56,14 +56,33 @@ def read_layout(fd: int, make_hasher: MakeHasher) -> Layout:
         raise LayoutError("the descriptor isn't that of a memory file") from None
     if seals & _SEALS != _SEALS:
         raise LayoutError("the segment isn't sealed")
-    size = os.fstat(fd).st_size
-    trailer = decode_trailer(os.pread(fd, TRAILER_BYTES, max(0, size - TRAILER_BYTES)), size)
+    return read_unsealed_layout(fd, make_hasher)
+
+
+def read_unsealed_layout(fd: int, make_hasher: MakeHasher) -> Layout:
+    """Return the layout of a segment that only this process can change. Raises as `read_layout`."""
+    trailer = _read_trailer(fd)
     raw = _read(fd, trailer.data_bytes, trailer.layout_bytes)
     hasher = make_hasher()
     hasher.update(raw)
     if hasher.digest() != trailer.digest:
         raise LayoutError("the layout doesn't have the digest in the trailer")
     return decode(raw, trailer.data_bytes)
+
+
+def layout_digest(fd: int) -> bytes:
+    """Return the digest of a segment's layout, which has those of all tensors.
+
+    Raises:
+        LayoutError: there is no trailer.
+        OSError: it can't be read.
+    """
+    return _read_trailer(fd).digest
+
+
+def _read_trailer(fd: int) -> Trailer:
+    size = os.fstat(fd).st_size
+    return decode_trailer(os.pread(fd, TRAILER_BYTES, max(0, size - TRAILER_BYTES)), size)
 
 
 def verify(fd: int, layout: Layout, make_hasher: MakeHasher, pause: Callable[[], None] = lambda: None) -> None:

@@ -9,6 +9,9 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from megatron_ft.core.memory.retention import gigabytes
+from megatron_ft.core.memory.snapshots import SavedFiles
+from megatron_ft.core.messages.keeper import FilesWritten
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, printable
 from megatron_ft.ipc.linux.processes import ProcessStat
@@ -171,3 +174,18 @@ def keeper_replaced(how: str, segments: int) -> str:
 
 def keeper_given_up(how: str) -> str:
     return f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
+
+
+def files_not_whole(files: SavedFiles, lacking: int, directory: str) -> str:
+    """Say that a snapshot of an earlier life isn't used."""
+    of = f"{lacking} of {counted(files.world, 'rank')}"
+    return (
+        f"the memory checkpoint of iteration {files.iteration} in {directory} isn't whole ({of} missing): it isn't used"
+    )
+
+
+def files_written(iteration: int, path: str, written: FilesWritten) -> str:
+    """Say that the last snapshot was written as files, or why it wasn't."""
+    if written.why:
+        return f"iteration {iteration} in memory isn't written to {path}: {written.why}"
+    return f"wrote iteration {iteration} to {path} ({gigabytes(written.nbytes)} of this node, {written.seconds:.1f} s)"

@@ -55,6 +55,8 @@ class SignalWatch:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
+        self.asked_s: float | None = None
+        """Time of the first request to stop (time.monotonic); None before."""
         self.received: list[signal.Signals] = []
         """Requests to stop, in order; a repetition of the same request is here once."""
         self._untaken: list[tuple[signal.Signals, bool]] = []
@@ -125,6 +127,7 @@ class SignalWatch:
                     self._early_s = self._stop_requests.wait_s(now_s)
                 return
         self._is_second = self._is_second or again
+        self.asked_s = now_s if self.asked_s is None else self.asked_s
         self.received.append(number)
         self._untaken.append((number, again))
 

@@ -44,6 +44,7 @@ from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
 from megatron_ft.launcher.memory.keeper import KeeperEvent
 from megatron_ft.launcher.memory.memory_checkpoints import KeeperOrders, MemoryCheckpoints
+from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
@@ -76,6 +77,7 @@ class LauncherServices:
     status: JobStatus
     keeper: KeeperOrders
     telemetry: Telemetry
+    files: SnapshotFiles
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -103,9 +105,9 @@ class FaultTolerantAgent(TorchAgent):
         self._ranks = ranks
         self._coordination = coordination
         options = _options(launcher.line)
-        self._machine = Agent(options, monitors.paused, coordination.assignment)
+        self._machine = Agent(options, monitors.paused, coordination.assignment, launcher.files.found)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
-        self._memory = MemoryCheckpoints(launcher.keeper, self._hear)
+        self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
         self._restarts_left = 0
         self._shift = 0
         self._restore: Restore | None = None
@@ -265,7 +267,7 @@ class FaultTolerantAgent(TorchAgent):
             case Release():
                 self._monitors.release(effect)
             case Complete() | Passed():
-                self._launcher.keeper.tell(effect)
+                self._memory.tell(effect)
             case _ if isinstance(effect, NodeMessage):
                 self._coordination.tell(effect)
             case _:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
@@ -27,6 +27,7 @@ from megatron_ft.core.messages.keeper import (
     Adopt,
     Dropped,
     DropSegment,
+    FilesWritten,
     Hold,
     JobKnown,
     KeeperSays,
@@ -35,6 +36,7 @@ from megatron_ft.core.messages.keeper import (
     RankRestored,
     Stock,
     TakeStock,
+    WriteFiles,
 )
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
@@ -99,6 +101,8 @@ class Keeper:
         """Rank, snapshot and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
         self._complete: Complete | None = None
+        self._writing: WriteFiles | None = None
+        self._written: FilesWritten | None = None
         self._question = 0
         self._asked: tuple[Callable[[Kept], None], Timer | None] | None = None
         self._started_s = 0.0
@@ -146,12 +150,12 @@ class Keeper:
 
     # -- what the owner asks for ------------------------------------------------------------------------------
 
-    def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
+    def prepare(self, order: Prepare) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
-        is_first = self._prepared is None
+        is_first, restore = self._prepared is None, order.restore
         self._restarts += not is_first
         job = JobKnown(self._pickle_key, self._restarts, time.monotonic() - self._born_s)
-        self._prepared = Prepare(cycle, tuple(ranks), world, restore, job)
+        self._prepared = replace(order, job=job)
         if is_first and self._listener is not None:
             self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)
@@ -164,6 +168,25 @@ class Keeper:
         if isinstance(fact, Complete):
             self._complete = fact
         self._order(fact)
+
+    def last_complete(self) -> tuple[SnapshotKey, int] | None:
+        """Return the last snapshot that all ranks of the job have, and their number; None without one."""
+        if self._complete is None or self._prepared is None or self._process is None:
+            return None
+        return self._complete.key, self._prepared.world
+
+    def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
+        """Have the segments of a snapshot written as files, and wait for it: until its time is over, or ``is_wanted``
+        doesn't hold any more.
+        """
+        self._writing, self._written = order, None
+        self._order(order)
+        is_over = lambda: self._written is not None or self._process is None or not is_wanted()  # noqa: E731
+        self._reactor.run_until(is_over, time.monotonic() + order.within_s)
+        self._writing = None
+        return self._written or FilesWritten(
+            why="there was no more time" if is_wanted() else "a second signal asked to stop"
+        )
 
     def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -228,6 +251,8 @@ class Keeper:
             self._order(self._complete)
         if self._asked is not None:
             self._ask(self._asked[1])
+        if self._writing is not None:
+            self._order(self._writing)
 
     def _spawn_connected(self) -> socket.socket:
         """Start the process; returns the launcher's end of the connection with it.
@@ -376,11 +401,10 @@ class Keeper:
                 else:
                     close_fds(gone)
                 self._order(Dropped(number))
-            case Stock(question, kept):
-                if question == self._question:
-                    if self._asked is None:
-                        self._on_event(StockTaken(kept))
-                    self._answer(kept)
+            case Stock(question, kept) if question == self._question:
+                self._stock_told(kept)
+            case FilesWritten():
+                self._written = message
             case KeeperSays(text):
                 self._say(text)
             case RankRestored(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
@@ -389,6 +413,11 @@ class Keeper:
             case Saved():
                 self._on_event(message)
         close_fds(fds)
+
+    def _stock_told(self, kept: Kept) -> None:
+        if self._asked is None:  # the keeper's second answer
+            self._on_event(StockTaken(kept))
+        self._answer(kept)
 
     # -- answers ----------------------------------------------------------------------------------------------
 

@@ -8,16 +8,17 @@ from typing import Protocol
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
-from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved, SnapshotKey
-from megatron_ft.core.messages.keeper import RankRestored
+from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved
+from megatron_ft.core.messages.keeper import Prepare, RankRestored
 from megatron_ft.launcher.memory.keeper import STOCK_S, KeeperEvent, KeeperReplaced
+from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 
 
 class KeeperOrders(Protocol):
     """Orders to the keeper."""
 
-    def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
-        """Begin a cycle, before its ranks start. Segments newer than ``restore`` go; without it, all."""
+    def prepare(self, order: Prepare) -> None:
+        """Begin a cycle, before its ranks start. Segments newer than what it restores go; without it, all."""
 
     def tell(self, fact: Complete | Passed) -> None:
         """Say what the job has decided about a snapshot."""
@@ -29,8 +30,11 @@ class KeeperOrders(Protocol):
 class MemoryCheckpoints:
     """One launcher's. ``to_machine`` takes the events for the machine."""
 
-    def __init__(self, keeper: KeeperOrders, to_machine: Callable[[edge.FromKeeper], None]) -> None:
+    def __init__(
+        self, keeper: KeeperOrders, files: SnapshotFiles, to_machine: Callable[[edge.FromKeeper], None]
+    ) -> None:
         self._keeper = keeper
+        self._files = files
         self._to_machine = to_machine
         self._cycle = -1
         self._restoring: set[int] = set()
@@ -40,7 +44,14 @@ class MemoryCheckpoints:
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: Restore | None) -> None:
         """Begin a cycle on this node, before its ranks start."""
         self._cycle, self._restoring, self._longest_s = cycle, set() if restore is None else set(ranks), 0.0
-        self._keeper.prepare(cycle, ranks, world, None if restore is None else restore.key)
+        key, path = (None, "") if restore is None else (restore.key, self._files.path_of(restore.files))
+        self._keeper.prepare(Prepare(cycle, tuple(ranks), world, key, files=path))
+
+    def tell(self, fact: Complete | Passed) -> None:
+        """Say what the job has decided about a snapshot: to the keeper, and to the owner of the files."""
+        self._keeper.tell(fact)
+        if isinstance(fact, Complete):
+            self._files.superseded(fact.key)
 
     def take_stock(self, way: edge.TerminationMode, then: Callable[[Kept], None]) -> None:
         """Call back with everything that a next cycle can restore here; at once if none can follow, or no keeper runs.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_RANK,
     JobKnown,
@@ -56,7 +56,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
         return None
     text = environ.get(RESTORE_VARIABLE, "")
     cycle, _, iteration = text.partition(":")
-    if text and not (cycle.isdecimal() and iteration.isdecimal()):
+    if text and not (iteration.isdecimal() and (cycle.isdecimal() or cycle == str(EARLIER_LIFE))):
         raise SnapshotError(f"{RESTORE_VARIABLE}={text!r} is not CYCLE:ITERATION")
     restore = SnapshotKey(int(cycle), int(iteration)) if text else None
     return Place(path, restore, RankInfo.from_environment(environ, "", os.getpid()))

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.ipc.memory import segment
-from tests.memory.flips import plant
+from megatron_ft.core.memory import saved_files
+from megatron_ft.ipc.memory import segment, segment_files
+from tests.memory.flips import plant, plant_in_files
 
 
 def test_thousand_planted_flips_are_all_found() -> None:
     assert plant(1002, seed=41) == {"tensor found": 334, "layout found": 334, "trailer found": 334}
+
+
+def test_planted_flips_in_files_are_all_found() -> None:
+    assert plant_in_files(100, seed=41) == {"file found": 50, "manifest found": 50}
+
+
+def test_campaign_notices_a_manifest_whose_digest_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_files, "_digest", lambda *_: b"")
+    monkeypatch.setattr(segment_files, "_read_manifest", lambda folder, owners, hasher: _unchecked(folder, owners))
+    assert plant_in_files(100, seed=41)["manifest MISSED"] > 0
+
+
+def _unchecked(folder: int, owners: set[int]) -> saved_files.Manifest:
+    with open(segment_files._open_file(folder, saved_files.MANIFEST, owners), "rb") as file:
+        return saved_files.decode(file.read().partition(b"\n")[0])
 
 
 def test_campaign_notices_digests_that_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 
 from megatron_ft.core.memory.retention import NodeMemory
-from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Saved, SnapshotKey
+from megatron_ft.core.memory.saved_files import set_name
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
@@ -25,6 +27,7 @@ from megatron_ft.core.messages.keeper import (
     Dropped,
     DropSegment,
     Fetch,
+    FilesWritten,
     Hold,
     KeeperHello,
     KeeperSays,
@@ -36,11 +39,13 @@ from megatron_ft.core.messages.keeper import (
     Stock,
     TakeStock,
     Verified,
+    WriteFiles,
 )
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import Hasher
 from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
 from megatron_ft.keeper import service
+from megatron_ft.rank.memory.restoring import fill_from
 from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
@@ -266,6 +271,48 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     served.order(TakeStock(2))
     assert served.launcher.hear(Stock)[0] == Stock(2, both)
     close_fds(fds)
+
+
+def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_path: Path) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    close_fds([written(served, rank, 7)])
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    directory, name = str(tmp_path / "files"), set_name(7, 1, "this life")
+    served.order(WriteFiles(directory, name, SnapshotKey(0, 7), BOUND_S))
+    done, _ = served.launcher.hear(FilesWritten)
+    assert (done.why, done.nbytes > 0) == ("", True)
+    earlier = SnapshotKey(EARLIER_LIFE, 7)
+    served.order(Prepare(1, (0,), 1, earlier, files=f"{directory}/{name}"))
+    served.launcher.hear(DropSegment)
+    rank = served.rank(0, cycle=1)
+    rank.channel.send(Fetch(earlier))
+    hold, fds = served.launcher.hear(Hold)
+    assert (hold.rank, hold.key) == (0, earlier)
+    _, segments = rank.hear(Segment)
+    state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
+    fill_from(segments[0], earlier, 0, 1, state, HASHER)
+    assert bytes(state["a"].tolist()) == b"x" * 100
+    close_fds([*fds, *segments])
+
+
+def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: Served, tmp_path: Path) -> None:
+    earlier = SnapshotKey(EARLIER_LIFE, 7)
+    path = f"{tmp_path}/{set_name(7, 1, 'this life')}"
+    served.order(Prepare(0, (0,), 1, earlier, files=path))
+    rank = served.rank(0)
+    rank.channel.send(Fetch(earlier))
+    said = f"{path}: rank 0 can't be restored: No such file or directory"
+    assert served.launcher.hear(KeeperSays)[0].text == said
+    assert "has no verified segment" in rank.hear(NotKept)[0].why
+
+
+def test_snapshot_that_is_not_verified_is_not_written(served: Served, tmp_path: Path) -> None:
+    served.order(Prepare(0, (0,), 1))
+    served.order(WriteFiles(str(tmp_path / "files"), set_name(7, 1, "this life"), SnapshotKey(0, 7), BOUND_S))
+    assert served.launcher.hear(FilesWritten)[0].why == "rank 0 has no verified segment"
+    assert not (tmp_path / "files").exists()
 
 
 def test_new_keeper_verifies_the_complete_snapshot_first(

@@ -11,7 +11,16 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, Sna
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import (
+    Complete,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restore,
+    Saved,
+    SavedFiles,
+    SnapshotKey,
+)
 from tests.support.agents import Driven, held, verdict
 
 KEY = SnapshotKey(0, 7)
@@ -48,6 +57,15 @@ def test_ready_node_without_snapshots_says_no_more_than_that() -> None:
     driven = Driven(max_nodes=2)
     failed(driven, Kept())
     assert driven.done[-1] == m.Ready()
+
+
+def test_files_of_an_earlier_life_are_told_by_the_node_that_has_found_them_in_each_cycle() -> None:
+    found = Kept(local_ranks=2, files=SavedFiles("iteration-7-of-4", 7, 4))
+    driven = Driven(max_nodes=2, found=found)
+    driven.hear(edge.Tick())
+    assert driven.done[-1] == m.Ready(found)
+    failed(driven, STOCK)
+    assert driven.done[-1] == m.Ready(replace(found, snapshots=STOCK.snapshots))
 
 
 def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:

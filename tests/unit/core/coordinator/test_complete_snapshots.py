@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
@@ -13,7 +15,17 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import Report
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import (
+    EARLIER_LIFE,
+    Complete,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restore,
+    Saved,
+    SavedFiles,
+    SnapshotKey,
+)
 from tests.support.job_machines import answers, begun, links
 
 RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=9)
@@ -131,6 +143,37 @@ def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restor
     told = machine.handle(edge.Heard(1, m.Restored(1, key(7))), 0.0)
     assert lines(told) == ["restored iteration 7 from memory, 2 iterations redone"]
     assert links(told, m.Tell) == [0, 1]
+
+
+FILES = SavedFiles("iteration-7-of-2", 7, 2)
+EARLIER = SnapshotKey(EARLIER_LIFE, 7)
+
+
+def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_newest() -> None:
+    found, other = Kept(local_ranks=1, files=FILES), Kept(local_ranks=1)
+    machine = begun(RULES, "ab", [found, other])
+    for link in (0, 1):
+        said = lines(machine.handle(edge.Heard(link, m.Restored(0, EARLIER)), 0.0))
+    assert said == ["restored iteration 7 from the files of an earlier life"]
+    decision, _ = fails_and_meets(machine, 0, found, other)
+    assert decision.restore is not None
+    assert (decision.restore.key, decision.restore.files) == (EARLIER, FILES.name)
+    newer = kept(0, key(9, 1)), kept(1, key(9, 1))
+    decision, _ = fails_and_meets(machine, 1, replace(newer[0], files=FILES), newer[1], text="killed")
+    assert decision.restore is not None
+    assert (decision.restore.key, decision.restore.files) == (key(9, 1), "")
+    decision, said = fails_and_meets(machine, 2, found, other, text="killed again")
+    assert (decision.restore, said) == (None, [])  # the job has left the files behind
+
+
+def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
+    machine = Coordinator("c", founds=True, now_s=0.0)
+    machine.handle(edge.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
+    machine.handle(edge.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES))), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    assert lines(effects) == [
+        "cycle 0 restores nothing from memory: the snapshot of iteration 7 in files is of 2 ranks, not 4"
+    ]
 
 
 def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:

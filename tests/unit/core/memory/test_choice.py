@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.job.lines import restored
-from megatron_ft.core.memory.choice import CycleEnd, SnapshotChoice, choose, next_restore
-from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, Restore, SnapshotKey
+from megatron_ft.core.memory.choice import (
+    CycleEnd,
+    SnapshotChoice,
+    choose,
+    choose_files,
+    first_restore,
+    next_restore,
+)
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, KeptSnapshot, Restore, SavedFiles, SnapshotKey
 
 NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
 
@@ -138,3 +145,43 @@ def test_without_snapshots_there_is_no_reason() -> None:
 )
 def test_line_tells_iterations_that_are_redone_if_they_are_known(reached: int | None, line: str) -> None:
     assert restored(Restore(key(7), reached=reached)) == line
+
+
+# -- files of an earlier life -------------------------------------------------------------------------------------
+
+FILES = SavedFiles("iteration-7-of-4", 7, 4)
+EARLIER = SnapshotKey(EARLIER_LIFE, 7)
+
+
+def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> None:
+    choice = choose_files([Kept(local_ranks=2), Kept(local_ranks=2, files=FILES)], FILES)
+    assert first_restore(choice) == Restore(EARLIER, files=FILES.name)
+    assert first_restore(choose_files([Kept()], None)) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([Kept(local_ranks=4), Kept(local_ranks=4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
+        ([Kept(local_ranks=2), Kept()], "node 1 was started without --ft-memory-checkpoint-dir"),
+    ],
+)
+def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
+    assert choose_files(nodes, FILES) == SnapshotChoice(reason=reason)
+
+
+def test_snapshot_of_files_that_fails_is_restored_once_more_and_then_bad() -> None:
+    choice = SnapshotChoice(EARLIER, files=FILES.name)
+    first = Restore(EARLIER, files=FILES.name)
+    again, _ = next_restore(choice, CycleEnd(0, first, NAN))
+    assert again == replace(first, tries=1)
+    restore, why = next_restore(choice, CycleEnd(1, again, KILLED))
+    assert (restore, why) == (None, "2 cycles that restored iteration 7 failed before a new one")
+
+
+def test_later_snapshot_is_newer_than_that_of_files_and_one_that_has_advanced_keeps_its_files() -> None:
+    last = CycleEnd(0, Restore(EARLIER, files=FILES.name), NAN, reached=9, advanced=True)
+    assert choose([kept(0, EARLIER, key(1, 0), world=2)], last).key == key(1, 0)
+    restore, _ = next_restore(SnapshotChoice(EARLIER), last)
+    assert restore is not None
+    assert (restore.key, restore.files, restore.tries) == (EARLIER, FILES.name, 0)

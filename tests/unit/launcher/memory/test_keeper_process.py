@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,17 @@ import pytest
 
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
-from megatron_ft.core.messages.keeper import LAUNCHER_TO_KEEPER, Adopt, DropSegment, Hold, Prepare, Stock, TakeStock
+from megatron_ft.core.messages.keeper import (
+    LAUNCHER_TO_KEEPER,
+    Adopt,
+    DropSegment,
+    FilesWritten,
+    Hold,
+    Prepare,
+    Stock,
+    TakeStock,
+    WriteFiles,
+)
 from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -45,7 +56,7 @@ class Processes:
             reactor, path, xxhash="", secret=SECRET, say=self.lines.append, on_event=self.events.append
         )
         self.keeper.listen()
-        self.keeper.prepare(0, (0,), 1, None)
+        self.keeper.prepare(Prepare(0, (0,), 1))
         connect(path, BOUND_S).close()
         reactor.run_until(lambda: bool(self.ends), None)
 
@@ -172,6 +183,34 @@ def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, re
     processes.ends[-1].send(Stock(1, late))
     reactor.run_until(lambda: bool(processes.events))
     assert (told, processes.events) == ([Kept()], [StockTaken(late)])
+
+
+ORDER = WriteFiles("/snapshots", "iteration-7", KEY, BOUND_S)
+
+
+def test_end_of_life_waits_until_the_files_are_written_even_by_another_keeper(
+    processes: Processes, reactor: Reactor
+) -> None:
+    def dies_and_its_successor_answers() -> None:
+        processes.die()
+        reactor.call_later(0.01, lambda: processes.ends[-1].send(FilesWritten(5, 0.1)))
+
+    reactor.call_later(0.01, dies_and_its_successor_answers)
+    assert processes.keeper.write_files(ORDER, is_wanted=lambda: True) == FilesWritten(5, 0.1)
+    assert processes.heard()[-1] == ORDER
+
+
+def test_end_of_life_waits_no_longer_than_its_time_or_a_second_request(processes: Processes, reactor: Reactor) -> None:
+    short = replace(ORDER, within_s=0.01)
+    assert processes.keeper.write_files(short, is_wanted=lambda: True).why == "there was no more time"
+    reactor.call_later(0.01, lambda: None)
+    assert processes.keeper.write_files(ORDER, is_wanted=lambda: False).why == "a second signal asked to stop"
+
+
+def test_complete_snapshot_is_known_with_the_number_of_ranks(processes: Processes) -> None:
+    assert processes.keeper.last_complete() is None
+    processes.keeper.tell(Complete(KEY))
+    assert processes.keeper.last_complete() == (KEY, 1)
 
 
 def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +10,17 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
-from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
-from megatron_ft.core.messages.keeper import RankRestored
+from megatron_ft.core.memory.snapshots import (
+    EARLIER_LIFE,
+    Complete,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restore,
+    Saved,
+    SnapshotKey,
+)
+from megatron_ft.core.messages.keeper import Prepare, RankRestored
 from megatron_ft.launcher.memory.keeper import KeeperReplaced
 from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 
@@ -25,8 +34,8 @@ class Recorder:
     def __init__(self) -> None:
         self.orders: list[tuple[Any, ...]] = []
 
-    def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: SnapshotKey | None) -> None:
-        self.orders.append(("prepare", cycle, tuple(ranks), world, restore))
+    def prepare(self, order: Prepare) -> None:
+        self.orders.append((order,))
 
     def tell(self, fact: Complete | Passed) -> None:
         self.orders.append((fact,))
@@ -36,6 +45,23 @@ class Recorder:
         then(STOCK)
 
 
+class Files:
+    """Files that note which snapshot supersedes them."""
+
+    def __init__(self) -> None:
+        self.newer: list[SnapshotKey] = []
+
+    def path_of(self, name: str) -> str:
+        return f"/snapshots/{name}" if name else ""
+
+    def superseded(self, key: SnapshotKey) -> None:
+        self.newer.append(key)
+
+
+def checkpoints(keeper: Recorder, heard: list[edge.FromKeeper], files: Any = None) -> MemoryCheckpoints:
+    return MemoryCheckpoints(keeper, files or Files(), heard.append)
+
+
 @pytest.fixture
 def heard() -> list[edge.FromKeeper]:
     return []
@@ -43,22 +69,38 @@ def heard() -> list[edge.FromKeeper]:
 
 def test_orders_of_the_machine_reach_the_keeper(heard: list[edge.FromKeeper]) -> None:
     keeper, stock = Recorder(), []
-    memory = MemoryCheckpoints(keeper, heard.append)
+    memory = checkpoints(keeper, heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY, tries=1))
     memory.take_stock(edge.TerminationMode.TERMINATED, stock.append)
-    assert keeper.orders == [("prepare", 1, (4, 5), 8, KEY), ("take_stock", 10.0)]
+    assert keeper.orders == [(Prepare(1, (4, 5), 8, KEY),), ("take_stock", 10.0)]
     assert (stock, heard) == ([STOCK], [])
+
+
+def test_keeper_gets_the_path_of_the_files_and_their_owner_hears_of_newer_snapshots(
+    heard: list[edge.FromKeeper],
+) -> None:
+    keeper, files = Recorder(), Files()
+    memory, earlier = checkpoints(keeper, heard, files), SnapshotKey(EARLIER_LIFE, 7)
+    memory.prepare(0, [4], 8, Restore(earlier, files="iteration-7"))
+    memory.tell(Passed(KEY))
+    memory.tell(Complete(KEY))
+    assert keeper.orders == [
+        (Prepare(0, (4,), 8, earlier, files="/snapshots/iteration-7"),),
+        (Passed(KEY),),
+        (Complete(KEY),),
+    ]
+    assert files.newer == [KEY]
 
 
 @pytest.mark.parametrize("way", [edge.TerminationMode.FINISHED, edge.TerminationMode.KILLED])
 def test_end_of_a_job_does_not_wait_for_the_stock(heard: list[edge.FromKeeper], way: edge.TerminationMode) -> None:
     keeper, stock = Recorder(), []
-    MemoryCheckpoints(keeper, heard.append).take_stock(way, stock.append)
+    checkpoints(keeper, heard).take_stock(way, stock.append)
     assert (keeper.orders, stock) == ([], [Kept()])
 
 
 def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper]) -> None:
-    memory = MemoryCheckpoints(Recorder(), heard.append)
+    memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(RankRestored(KEY, 0.7, 4))
     memory.hear(RankRestored(KEY, 0.7, 4))
@@ -69,7 +111,7 @@ def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper
 
 
 def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromKeeper]) -> None:
-    memory = MemoryCheckpoints(Recorder(), heard.append)
+    memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(RankRestored(KEY, 0.7, 4))
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
@@ -78,14 +120,14 @@ def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromK
 
 
 def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.FromKeeper]) -> None:
-    memory = MemoryCheckpoints(Recorder(), heard.append)
+    memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, None)
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
     assert heard == []
 
 
 def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[edge.FromKeeper]) -> None:
-    memory = MemoryCheckpoints(Recorder(), heard.append)
+    memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(Saved(SnapshotKey(1, 9)))
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="this node keeps no memory checkpoints any more"))
@@ -94,7 +136,7 @@ def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(he
 
 def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.FromKeeper]) -> None:
     keeper = Recorder()
-    memory = MemoryCheckpoints(keeper, heard.append)
+    memory = checkpoints(keeper, heard)
     memory.hear(Saved(KEY))
     memory.hear(StockTaken(Kept()))
     memory.hear(KeeperReplaced())

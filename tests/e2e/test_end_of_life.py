@@ -1,0 +1,76 @@
+"""A job that is stopped writes its last memory checkpoint into a directory, and the next life goes on from there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.e2e.test_memory_checkpoints import KILLED_AT, TWO, beginnings, expected, keeper_of, script, weights
+from tests.support.extras import skip_module_without
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.nodes import meeting_place
+
+skip_module_without("xxhash")
+
+__all__ = ["launcher"]
+
+pytestmark = pytest.mark.timeout(300)
+
+WAITS = f"""
+def before(iteration):
+    if not os.path.exists("second_life") and iteration == {KILLED_AT}:
+        open(f"waits.{{RANK}}", "w").close()
+        forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    """Filled by the first test."""
+    return []
+
+
+def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
+    launcher: Launcher, undisturbed: list[str]
+) -> None:
+    directory = launcher.directory / "snapshots"
+    text = script(f"{WAITS}os.chdir({str(launcher.directory)!r})\n")
+
+    def start() -> list[Launched]:
+        place = meeting_place("--nnodes=2", "--nproc-per-node=1", f"--ft-memory-checkpoint-dir={directory}")
+        return [launcher.start(text, *place, f"--node-rank={rank}") for rank in (0, 1)]
+
+    first = start()
+    wait_until(lambda: all((launcher.directory / f"waits.{rank}").exists() for rank in (0, 1)), 120)
+    for node in first:
+        node.signal(signal.SIGTERM)
+    stopped = [node.wait(150) for node in first]
+    # that all ranks have the last one is known a moment after they have saved it
+    (written,) = re.findall(r"wrote iteration [56] to (\S+) \(.* of this node, .* s\)", stopped[0].err)
+    begins = KILLED_AT if f"iteration-{KILLED_AT}-" in written else KILLED_AT - 1
+    assert sorted(os.listdir(written)) == ["ranks-0-0", "ranks-1-1"]
+    for path in launcher.directory.glob("0.*"):
+        path.unlink()  # what the ranks of cycle 0 meet by
+    (launcher.directory / "second_life").touch()
+    ended = [node.wait(150) for node in start()]
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert [beginnings(each, 0) for each in ended] == [[begins], [begins]]
+    assert f"restored iteration {begins} from the files of an earlier life" in ended[0].err
+    assert sorted(line for each in ended for line in weights(each)) == expected(launcher, undisturbed)
+    assert os.listdir(directory) == []  # later snapshots were complete
+
+
+def test_keeper_that_does_not_write_in_time_holds_up_no_end_and_leaves_nothing(launcher: Launcher) -> None:
+    directory = launcher.directory / "snapshots"
+    options = (f"--ft-memory-checkpoint-dir={directory}", "--ft-memory-checkpoint-write-timeout=1")
+    launched = launcher.start(script(WAITS), *TWO, *options)
+    wait_until(lambda: all((launched.directory / f"waits.{rank}").exists() for rank in (0, 1)), 120)
+    os.kill(keeper_of(launched) or 0, signal.SIGSTOP)
+    launched.signal(signal.SIGTERM)
+    finished = launched.wait()
+    (line,) = [line for line in finished.lines if "in memory isn't written" in line]
+    assert line.endswith(": there was no more time")
+    assert os.listdir(directory) == []

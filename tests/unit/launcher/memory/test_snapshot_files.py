@@ -1,0 +1,136 @@
+"""The user's directory for the last snapshot: what is found there, when it is replaced, and when it is written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.memory.saved_files import set_name
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
+from megatron_ft.core.messages.keeper import FilesWritten, WriteFiles
+from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
+
+KEY = SnapshotKey(0, 9)
+NAME = set_name(7, 4, "an earlier life")
+
+
+class Recorder:
+    """A keeper with a complete snapshot, that notes what it is to write."""
+
+    def __init__(self, key: SnapshotKey | None = KEY, why: str = "") -> None:
+        self.key = key
+        self.why = why
+        self.orders: list[WriteFiles] = []
+
+    def last_complete(self) -> tuple[SnapshotKey, int] | None:
+        return None if self.key is None else (self.key, 4)
+
+    def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
+        self.orders.append(order)
+        return FilesWritten(10**9, 0.5, self.why)
+
+
+class Directory:
+    """A directory, and the lines that are printed about it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.said: list[str] = []
+        self.announced: list[str] = []
+        given = None if path is None else str(path)
+        self.files = SnapshotFiles(given, timeout_s=25.0, ranks=2, say=self.said.append, announce=self.announced.append)
+
+    def write(self, keeper: Any, asked_s: float | None = None, persistent: int | None = None) -> None:
+        self.files.write(keeper, life="a life", asked_s=asked_s, persistent=persistent, is_hurried=lambda: False)
+
+
+def left(path: Path, *parts: str, name: str = NAME) -> None:
+    """A snapshot of an earlier life."""
+    (path / name).mkdir()
+    for part in parts:
+        (path / name / part).mkdir()
+
+
+def test_whole_snapshot_is_found(tmp_path: Path) -> None:
+    left(tmp_path, "ranks-0-1", "ranks-2-3")
+    directory = Directory(tmp_path)
+    directory.files.look()
+    assert directory.files.found == Kept(local_ranks=2, files=SavedFiles(NAME, 7, 4))
+    assert directory.files.path_of(NAME) == f"{tmp_path}/{NAME}"
+    assert directory.said == []
+
+
+def test_snapshot_that_is_not_whole_is_said_and_the_one_before_is_used(tmp_path: Path) -> None:
+    left(tmp_path, "ranks-0-3")
+    newer = set_name(9, 4, "a later life")
+    left(tmp_path, "ranks-0-1", ".12-ab.tmp", name=newer)
+    os.utime(tmp_path / NAME, (0, 0))
+    directory = Directory(tmp_path)
+    directory.files.look()
+    assert directory.files.found.files == SavedFiles(NAME, 7, 4)
+    assert directory.said == [
+        f"the memory checkpoint of iteration 9 in {tmp_path} isn't whole (2 of 4 ranks missing): it isn't used"
+    ]
+
+
+def test_directory_is_made_before_the_job_begins_and_a_file_in_its_place_is_a_mistake(tmp_path: Path) -> None:
+    Directory(tmp_path / "new").files.look()
+    assert (tmp_path / "new").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"--ft-memory-checkpoint-dir {tmp_path}/file: is a file"):
+        Directory(tmp_path / "file").files.look()
+
+
+def test_without_a_directory_nothing_is_read_or_written() -> None:
+    directory, keeper = Directory(None), Recorder()
+    directory.files.look()
+    directory.write(keeper)
+    assert (directory.files.found, keeper.orders, directory.said, directory.announced) == (Kept(), [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("key", "is_gone"), [(SnapshotKey(EARLIER_LIFE, 9), False), (SnapshotKey(0, 7), False), (SnapshotKey(0, 8), True)]
+)
+def test_files_go_once_a_newer_snapshot_is_complete(tmp_path: Path, key: SnapshotKey, is_gone: bool) -> None:
+    left(tmp_path, "ranks-0-3")
+    left(tmp_path, "ranks-0-1", name=set_name(5, 4, "another life"))
+    directory = Directory(tmp_path)
+    directory.files.look()
+    directory.files.superseded(key)
+    assert directory.files._thread.wait(20.0)
+    assert (os.listdir(tmp_path) == []) == is_gone
+
+
+def test_last_complete_snapshot_is_written_in_the_time_that_is_left(tmp_path: Path) -> None:
+    directory, keeper = Directory(tmp_path), Recorder()
+    directory.write(keeper, asked_s=time.monotonic() - 20.0)
+    directory.write(keeper)
+    name = set_name(9, 4, "a life")
+    assert [(each.directory, each.name, each.key) for each in keeper.orders] == 2 * [(str(tmp_path), name, KEY)]
+    assert keeper.orders[0].within_s == pytest.approx(5.0, abs=1.0)
+    assert keeper.orders[1].within_s == 25.0
+    assert directory.announced[0] == f"wrote iteration 9 to {tmp_path}/{name} (1 GB of this node, 0.5 s)"
+
+
+def test_failure_to_write_is_said_by_each_node(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    directory.write(Recorder(why="No space left on device"))
+    name = set_name(9, 4, "a life")
+    assert directory.said == [f"iteration 9 in memory isn't written to {tmp_path}/{name}: No space left on device"]
+
+
+@pytest.mark.parametrize(
+    ("key", "persistent", "is_written"),
+    [(KEY, 8, True), (KEY, 9, False), (None, None, False), (SnapshotKey(EARLIER_LIFE, 9), None, False)],
+)
+def test_what_is_on_disk_already_is_not_written(
+    tmp_path: Path, key: SnapshotKey | None, persistent: int | None, is_written: bool
+) -> None:
+    directory, keeper = Directory(tmp_path), Recorder(key)
+    directory.write(keeper, persistent=persistent)
+    assert bool(keeper.orders) == is_written
