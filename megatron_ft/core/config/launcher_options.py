@@ -169,14 +169,14 @@ class LauncherOptions:
     memory_checkpoint_dir: str | None = option(
         None,
         path("of a directory", "DIR"),
-        "Directory, shared by all nodes, for the last memory checkpoint of a job that is stopped or ends with 94. The "
-        "next start with this directory goes on from there. Not given: nothing is written, it ends with the job.",
+        "Directory, shared by all nodes, for the last memory checkpoint of a job. It is written if the job is stopped "
+        "or ends with 94, and the next start with this directory goes on from there. Not given: nothing is written.",
     )
     memory_checkpoint_write_timeout: float = option(
         25.0,
         DURATION,
-        "Longest time for writing it: since the signal that stops the job, or since the job's end. Slurm and "
-        "Kubernetes kill after 30 s unless told otherwise.",
+        "Longest time for writing that memory checkpoint. It counts from the signal that stops the job, or from the "
+        "job's end. Slurm and Kubernetes kill 30 s after the signal unless told otherwise.",
     )
     segment: int = option(
         0,
