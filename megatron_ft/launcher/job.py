@@ -258,7 +258,8 @@ class _JobLife:
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.memory.decided
         decided = None if held is None else held.decision
-        self._result.ended(end, decided=decided, iteration=self._launcher.status.last_iteration())
+        status = self._launcher.status
+        self._result.ended(end, decided=decided, iteration=status.last_iteration(), restores=status.restores())
         if end.ending is not None and self._result.place is not None and self._launcher.status.is_spokesman:
             self._launcher.telemetry.ended(end.ending, end.code, end.cause)
 

@@ -177,9 +177,14 @@ class ResultFile:
         """Record that the job goes on without this node: others tell how it ends."""
         self._place = None
 
-    def ended(self, end: LauncherEnd, *, decided: Decision | None, iteration: int | None) -> None:
-        """Record the end of the job. ``decided``: last decision this launcher knows; ``iteration``: its ranks' last
-        one."""
+    def ended(
+        self, end: LauncherEnd, *, decided: Decision | None, iteration: int | None, restores: Sequence[int] = ()
+    ) -> None:
+        """Record the end of the job.
+
+        ``decided``: last decision this launcher knows; ``iteration``: its ranks' last one; ``restores``: iterations
+        redone after each restore from memory.
+        """
         place, ending = self._place, end.ending
         self.ending, self.is_decided = ending, decided is not None and decided.kind is DecisionKind.END
         if ending is None or place is None:
@@ -197,7 +202,7 @@ class ResultFile:
         iteration = max(life.iteration, -1 if iteration is None else iteration)
         # the decision describes failed cycles, and the last one may have ended otherwise
         trained = life.trained or end.ranks_exited_with_0 or iteration >= 0
-        life = replace(life, iteration=iteration, trained=trained)
+        life = replace(life, iteration=iteration, trained=trained, restores=len(restores), redone=sum(restores))
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:

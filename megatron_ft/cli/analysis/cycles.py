@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, RankExited, RunEnded
+from megatron_ft.core.facts.launcher import (
+    Cause,
+    CauseKind,
+    CycleEnded,
+    CycleStarted,
+    RankExited,
+    RunEnded,
+    SnapshotRestored,
+)
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
@@ -74,6 +82,8 @@ class CycleSummary:
             an iteration in a later cycle.
         iterations_redone: finished in this cycle and run again in that later one.
         restarts_left: for the next cycle, once this one has ended on a node; else as it began.
+        restored: iteration that its ranks have restored from memory; None if they haven't.
+        restored_redone: iterations from there to the end of the cycle before; None if unknown.
     """
 
     cycle: int
@@ -93,6 +103,8 @@ class CycleSummary:
     iterations_redone: int | None = None
     phases: RestartPhases = RestartPhases()
     restarts_left: int | None = None
+    restored: int | None = None
+    restored_redone: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +133,11 @@ class RunSummary:
     def restarts(self) -> int:
         """Number of restarts of the ranks."""
         return max(0, len(self.cycles) - 1)
+
+    @property
+    def restores(self) -> list[CycleSummary]:
+        """Cycles whose ranks have restored their state from memory."""
+        return [cycle for cycle in self.cycles if cycle.restored is not None]
 
 
 def summarize(files: Sequence[EventLogFile]) -> list[RunSummary]:
@@ -212,6 +229,7 @@ class _Cycle:
         fault_ns = self._fault_ns(fault, noticed_ns) if failed else None
         origin_ns = noticed_ns if fault_ns is None else fault_ns
         again_ns = None if resumed is None else resumed.all_training_ns
+        restored = next((each.record for each in self._of(SnapshotRestored)), None)
         return CycleSummary(
             cycle=self.number,
             begin_ns=self.begin_ns,
@@ -230,6 +248,8 @@ class _Cycle:
             iterations_redone=self._redone(resumed),
             phases=self._phases(fault_ns, noticed_ns, following),
             restarts_left=self._restarts_left(),
+            restored=None if restored is None else restored.key.iteration,
+            restored_redone=None if restored is None else restored.redone,
         )
 
     def _phases(self, fault_ns: int | None, noticed_ns: int | None, following: _Cycle | None) -> RestartPhases:

@@ -55,6 +55,8 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     console.print(_cycles_table(run))
     if any(cycle.noticed_after_s is not None for cycle in run.cycles):
         console.print("Times count from the fault; redone are iterations that had been finished before it.")
+    if run.restores:
+        console.print(restores_line(run))
     phases = _phases_table(run)
     if phases is not None:
         console.print()
@@ -63,6 +65,13 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
         console.print(_missing(run.missing_ranks, run.world_size or 0), markup=False)
     if run.passed_over:
         console.print(f"{run.passed_over} lines of the event logs couldn't be read, or not wholly.")
+
+
+def restores_line(run: RunSummary) -> str:
+    """Say how many cycles went on from memory, and what that has cost."""
+    known = [cycle.restored_redone for cycle in run.restores if cycle.restored_redone is not None]
+    redone = f", {counted(sum(known), 'iteration')} redone" if known else ""
+    return f"{counted(len(run.restores), 'cycle')} restored from memory{redone}."
 
 
 def _table(title: str, columns: Iterable[str], *, left: str = "") -> Table:

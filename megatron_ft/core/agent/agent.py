@@ -122,6 +122,8 @@ class Agent:
         """Processes of the node's ranks that can't be killed, in words."""
         self._known: EndOfCycle | None = None
         self._found = self._kept = found
+        self.restores: list[int] = []
+        """Iterations redone after each restore from memory of this node's ranks, 0 where unknown."""
         self._restore: Restore | None = None
         """Snapshot that the ranks of the last cycle were started from."""
         self._back: tuple[str, ...] = ()
@@ -222,6 +224,7 @@ class Agent:
                 self._do(event)
             case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
                 redone = None if self._restore is None else self._restore.redone
+                self.restores.append(redone or 0)
                 self._do(
                     Write(replace(event, ranks=tuple(record.ranks), redone=redone)), Restored(record.cycle, event.key)
                 )

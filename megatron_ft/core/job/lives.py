@@ -60,6 +60,8 @@ class Life:
         exit_code: of the launchers; None while it runs, and where no launcher could write it.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
+        restores: cycles whose ranks have restored their state from memory, on the node that wrote this.
+        redone: iterations that these cycles did again; those of unknown number don't count.
         decided: all nodes have agreed on this end. It is final.
         left: launchers that never learned the end.
         trained: some cycle, of this life or of an earlier one with the same command, was through its start (an
@@ -80,6 +82,8 @@ class Life:
     iteration: int = -1
     resumed: int = -1
     stalled: int = 0
+    restores: int = 0
+    redone: int = 0
     trained: bool = False
     faults: tuple[Fault, ...] = ()
     decided: bool = False

@@ -52,6 +52,10 @@ class JobStatus:
         """Return the events of a board from number ``since`` to its head, as `Board.ring_words` does."""
         return self._monitors[local_rank].ring_words(since, board.ring_head)
 
+    def restores(self) -> tuple[int, ...]:
+        """Return the iterations redone after each restore from memory of this node's ranks, 0 where unknown."""
+        return () if self._agent is None else tuple(self._agent.restores)
+
     @property
     def _record(self) -> CycleRecord | None:
         """Record of the last cycle whose ranks were started."""

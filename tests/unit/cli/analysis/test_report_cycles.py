@@ -118,6 +118,31 @@ def only_run(directory: Path) -> RunSummary:
     return run
 
 
+def test_restores_from_memory_are_counted_once_per_cycle_with_the_iterations_redone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def restored(cycle: int, iteration: int, redone: int | None) -> dict[str, Any]:
+        return {"cycle": cycle, "key": {"cycle": cycle - 1, "iteration": iteration}, "redone": redone}
+
+    for host in ("node-a", "node-b"):
+        Logs(tmp_path, host=host).write(
+            "launcher",
+            *((float(cycle + 1), "cycle_started", started(cycle, 0, 1)) for cycle in range(4)),
+            (2.5, "snapshot_restored", restored(1, 25, 1)),
+            (3.5, "snapshot_restored", restored(2, 37, 2)),
+            (4.5, "snapshot_restored", restored(3, 50, None)),
+        )
+    run = only_run(tmp_path)
+    assert [(cycle.restored, cycle.restored_redone) for cycle in run.cycles] == [
+        (None, None),
+        (25, 1),
+        (37, 2),
+        (50, None),
+    ]
+    report_tables.print_run(run)
+    assert "3 cycles restored from memory, 3 iterations redone." in capsys.readouterr().out
+
+
 def test_kill_and_hang_are_reported_with_their_delays(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     run = only_run(tmp_path)
