@@ -95,6 +95,8 @@ class KeeperService:
         """Order that waits for segments to be verified, and the time by which its files are written."""
         self._loaded: set[int] = set()
         """Ranks whose files this cycle has begun to load, or has found unusable."""
+        self._digests: dict[int, tuple[int, list[str]]] = {}
+        """By rank, iteration and digests of its newest verified snapshot in this cycle."""
         self._said: set[str] = set()
 
     def run(self) -> None:
@@ -191,6 +193,7 @@ class KeeperService:
         self._released = self._question = None
         self._demands.clear()
         self._loaded.clear()
+        self._digests.clear()
         self._said.clear()
         if is_first:  # from now on it is known which ranks there are
             self._watch(self._listener.fileno(), self._accept)
@@ -469,6 +472,7 @@ class KeeperService:
             self._say(text, text)
         elif isinstance(found, Layout):
             held.state, held.world = SegmentState.VERIFIED, found.world
+            self._compare_with_last(found)
         if held.is_awaited:
             for caller in self._callers.of(held.rank):
                 caller.answer(NotKept(why) if why else Verified())
@@ -476,6 +480,19 @@ class KeeperService:
         if self._prepared is not None:
             self._tidy()
         self._go_on()
+
+    def _compare_with_last(self, layout: Layout) -> None:
+        """Say, once per cycle, that a later snapshot of a rank has the same tensors as the one before."""
+        digests, (iteration, before) = (
+            [each.digest for each in layout.tensors],
+            self._digests.get(layout.rank, (-1, [])),
+        )
+        if layout.key.iteration <= iteration:
+            return
+        self._digests[layout.rank] = layout.key.iteration, digests
+        if digests and digests == before:
+            between = f"iterations {iteration} and {layout.key.iteration}"
+            self._say("repeats", f"no tensor of rank {layout.rank}'s memory checkpoint has changed between {between}")
 
     def _misplaced(self, held: HeldSegment, layout: Layout) -> str:
         """Return what is wrong with a segment for its place; empty if nothing is."""

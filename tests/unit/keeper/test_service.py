@@ -185,16 +185,16 @@ class HeldClose:
         self._close(fd)
 
 
-def sealed(iteration: int) -> int:
-    """A segment of rank 0, which is all of the job."""
-    fd = filled({"a": b"x" * 100}, key=SnapshotKey(0, iteration))
+def sealed(iteration: int, content: bytes = b"") -> int:
+    """A segment of rank 0, which is all of the job; without content it is another one in each iteration."""
+    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, iteration))
     segment.seal(fd, os.fstat(fd).st_size)
     return fd
 
 
-def written(served: Served, rank: Peer, iteration: int) -> int:
+def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") -> int:
     """The launcher's descriptor of a segment that the rank has written."""
-    fd = sealed(iteration)
+    fd = sealed(iteration, content)
     data = os.pread(fd, 1 << 20, 0)
     os.close(fd)
     rank.channel.send(BeginSegment(iteration, len(data)))
@@ -293,7 +293,7 @@ def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_pa
     _, segments = rank.hear(Segment)
     state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
     fill_from(segments[0], earlier, 0, 1, state, HASHER)
-    assert bytes(state["a"].tolist()) == b"x" * 100
+    assert bytes(state["a"].tolist()) == bytes([7]) * 100
     close_fds([*fds, *segments])
 
 
@@ -306,6 +306,21 @@ def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: S
     said = f"{path}: rank 0 can't be restored: No such file or directory"
     assert served.launcher.hear(KeeperSays)[0].text == said
     assert "has no verified segment" in rank.hear(NotKept)[0].why
+
+
+def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    for iteration in (1, 2, 3):
+        close_fds([written(served, rank, iteration, b"the same")])
+        if iteration == 2:
+            said = "no tensor of rank 0's memory checkpoint has changed between iterations 1 and 2"
+            assert served.launcher.hear(KeeperSays)[0].text == said
+        rank.hear(Verified)
+        served.launcher.hear(Saved)
+        served.order(Complete(SnapshotKey(0, iteration)))
+        if iteration > 1:
+            served.order(Dropped(served.launcher.hear(DropSegment)[0].segment))
 
 
 def test_snapshot_that_is_not_verified_is_not_written(served: Served, tmp_path: Path) -> None:
