@@ -8,6 +8,7 @@ Modules that aren't served come from the installed package itself.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import megatron_ft
-from megatron_ft.rank.reference.served import PACKAGES, REFERENCE, SERVED, version_shown, why_absent
+from megatron_ft.rank.reference.served import PACKAGES, REFERENCE, SERVED, needs_memory, version_shown, why_absent
 
 __all__ = ["begin", "say_whose"]
 
@@ -52,7 +53,7 @@ class _Finder:
         """
         if name.partition(".")[0] != REFERENCE:
             return None
-        if name in SERVED:
+        if name in SERVED and (not needs_memory(name) or importlib.util.find_spec("xxhash") is not None):
             return _served(name, path)
         real = self._real(name, path, target)
         if name == REFERENCE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CLAIMED_VERSION", "PACKAGES", "REFERENCE", "SERVED", "version_shown", "why_absent"]
+__all__ = ["CLAIMED_VERSION", "PACKAGES", "REFERENCE", "SERVED", "needs_memory", "version_shown", "why_absent"]
 
 REFERENCE = "nvidia_resiliency_ext"
 CLAIMED_VERSION = "0.7.0"
@@ -80,6 +80,11 @@ PACKAGES = frozenset({_FT, _PTL, *(name for name, homes in SERVED.items() if not
 """Served modules that are packages."""
 
 
+def needs_memory(module: str) -> bool:
+    """Return True for a served module that is of no use without the extra megatron-ft[memory]."""
+    return module == _CHECKPOINTING or module.startswith(f"{_CHECKPOINTING}.")
+
+
 def version_shown(installed: str | None, ours: str) -> str:
     """Return ``nvidia_resiliency_ext.__version__``: comparable, and marked as ours.
 
@@ -94,5 +99,5 @@ def why_absent(module: str, *, is_installed: bool) -> str:
     has_not = "the one that is installed has none" if is_installed else "nvidia-resiliency-ext isn't installed here"
     return (
         f"No module named {module!r}: megatron_ft serves only nvidia_resiliency_ext.fault_tolerance, "
-        f".ptl_resiliency and .checkpointing.local, and {has_not}"
+        f".ptl_resiliency and (with megatron-ft[memory]) .checkpointing.local, and {has_not}"
     )

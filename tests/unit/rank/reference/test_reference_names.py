@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from megatron_ft.launcher.base.environment import STARTUP, rank_environment
 from megatron_ft.rank.base.agreement import RankInfo
+from megatron_ft.rank.reference.finder import _Finder
 from megatron_ft.rank.reference.served import SERVED, version_shown, why_absent
 
 
@@ -57,3 +59,12 @@ def test_served_names_exist_in_their_home_modules() -> None:
             if not home.startswith("nvidia"):
                 module, _, attribute = home.partition(":")
                 assert hasattr(importlib.import_module(module), attribute), (name, home)
+
+
+def test_local_checkpoints_are_left_to_the_package_without_xxhash(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, hooks = "nvidia_resiliency_ext.checkpointing.local.base_state_dict", "nvidia_resiliency_ext.fault_tolerance"
+    finder = _Finder()
+    assert finder.find_spec(name) is not None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert finder.find_spec(name) is None
+    assert finder.find_spec(hooks) is not None
