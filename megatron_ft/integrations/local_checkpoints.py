@@ -21,7 +21,7 @@ from megatron_ft.integrations.replication import GroupWrapper, ReplicationStrate
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
 from megatron_ft.rank.base import agreement, say
 from megatron_ft.rank.memory import objects
-from megatron_ft.rank.memory.keeper_connection import find_place
+from megatron_ft.rank.memory.keeper_connection import find_hasher, find_place
 
 __all__ = [
     "BaseCheckpointManager",
@@ -203,7 +203,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         self._label = f"local checkpoint {session_id}"
         self._keys: dict[int, SnapshotKey] = {}
         place = find_place()
-        if place is not None and place.info.cycle == 0:
+        if place is not None and place.info.cycle == 0 and find_hasher(place) is not None:
             copies = "" if repl_strategy is None else "; the keepers make the copies, not the groups asked for here"
             say.note(f"local checkpoints are kept in the nodes' memory, not in files{copies}")
 
