@@ -31,8 +31,6 @@ class CoordinatorLocator:
         self._addresses = endpoints
         self._queue: list[str] = []
         """Addresses that are to be tried next."""
-        self._broke_off: set[str] = set()
-        """Addresses that were tried once more in this pass."""
         self._silent: dict[str, tuple[float, int]] = {}
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._tried_s: dict[str, float] = {}
@@ -56,7 +54,6 @@ class CoordinatorLocator:
         begins = not queued  # those that are silent still are tried in the next pass
         if begins:
             self._queue, self.is_first = self._others(knows_job=knows_job), True
-            self._broke_off.clear()
             queued = self._worth_trying(now_s) or self._queue
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
         self.address = self.home if is_due or not queued else queued[0]
@@ -98,12 +95,6 @@ class CoordinatorLocator:
         """The coordinator is where it was looked for."""
         self.home, self._queue, self._is_home_there = self.address, [], False
         self._silent.pop(self.address, None)
-
-    def broke_off(self) -> None:
-        """The coordinator there has ended: try once more, because its launcher replaces it."""
-        if self.address not in (self.home, *self._broke_off):
-            self._broke_off.add(self.address)
-            self._queue.insert(0, self.address)
 
     def begin_again(self, *, is_home_there: bool = False) -> None:
         """With the first one: the coordinator may be replaced already, at the same address.

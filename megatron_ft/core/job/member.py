@@ -144,14 +144,12 @@ class Member:
     def broken(self, now_s: float, *, silent: bool = False) -> list[edge.MemberEffect]:
         """The connection has ended. ``silent``: no packet is answered any more from there."""
         self._clock.set(now_s)
-        was_led, was_open, self._is_open = self.is_led, self._is_open, False
+        was_led, self._is_open = self.is_led, False
         self._search.reached()
         if was_led:
             self._search.begin_again(is_home_there=not silent)
         if silent:
             self._note_silence(was_led)
-        elif was_open and not was_led:
-            self._search.broke_off()
         self._seek(at_once=was_led, problem="" if silent else "the connection was closed there")
         return self._take()
 

@@ -6,7 +6,7 @@ Those by which timeouts are learned are in `core.timeouts.exchange`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -393,23 +393,13 @@ class Identity:
     ) -> Hello:
         """The first message of a connection."""
         return Hello(
-            job=self.job,
-            rules=self.rules,
-            instance=self.instance,
             session=session,
-            name=self.name,
-            address=self.address,
-            rank=self.rank,
             owns=owns,
-            before=self.before,
-            domain=self.domain,
-            bad=self.bad,
             memory=memory,
             standing=standing,
             found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
-            names_life=self.names_life,
-            arguments=self.arguments,
+            **{each.name: getattr(self, each.name) for each in fields(Hello) if hasattr(self, each.name)},
         )
 
 

@@ -132,8 +132,10 @@ class Coordination:
         match effect:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
                 self._send(effect)
-            case edge.RecordCoordinator() | edge.ReadCoordinator():
-                self._use_file(effect)
+            case edge.RecordCoordinator(address, decision):
+                self._file.write(address, decision)
+            case edge.ReadCoordinator():
+                self._file.read(lambda address: self._do(self.member.named(address)))
             case edge.OpenStore(held):
                 self._provide_store(held)
             case edge.Say(text):
@@ -160,12 +162,6 @@ class Coordination:
                 self._announce(address, moved)
             case edge.KillCoordinators(address):
                 self._kill_coordinators(address)
-
-    def _use_file(self, effect: edge.RecordCoordinator | edge.ReadCoordinator) -> None:
-        if isinstance(effect, edge.RecordCoordinator):
-            self._file.write(effect.address, effect.decision)
-        else:
-            self._file.read(lambda address: self._do(self.member.named(address)))
 
     def _provide_store(self, held: Assignment) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""

@@ -26,7 +26,7 @@ be about to end."""
 _PAUSE_S = 0.02
 _ALIVE_S = 1.0
 """Seconds that another host has to answer."""
-_ELSEWHERE = "192.0.2.1"
+_ELSEWHERE = ("192.0.2.1", 9)
 """An address that no host has, to find the one from which this machine reaches others."""
 
 
@@ -179,29 +179,22 @@ def _peers_addresses(host: str) -> list[str]:
         found = []
     # a machine may know itself by a loopback address (127.0.1.1), and others know it by another one
     routed = [each for each in dict.fromkeys(found) if not is_loopback(each)]
-    return routed or [_own_address()]
-
-
-def _own_address() -> str:
-    """Return the address from which this machine reaches others; loopback if it reaches none. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((_ELSEWHERE, 9))
-            return str(sock.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    return routed or [own_end(socket.AF_INET, _ELSEWHERE) or "127.0.0.1"]
 
 
 def is_own_address(family: int, address: tuple[Any, ...]) -> bool:
-    """The kernel reaches its own addresses from the same address. Nothing is sent."""
-    if is_loopback(address[0]):
-        return True
+    """Return True if the kernel reaches this address from the same address, as it does its own."""
+    return is_loopback(address[0]) or own_end(family, (address[0], 9, *address[2:])) == address[0]
+
+
+def own_end(family: int, address: tuple[Any, ...]) -> str | None:
+    """Return the address from which this machine reaches that one; None if there is no way. Nothing is sent."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address[0], 9, *address[2:]))
-            return bool(sock.getsockname()[0] == address[0])
+            sock.connect(address)
+            return str(sock.getsockname()[0])
     except OSError:
-        return False
+        return None
 
 
 def is_loopback(host: str) -> bool:

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.net.tcp import format_address, parse_address
-from megatron_ft.launcher.coordination.endpoint import is_loopback
+from megatron_ft.ipc.net.tcp import format_address, look_up, parse_address
+from megatron_ft.launcher.coordination.endpoint import is_loopback, own_end
 
 _HERE = "127.0.0.1"
 _CONNECT_S = 30.0
@@ -59,14 +59,12 @@ def own_host(local_addr: str | None, endpoint: str) -> str:
 
 
 def _address_towards(host: str, port: int) -> str | None:
-    """The own end of what would be sent there; nothing is. None if there is no way."""
+    """Return the address from which this machine reaches that host; None if there is no way."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as sock:
-            sock.connect(address)
-            return str(sock.getsockname()[0])
-    except (OSError, UnicodeError):
+        family, *_, address = look_up(host, port)[0]
+    except OSError:
         return None
+    return own_end(family, address)
 
 
 class RankStore:

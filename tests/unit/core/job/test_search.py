@@ -23,15 +23,6 @@ def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address()
     assert alone.home == "b"
 
 
-def test_address_of_a_coordinator_that_broke_off_is_tried_once_more() -> None:
-    search = CoordinatorLocator(("a", "b", "c"), own="me")
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
-    search.broke_off()
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
-    search.broke_off()
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(3)] == ["a", "c", "a"]
-
-
 def test_an_address_that_was_silent_is_tried_again_in_the_same_pass() -> None:
     search = CoordinatorLocator(("a", "b", "c", "d"), own="me")
     assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
