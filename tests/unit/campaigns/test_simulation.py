@@ -186,6 +186,16 @@ def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> Non
         assert simulate(replace(plan, loss=0.3)).broken == []
 
 
+def test_job_outlives_the_endpoints_host_because_silent_addresses_are_left_out_for_a_while() -> None:
+    """Asked again at once, a host that is off costs each launcher so much time that too few meet at one address."""
+    plan = plain_plan_of(234, nodes=4, faults=0)
+    rules = replace(plan.rules, min_nodes=2, max_nodes=4, min_healthy=False, max_restarts=10, last_call_s=0.5)
+    rules = replace(rules, max_stalled=0, at_once=False, launchers=0, join_timeout_s=90.0)
+    off = Fault(at_s=5.43, kind="host_off", which=0, seconds=60.0)
+    plan = replace(plan, spares=2, rules=rules, work_s=40.0, endpoints=1, has_ranks=True, faults=(off,), learns=True)
+    assert simulate(replace(plan, loss=0.3, reports_silence=True)).broken == []
+
+
 @pytest.mark.parametrize(
     ("kind", "text"), [("dies_last", "its launcher exited"), ("rank_blocks", "keeps the others waiting")]
 )
