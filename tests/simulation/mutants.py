@@ -61,6 +61,7 @@ _JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
 _NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
 _NODES = "megatron_ft/core/coordinator/nodes.py"
 _VERDICT = "megatron_ft/core/coordinator/verdict.py"
+_LOCATOR = "megatron_ft/core/job/coordinator_locator.py"
 _MEMBER = "megatron_ft/core/job/member.py"
 _DECISIONS = "megatron_ft/core/job/decisions.py"
 _POLICY = "megatron_ft/core/job/restart_policy.py"
@@ -249,6 +250,30 @@ MUTANTS = (
         "",
     ),
     Mutant("a roll leaves out who may yet come", _NEXT_CYCLE, "elif cycle.awaited or has_absent", "elif has_absent"),
+    Mutant(
+        "a roll forgets progress",
+        _NEXT_CYCLE,
+        "restarts=decision.restarts,\n                advance=decision.advance,",
+        "restarts=decision.restarts,\n                advance=type(decision.advance)(),",
+    ),
+    Mutant(
+        "a roll forgets the restarts",
+        _NEXT_CYCLE,
+        "restarts=decision.restarts,\n                advance=decision.advance,",
+        "restarts=0,\n                advance=decision.advance,",
+    ),
+    Mutant(
+        "launchers are told no candidates",
+        _NODES,
+        "return tuple(node.address for node in first if node.address)[:_CANDIDATES]",
+        "return ()",
+    ),
+    Mutant(
+        "a node whose launcher left its coordinator behind is awaited",
+        _COORDINATOR,
+        "if self._cycle is not None and self._cycle.is_seated(node):\n                self._cycle.lose(",
+        "if False:\n                self._cycle.lose(",
+    ),
     Mutant("launchers that were never met are forgotten", _NEXT_CYCLE, "left -= unmet", "pass"),
     Mutant(
         "launchers that may be back are given up",
@@ -471,6 +496,21 @@ MUTANTS = (
         _POLICY,
         "<= advance.stalled and not restored:",
         "<= advance.stalled:",
+    ),
+    Mutant(
+        "a verdict on another cycle is remembered",
+        _MEMBER,
+        "if message.cycle == self.standing.cycle:\n                    self.standing = replace(self.standing, verdict",
+        "if True:\n                    self.standing = replace(self.standing, verdict",
+        unit=f"{_MACHINES}::test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs",
+    ),
+    Mutant(
+        "old news of another coordinator are followed",
+        _LOCATOR,
+        "is_old = address in self._tried_s and now_s - age_s <= self._tried_s[address]",
+        "is_old = False",
+        unit="tests/unit/core/job/test_waiting.py::"
+        "test_news_older_than_the_last_try_do_not_lead_back_to_a_coordinator_that_does_not_lead",
     ),
     Mutant(
         "a kill isn't told to a node that comes late",

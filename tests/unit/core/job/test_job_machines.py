@@ -322,6 +322,17 @@ def test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be
     assert machine.heard(m.Propose((5, "c", 3), decision(), 1, True), 0.0) == []
 
 
+def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs() -> None:
+    machine = led(member())
+    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
+    machine.heard(m.Commit(decision(), "store:1"), 0.0)
+    restart = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
+    for cycle, known in ((-1, None), (0, 0)):
+        machine.heard(m.Verdict(decision().cycle + cycle, Outcome.FAILED, Cause(text="lost"), restart), 0.0)
+        verdict = machine.standing.verdict
+        assert (None if verdict is None else verdict.cycle - decision().cycle) == known
+
+
 def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None:
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
