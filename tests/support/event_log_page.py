@@ -27,15 +27,15 @@ Each launcher writes one file into the log directory (`--ft-log-dir`), with what
 nothing else; scripts of yours may read them, too, also while they are written. This page is made from the classes
 that write and read them (`megatron_ft/core/facts/`), and a test holds the two together.
 
-What ranks do is logged as a `minute` for all ranks of a node, about 150 bytes for each of them, and as `progress`: the
+What ranks do is logged as a `minute` for all ranks of a node, about 200 bytes for each of them, and as `progress`: the
 last 512 section events of a rank, at its end and with evidence on it.
 
 A row of `minute.ranks` is `[rank, from, to, lost events, [iteration, began, ...]]` with its first and last iteration,
 then for each of the `names` `[]` or `[sections around it, total, [began, length, ...], ended, longest, 0, first,
-extended, open, bucket, count, ...]`: beginnings if there were at most 6; `first` is the longest of the first 4 of the
-cycle, `extended` the longest that outlasted a learned timeout, `open` the age of the open one, -1 none. The rest is a
-histogram of all others, each bucket as the distance from the one before; bucket b ends at 2^((b + 1) / 8 - 10) s. Times
-are seconds.
+extended, open, bucket, count, count, ...]`. Beginnings are there if there were at most 6; `first` is the longest of the
+first 4 of the cycle, `extended` the longest that outlasted a learned timeout, `open` the age of the open one, -1 none.
+The rest is a histogram of all others: the first bucket, and counts from there on, -n for n empty ones. Bucket b ends at
+2^((b + 1) / 8 - 10) s. Of 16 buckets at most, the first one holds all shorter intervals. Times are seconds.
 
 - Every record has `t`, nanoseconds of CLOCK_MONOTONIC of its host, and `ev`, its name. The first one of a file,
   `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Times

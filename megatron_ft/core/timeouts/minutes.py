@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.timeouts.sketch import MOST_LOGGED, Sketch, from_wire, short, to_wire
+from megatron_ft.core.timeouts.sketch import MOST_LOGGED, SKETCH_HEAD, Sketch, from_wire, short, to_wire
 from megatron_ft.core.wording import shown
 
 MINUTE_NS = 60_000_000_000
@@ -62,7 +62,8 @@ class RankMinute:
 def write_row(minute: RankMinute, names: Sequence[str]) -> list[Any]:
     """Return ``[rank, from_s, to_s, lost, [iteration, began_s, ...], section, ...]``, a section for each name.
 
-    A section is ``[depth, total_s, [began_s, length_s, ...], *sketch]`` (`sketch.to_wire`), or empty.
+    A section is ``[depth, total_s, [began_s, length_s, ...], *sketch, bucket, count, count, ...]``, or empty: the
+    numbers of `sketch.to_wire`, and the counts from the first bucket on; -n stands for n empty buckets.
     """
     flat = [part for number, at_s in minute.iterations for part in (number, _ms(at_s))]
     head = [minute.rank, _ms(minute.from_s), _ms(minute.to_s), minute.lost, flat]
@@ -98,7 +99,13 @@ def _write_section(of: SectionMinute | None) -> list[Any]:
     if of is None:
         return []
     spans = [part for begin_s, length_s in of.spans for part in (_ms(begin_s), short(length_s))]
-    return [of.depth, short(of.total_s), spans, *to_wire(of.sketch)]
+    tail, following = list[int | float](), 0
+    for bucket, count in of.sketch.tail:
+        gap = following - bucket
+        tail += [gap] if tail and gap else [] if tail else [bucket]
+        tail.append(short(count))
+        following = bucket + 1
+    return [of.depth, short(of.total_s), spans, *to_wire(replace(of.sketch, tail=())), *tail]
 
 
 def _read_section(flat: Any) -> SectionMinute:
@@ -107,8 +114,17 @@ def _read_section(flat: Any) -> SectionMinute:
     depth, total_s, spans = flat[:3]
     _check_numbers([depth, total_s])
     _check_numbers(spans)
+    head, counts = flat[3 : 3 + SKETCH_HEAD], flat[3 + SKETCH_HEAD :]
+    _check_numbers(counts + [0] * (len(counts) % 2))
+    pairs, step = list[int | float](), counts[0] if counts else 0
+    for number in counts[1:]:
+        if number < 0:
+            step -= number
+        else:
+            pairs += (step, number)
+            step = 1
     return SectionMinute(
-        sketch=from_wire(flat[3:], MOST_LOGGED),
+        sketch=from_wire(head + pairs, MOST_LOGGED),
         total_s=total_s,
         depth=int(depth),
         spans=tuple(zip(spans[::2], spans[1::2], strict=True)),

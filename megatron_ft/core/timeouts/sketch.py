@@ -15,8 +15,8 @@ from megatron_ft.core.wording import shown
 
 MOST_BUCKETS = 6
 """Buckets of one tail. The rule needs only the longest intervals, and a sketch costs less than 200 bytes."""
-MOST_LOGGED = 32
-"""Buckets of a tail in the event log, whose readers want the shorter intervals, too: a range of 1 to 16."""
+MOST_LOGGED = 16
+"""Buckets of a tail in the event log, whose readers want shorter intervals, too: a range of 1 to 4."""
 NO_INTERVAL = -1.0
 
 
@@ -105,7 +105,7 @@ def _joined(tails: list[Tail]) -> dict[int, float]:
 # [ended, longest_s, rank, first_s, explained_s, open_s, first bucket, its count, distance to the next bucket, ...]:
 # half the bytes and a tenth of the time of an object for each section, of which a coordinator reads 10,000 times 4.
 
-_HEAD = 6
+SKETCH_HEAD = 6
 _MOST_NUMBER = 2**53
 _NUMBERS = {int, float}
 MOST_NAMES = 72 + 3
@@ -135,12 +135,12 @@ def from_wire(flat: Any, most: int = MOST_BUCKETS) -> Sketch:
     Raises:
         ProtocolError: it is none.
     """
-    if type(flat) is not list or not _HEAD <= len(flat) <= _HEAD + 2 * most or len(flat) % 2:
+    if type(flat) is not list or not SKETCH_HEAD <= len(flat) <= SKETCH_HEAD + 2 * most or len(flat) % 2:
         raise ProtocolError(shown(flat))
     if not set(map(type, flat)) <= _NUMBERS or not math.isfinite(sum(flat)):
         raise ProtocolError(shown(flat))
-    ended, longest_s, rank, first_s, explained_s, open_s = flat[:_HEAD]
-    steps, counts = flat[_HEAD::2], flat[_HEAD + 1 :: 2]
+    ended, longest_s, rank, first_s, explained_s, open_s = flat[:SKETCH_HEAD]
+    steps, counts = flat[SKETCH_HEAD::2], flat[SKETCH_HEAD + 1 :: 2]
     is_sound = (
         min(flat) >= NO_INTERVAL
         and max(flat) <= _MOST_NUMBER
