@@ -46,6 +46,7 @@ class LauncherEnd:
     code: int
     ending: Ending | None = None
     cause: str = ""
+    attribution: str = ""
     ranks_exited_with_0: bool = False
     """All ranks of the last cycle did, on all nodes."""
     error: Exception | None = field(default=None, compare=False)
@@ -73,7 +74,9 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
                 if verdict is None
                 else "; ".join(filter(None, [verdict.cause_for(None).text, verdict.decision.reason]))
             )
-            return LauncherEnd(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
+            told = verdict and verdict.cause_for(None).attribution
+            ending = Ending.NO_PROGRESS if is_stalled else Ending.FAILED
+            return LauncherEnd(over.code, ending, cause, attribution=str(told or ""))
         case Exit.ABANDONED if line.max_nodes == 1:
             return LauncherEnd(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
@@ -196,6 +199,7 @@ class ResultFile:
         if place >= _TELLERS:
             return
         life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=utc(time.time()))
+        life = replace(life, attribution=end.attribution)
         life = replace(life, decided=self.is_decided)
         if decided is not None and self.is_decided:
             life = _reached(replace(life, faults=self._faults(decided)), decided.advance)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.diagnosis.attribution import attribute
 from megatron_ft.core.diagnosis.exits import (
     crashed_of_exception,
     describe_exit,
@@ -179,6 +180,7 @@ def find_cause(
         detail=detail,
         follows=cause in followed,
         by_us=cause.by_us,
+        attribution=None if cause.by_us else attribute(cause.error or "", cause.kernel, pid=cause.pid),
     )
 
 

@@ -174,6 +174,33 @@ class CauseKind(enum.Enum):
     MEMBERSHIP = "membership"
 
 
+class FailureClass(enum.Enum):
+    """Part of the system in which a failure began; the values appear in the event log and in `result.json`."""
+
+    WORKLOAD = "workload"
+    HARDWARE = "hardware"
+    NETWORK = "network"
+    STORAGE = "storage"
+    CASCADE = "cascade"
+    """It follows from another rank's failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Class of a failure, as the text of its first error says.
+
+    Args:
+        kind: "workload", "hardware", "network", "storage", "cascade".
+        sign: what was found in the text: "disk full", "Xid 79"; empty for an exception of Python, which says it itself.
+    """
+
+    kind: FailureClass
+    sign: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.sign}" if self.sign else self.kind.value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why a cycle ended.
@@ -190,6 +217,7 @@ class Cause:
         by_us: the launcher or a monitor ended the rank, and no other exit tells more.
         rerun: why Megatron's rerun state machine ended the ranks: "elsewhere", "again" (another GPU), "transient",
             "concluded".
+        attribution: class of the failure; null if its first error doesn't tell.
     """
 
     rank: Rank | None = None
@@ -202,12 +230,14 @@ class Cause:
     follows: bool = False
     by_us: bool = False
     rerun: Rerun | None = None
+    attribution: Attribution | None = None
 
     @property
     def line(self) -> str:
-        """Text, iteration if known, and detail."""
+        """Text, iteration if known, detail, and the class of the failure where that says more."""
         line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
-        return f"{line}, {self.detail}" if self.detail else line
+        line = f"{line}, {self.detail}" if self.detail else line
+        return f"{line} ({self.attribution})" if self.attribution and self.attribution.sign else line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +409,7 @@ class RankExited:
         error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
         where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
         rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
+        kernel: what the kernel wrote of GPUs and memory while the rank ran, where the launcher may read it.
     """
 
     rank: Rank
@@ -397,6 +428,7 @@ class RankExited:
     raised_at_ns: Moment = 0
     where: str = ""
     rerun_state: RerunState | None = None
+    kernel: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.exitcode < 0:

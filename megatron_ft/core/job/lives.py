@@ -58,6 +58,7 @@ class Life:
         command: what the ranks run; what was reached is carried on only from lives that ran the same.
         restarts: used in this life.
         exit_code: of the launchers; None while it runs, and where no launcher could write it.
+        attribution: class of the failure that ended the job, "storage: disk full"; empty if unknown.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
         restores: cycles whose ranks have restored their state from memory, on the node that wrote this.
@@ -74,6 +75,7 @@ class Life:
     outcome: Ending = Ending.RUNNING
     exit_code: int | None = None
     cause: str = ""
+    attribution: str = ""
     began: str = ""
     ended: str = ""
     nodes: int = 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.attribution import telling_kernel_lines
 from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import describe_exit, is_secondary_failure
@@ -17,6 +18,7 @@ from megatron_ft.core.facts.launcher import RankExited
 from megatron_ft.core.facts.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
+from megatron_ft.ipc.linux.node_facts import kernel_log
 from megatron_ft.launcher.base import bounded_file_calls
 
 _LAST_LINES = 40
@@ -33,6 +35,11 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
         exception=words.exception or told.exception,
         raised_at_s=told.raised_at_s,
     )
+
+
+def kernel_lines_since(started_ns: int) -> tuple[str, ...]:
+    """Return what the kernel has written of GPUs and memory since then; nothing where this user may not read it."""
+    return telling_kernel_lines(bounded_file_calls.call(kernel_log, []), started_ns // 1000)
 
 
 @dataclass(frozen=True)
