@@ -191,7 +191,7 @@ class Attribution:
 
     Args:
         kind: "workload", "hardware", "network", "storage", "cascade".
-        sign: what was found in the text: "disk full", "Xid 79"; empty for an exception of Python, which says it itself.
+        sign: what the text shows, "disk full", "Xid 79"; empty for an exception of Python.
     """
 
     kind: FailureClass
@@ -409,7 +409,7 @@ class RankExited:
         error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
         where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
         rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
-        kernel: what the kernel wrote of GPUs and memory while the rank ran, where the launcher may read it.
+        kernel: the kernel's lines on GPUs and memory since the rank's start, where they may be read.
     """
 
     rank: Rank
