@@ -409,7 +409,7 @@ class RankExited:
         error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
         where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
         rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
-        kernel: the kernel's lines on GPUs and memory since the rank's start, where they may be read.
+        kernel: lines of the kernel's log on GPUs and memory, since the rank's start.
     """
 
     rank: Rank
