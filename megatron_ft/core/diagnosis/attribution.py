@@ -147,7 +147,7 @@ def attribute(error: str, kernel: Iterable[str] = (), *, pid: int | None = None)
         if pattern.search(text):
             return Attribution(kind=kind, sign=sign)
     if _LOST_PEER.search(text) or is_peer_loss(error):
-        return Attribution(kind=_CASCADE, sign="lost peer")
+        return Attribution(kind=_CASCADE)  # the line says so in its own words
     is_programs = error.partition(":")[0].strip().endswith(_OF_A_PROGRAM)
     return Attribution(kind=_WORKLOAD) if is_programs else None
 

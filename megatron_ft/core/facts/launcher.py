@@ -191,7 +191,7 @@ class Attribution:
 
     Args:
         kind: "workload", "hardware", "network", "storage", "cascade".
-        sign: what the text shows, "disk full", "Xid 79"; empty for an exception of Python.
+        sign: what the text shows, "disk full", "Xid 79"; empty where the line says it already.
     """
 
     kind: FailureClass
