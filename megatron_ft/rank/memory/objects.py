@@ -19,7 +19,8 @@ from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, R
 from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
 
 _PICKLE, _MAC, _LABEL, _TENSORS = "pickle", "mac", "label", "tensors"
-_CONNECT_S = 2.0
+_CONNECT_S = 10.0
+"""Seconds to wait for the keeper once, which may just have been started."""
 _QUIET_S = 300.0
 """Seconds for which a keeper that doesn't answer isn't asked for the key again."""
 
@@ -51,9 +52,10 @@ def available(label: str) -> dict[int, SnapshotKey]:
     that can't be read, is left out with a line.
     """
     place = find_place()
-    running = saving.running()
-    if place is None:
+    make_hasher = None if place is None else find_hasher(place)
+    if place is None or make_hasher is None:
         return {}
+    running = saving.running()
     keys = []
     if running is not None:
         running.wait()
@@ -61,8 +63,8 @@ def available(label: str) -> dict[int, SnapshotKey]:
             keys.append(SnapshotKey(place.info.cycle, running.verified))
     if place.restore is not None:
         keys.append(place.restore)
-    make_hasher = find_hasher(place) if keys else None
-    if make_hasher is None:
+    if not keys:
+        _key(place)  # the keeper starts now rather than at the first save
         return {}
     if running is not None:
         running.disconnect()  # the keeper takes one connection per rank

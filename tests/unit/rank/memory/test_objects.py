@@ -119,6 +119,11 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
     assert objects.load(SnapshotKey(0, 10), "here")["w"].tolist() == [1.0, 1.0]
 
 
+def test_search_that_finds_nothing_has_the_keeper_started(keeper: RealKeeper) -> None:
+    assert objects.available("here") == {}
+    assert objects._keys == {_place()[0].path: "aa" * 32}
+
+
 def test_object_under_another_key_is_left_out_with_a_line(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
