@@ -70,6 +70,7 @@ GROUPS = {
         "ft_node_health_timeout",
         "ft_segment",
     ),
+    "memory checkpoints": ("ft_memory_checkpoint_dir", "ft_memory_checkpoint_write_timeout"),
     "how ranks are started": (
         "ft_preload",
         "ft_reference_names",

@@ -12,7 +12,7 @@ GROUPED = [name for names in GROUPS.values() for name in names]
 
 def test_every_option_is_in_one_group() -> None:
     options = {each.dest for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values(), *TORCHRUN_OPTIONS.values())}
-    assert sorted(GROUPED) == sorted(options)
+    assert sorted(GROUPED) == sorted(options), "core/config/option_groups.py says where --help-all shows an option"
 
 
 def test_first_options_are_ten() -> None:
