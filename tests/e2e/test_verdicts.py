@@ -105,7 +105,7 @@ def test_evidence_is_for_its_owner_and_for_people(job: tuple[Launched, list[Verd
 
 
 def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) -> None:
-    """Batch by batch, all of a cycle that ended well."""
+    """All of a short cycle that ended well, one by one and summed up."""
     launched, verdicts = job
     records = [r for r in launched.events("progress", "monitor") if (r["cycle"], r["rank"]) == (len(verdicts), 0)]
     iterations = [number for record in records for number in record["iterations"]]
@@ -113,7 +113,12 @@ def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) 
     codes = [code for record in records for code in record["code"]]
     names = records[0]["names"]
     assert codes.count(1 << 8 | names.index("step")) == codes.count(2 << 8 | names.index("step")) == 12
-    assert sum(record["lost"] for record in records) == 0
+    assert sum(record["skipped"] for record in records) == 0
+    minutes = [
+        (m["names"], row) for m in launched.events("minute") if m["cycle"] == len(verdicts) for row in m["ranks"]
+    ]
+    ended = [row[5 + names.index("step")][3] for names, row in minutes if row[0] == 0 and "step" in names]
+    assert sum(ended) == 12
 
 
 def test_the_launchers_of_two_nodes_tell_the_same_cause(launcher: Launcher) -> None:
