@@ -91,7 +91,9 @@ def test_job_with_a_hang_tells_it_by_metrics_notifications_and_a_file(launcher: 
     launched.wait_for("is training again")
     port = port_of(launched)
     with socket.create_connection(("127.0.0.1", port)):  # a scraper that never asks holds up nothing
-        wait_until(lambda: metrics_of(port).get("megatron_ft_iteration") == 11, 20)
+        # figures are summed up beside the launcher's loop, so that they come a moment later
+        wait_until(lambda: metrics_of(port).get('megatron_ft_section_seconds_count{section="step"}') == 36, 30)
+        wait_until(lambda: metrics_of(port).get('megatron_ft_restarts_total{cause="hang"}') == 1, 30)
         shown = metrics_of(port)
         (launched.directory / "end").touch()
         finished = launched.wait()
@@ -101,6 +103,7 @@ def test_job_with_a_hang_tells_it_by_metrics_notifications_and_a_file(launcher: 
     assert shown["megatron_ft_redone_iterations_total"] == 4
     # in cycle 0 rank 0 goes on to the last iteration, and rank 1 hangs in the ninth
     assert shown['megatron_ft_section_seconds_count{section="step"}'] == 12 + 8 + 2 * 8
+    assert shown["megatron_ft_iteration"] == 11
     assert 36 * 0.05 < shown['megatron_ft_section_seconds_sum{section="step"}'] < 36
     assert shown['megatron_ft_timeout_seconds{section="step"}'] == 2
     (again,) = launched.events("training_again")
