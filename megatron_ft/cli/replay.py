@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _NOTHING_FOUND = 1
 _OUT = "out_of_section"
+_IN_NONE = "(out of section)"
+_LEAST_INTERVALS = 100
+"""Intervals of one section, below which nothing is suggested."""
 _DESCRIPTION = """\
 Play the runs in a log directory again under other timeouts: in which healthy intervals they would have terminated a
 rank, and how much sooner (or later) each hang would have been detected. Without --timeouts or --rule, both rules are
@@ -55,6 +58,8 @@ def _replay(args: argparse.Namespace) -> int:
     given = {} if args.safety_factor is None else {"safety_factor": _number("safety_factor", args.safety_factor)}
     factor = ConfigValues.from_kwargs(ignore_not_recognized=False, **given).safety_factor
     fixed = None if args.timeouts is None else _fixed(args.timeouts)
+    if args.suggest and fixed is not None:
+        raise ConfigError("--suggest: a suggestion is learned from the logs, and --timeouts gives the values")
     if args.png is not None:
         check_extra("matplotlib", "--png")
     from megatron_ft.cli.analysis.analysis import analyze
@@ -71,14 +76,17 @@ def _replay(args: argparse.Namespace) -> int:
     for name in wanted:
         name = "budget" if name == "ours" else name
         rules = _rules(timelines, name, factor, fixed)
-        found = of_rules[name] = [replay(timelines, section, rule) for section, rule in rules.items()]
+        of_rules[name] = [replay(timelines, section, rule) for section, rule in rules.items()]
+    suggested: list[str] = []
+    if args.suggest:
+        suggested = suggestion(*next(iter(of_rules.items())))
+    for name, found in of_rules.items():
         print_replay("as given" if name == "timeouts" else f"rule {name}", found)
         print(_cost(analyses, sum(len(each.would_end) for each in found)))
     if args.png is not None:
         _draw(timelines, of_rules, args.png)
-    if args.suggest:
-        first = next(iter(of_rules.values()))
-        print("\n".join(["", *suggestion({each.name: each.last_s for each in first})]))
+    if suggested:
+        print("\n".join(["", *suggested]))
     return 0
 
 
@@ -92,19 +100,33 @@ def _draw(timelines: Sequence[Timeline], of_rules: Mapping[str, Sequence[Replaye
     print(f"wrote {path}")
 
 
-def suggestion(timeouts: Mapping[str, float | None]) -> list[str]:
-    """Return lines for a YAML file, and for the command line. Seconds, rounded up to two figures; None is left out."""
-    known = {name: _rounded_up(seconds) for name, seconds in timeouts.items() if seconds is not None}
+def suggestion(rule: str, found: Sequence[Replayed]) -> list[str]:
+    """Return lines for a YAML file, and for the command line. Seconds, rounded up to two figures; None is left out.
+
+    Raises:
+        ConfigError: no section has enough intervals.
+    """
+    most = max((each.judged + each.unjudged for each in found), default=0)
+    if most < _LEAST_INTERVALS:
+        raise ConfigError(
+            f"--suggest: no section has {_LEAST_INTERVALS} intervals in these logs (the most is {most}), too few to "
+            "learn a timeout from: let the job run longer"
+        )
+    known = {each.name: _rounded_up(each.last_s) for each in found if each.last_s is not None}
     if not known:
         return ["# nothing could be learned from these logs"]
-    out = known.pop("(out of section)", None)
-    lines = ["fault_tolerance:"]
+    rest_on = {each.name: f"  # from {counted(each.judged + each.unjudged, 'interval')}" for each in found}
+    out = known.pop(_IN_NONE, None)
+    lines = [f"# by the rule {rule}", "fault_tolerance:"]
     if known:
-        lines += ["  rank_section_timeouts:", *(f"    {name}: {seconds:g}" for name, seconds in known.items())]
+        lines += [
+            "  rank_section_timeouts:",
+            *(f"    {name}: {seconds:g}{rest_on[name]}" for name, seconds in known.items()),
+        ]
     sections = ",".join(f"{name}:{seconds:g}" for name, seconds in known.items())
     options = [shlex.quote(f"--ft-rank-section-timeouts={sections}")] if known else []
     if out is not None:
-        lines.append(f"  rank_out_of_section_timeout: {out:g}")
+        lines.append(f"  rank_out_of_section_timeout: {out:g}{rest_on[_IN_NONE]}")
         options.append(f"--ft-rank-out-of-section-timeout={out:g}")
     return [*lines, "", " ".join(options)]
 
@@ -127,7 +149,7 @@ def _fixed(text: str) -> dict[str, float | None]:
     found = dict(parse_section_timeouts(",".join(part for part in parts if part not in out)))
     for part in out[:1]:
         # its name can't be a section's
-        found["(out of section)"] = parse_section_timeouts(f"x:{part.rpartition(':')[2]}")["x"]
+        found[_IN_NONE] = parse_section_timeouts(f"x:{part.rpartition(':')[2]}")["x"]
     if not found or len(out) > 1:
         raise ConfigError(f"--timeouts {text!r}: must be NAME:SECONDS,... with each name once, for example step:60")
     return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from megatron_ft.cli.analysis.replay import Replayed
 from megatron_ft.cli.main import main
 from megatron_ft.cli.replay import suggestion
 from megatron_ft.core.config.config import parse_section_timeouts
@@ -80,7 +82,11 @@ def test_a_picture_is_drawn_also_of_a_section_that_never_ended(
 
 def test_suggested_timeouts_can_be_pasted_into_file_and_command_line() -> None:
     timeouts = {"setup": 10.34, "step": 5.0, "write shards": 0.0512, "never": None, "(out of section)": 301.2}
-    lines = suggestion(timeouts)
+    counts = {"setup": 2, "step": 99, "write shards": 1, "never": 7, "(out of section)": 100}
+    found = [Replayed(name=name, judged=counts[name], last_s=last_s) for name, last_s in timeouts.items()]
+    lines = suggestion("budget", found)
+    assert lines[0] == "# by the rule budget"
+    assert "    write shards: 0.052  # from 1 interval" in lines
     at = lines.index("")
     assert yaml.safe_load("\n".join(lines[:at])) == {
         "fault_tolerance": {
@@ -91,7 +97,26 @@ def test_suggested_timeouts_can_be_pasted_into_file_and_command_line() -> None:
     sections, out = shlex.split(lines[-1])
     assert out == "--ft-rank-out-of-section-timeout=310"
     assert parse_section_timeouts(sections.partition("=")[2]) == {"setup": 11, "step": 5, "write shards": 0.052}
-    assert suggestion({"step": None}) == ["# nothing could be learned from these logs"]
+    nothing = suggestion("budget", [Replayed(name="step", unjudged=100)])
+    assert nothing == ["# nothing could be learned from these logs"]
+
+
+def test_suggestion_needs_a_hundred_intervals_and_names_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few, enough = tmp_path / "few", tmp_path / "enough"
+    few.mkdir()
+    enough.mkdir()
+    write_steps(few, [1.0] * 80)
+    write_steps(enough, [1.0] * 120)
+    assert main(["replay", str(few), "--suggest"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert "no section has 100 intervals in these logs (the most is 8" in line
+    out = replayed(capsys, enough, "--suggest", "--rule", "reference")
+    assert "# by the rule reference\n" in out
+    assert re.search(r"^    step: \S+  # from 120 intervals$", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +129,7 @@ def test_suggested_timeouts_can_be_pasted_into_file_and_command_line() -> None:
         (("--rule", "mine"), "invalid choice"),
         (("--safety-factor", "0"), "safety_factor"),
         (("--safety-factor", "x"), "is no number"),
+        (("--suggest", "--timeouts", "step:8"), "learned from the logs"),
     ],
 )
 def test_mistakes_are_one_line(
