@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError
@@ -20,14 +23,68 @@ if TYPE_CHECKING:
     from megatron_ft.cli.status.job_view import JobView, NodeRow
 
 _LONG_S = 120.0
+_REDRAW_S = 2.0
 _WITHIN = "megatron_ft"
 """Subdirectory of the logs in --log-dir, which is torchrun's."""
 _NO_ID = "none"
 """torchrun's default --rdzv-id."""
 
 
-def print_job(directory: str, *, as_json: bool) -> bool:
-    """Print the state of the newest run in the directory. Return False if there is none.
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """State of the newest run in a directory; ``log_dir`` is where its logs are."""
+
+    run_id: str
+    log_dir: str
+    view: JobView
+
+    def document(self) -> dict[str, Any]:
+        """Return the state for scripts."""
+        return {"run_id": self.run_id, "log_dir": self.log_dir, **fields(self.view, full=True)}
+
+    def text(self) -> str:
+        """Return the state for a person, harmless for a terminal."""
+        return "\n".join(map(printable, lines(self.run_id, self.view)))
+
+
+def print_job(directory: str, *, as_json: bool, once: bool) -> bool:
+    """Print the state of the newest run in the directory; in a terminal, follow it. Return False if there is none.
+
+    Raises:
+        ConfigError: the directory can't be read.
+    """
+    state = read_job(directory)
+    if state is None:
+        return False
+    if as_json:
+        print(json.dumps(state.document(), indent=2), flush=True)
+    elif once or state.view.is_over or not sys.stdout.isatty():
+        print(state.text(), flush=True)
+    else:
+        follow(state, directory)
+    return True
+
+
+def follow(state: JobState, directory: str, *, pause: Callable[[float], None] = time.sleep) -> None:
+    """Redraw the state until Ctrl-C, or until the job is over; reading takes at most a fifth of the time."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text(state.text()), console=terminal(), auto_refresh=False) as live:
+        try:
+            pause_s = _REDRAW_S
+            while not state.view.is_over:
+                pause(pause_s)
+                began_s = time.monotonic()
+                state = read_job(directory) or state
+                pause_s = max(_REDRAW_S, 4 * (time.monotonic() - began_s))
+                live.update(Text(state.text()), refresh=True)
+        except KeyboardInterrupt:
+            return  # the normal way to leave
+
+
+def read_job(directory: str) -> JobState | None:
+    """Return the state of the newest run in the directory; None if there is none.
 
     Raises:
         ConfigError: the directory can't be read.
@@ -47,14 +104,9 @@ def print_job(directory: str, *, as_json: bool) -> bool:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
-        return False
+        return None
     job = view(runs[-1], life_of(directory, runs[-1]), time.time_ns())
-    if as_json:
-        document: dict[str, Any] = {"run_id": runs[-1].run_id, "log_dir": directory, **fields(job, full=True)}
-        print(json.dumps(document, indent=2), flush=True)
-    else:
-        print("\n".join(map(printable, lines(runs[-1].run_id, job))), flush=True)
-    return True
+    return JobState(run_id=runs[-1].run_id, log_dir=directory, view=job)
 
 
 def life_of(directory: str, run: RunLogs) -> Life | None:

@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
         "log_dir",
         metavar="JOB_DIR",
         nargs="?",
-        help="the whole job, on all its nodes, once: from the event logs in this directory, which ft_launcher names as "
+        help="the whole job, on all its nodes: from the event logs in this directory, which ft_launcher names as "
         "'logs:', on any host that reaches it",
     )
     which.add_argument("--job", metavar="RUN_ID", help="only the job with this --rdzv-id")
@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         nodes = _nodes_of(args.slurm)
         return _by_srun(commands.on_each_node(args.slurm, nodes=nodes, status=status_command(as_json=args.json)))
     if args.log_dir is not None:
-        if print_job(args.log_dir, as_json=args.json):
+        if print_job(args.log_dir, as_json=args.json, once=args.once):
             return 0
         print(f"megatron-ft: no event logs of a launcher in {args.log_dir}", file=sys.stderr)
         return _NOTHING_SEEN
