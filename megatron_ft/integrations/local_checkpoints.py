@@ -197,10 +197,10 @@ class LocalCheckpointManager(BaseCheckpointManager):
         session_id: str = "",
         repl_strategy: ReplicationStrategy | None = None,
     ) -> None:
-        """``root_local_ckpt_dir``: used in no way; no directory is made."""
+        """``root_local_ckpt_dir``: no directory is made, but a manager of another one finds other checkpoints."""
         super().__init__(session_id, repl_strategy)
         self.root_local_ckpt_dir = root_local_ckpt_dir
-        self._label = f"local checkpoint {session_id}"
+        self._label = f"local checkpoint {root_local_ckpt_dir} {session_id}"
         self._keys: dict[int, SnapshotKey] = {}
         place = find_place()
         if place is not None and place.info.cycle == 0 and find_hasher(place) is not None:
