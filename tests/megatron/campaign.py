@@ -52,6 +52,7 @@ class Case:
         after: iterations after which it may end.
         code: the launcher's exit code; a run that doesn't end with 0 has neither weights nor learned timeouts.
         says: what must be among the output.
+        restores: one of these iterations is restored from memory, by one cycle; none: no cycle does so.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Case:
     flags: tuple[str, ...] = ()
     code: int = 0
     says: tuple[str, ...] = ()
+    restores: tuple[int, ...] = ()
 
 
 def fault(text: str) -> tuple[tuple[str, str], ...]:
@@ -68,6 +70,9 @@ def fault(text: str) -> tuple[tuple[str, str], ...]:
 
 
 ASYNC = ("--async-save",)
+LOCAL = ("--non-persistent-ckpt-type=local", "--non-persistent-save-interval=1", "--rerun-mode=disabled")
+ATOMIC, PARALLEL = ((*LOCAL, f"--non-persistent-local-ckpt-algo={algo}") for algo in ("atomic", "fully_parallel"))
+IN_MEMORY = ("FT: local checkpoints are kept in the nodes' memory, not in files",)
 INJECTED = ("--error-injection-rate=1",)
 ASKS = "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"
 CONCLUDES = (
@@ -84,6 +89,40 @@ CASES = (
     Case("SIGKILL in a save", (1, "signal"), env=fault("SIGKILL;1;16;save")),
     Case("asynchronous saves", flags=ASYNC),
     Case("SIGKILL in an asynchronous save", (0, "signal"), env=fault("SIGKILL;0;16;save"), flags=ASYNC),
+    Case(
+        "SIGKILL with local checkpoints",
+        (1, "signal"),
+        (21, 22),
+        fault("SIGKILL;1;21"),
+        ATOMIC,
+        says=IN_MEMORY,
+        restores=(20, 21, 22),
+    ),
+    Case(
+        "SIGKILL with parallel local checkpoints",
+        (0, "signal"),
+        (21, 22),
+        fault("SIGKILL;0;21"),
+        PARALLEL,
+        says=IN_MEMORY,
+        restores=(20, 21, 22),
+    ),
+    Case(
+        "SIGKILL with asynchronous local checkpoints",
+        (1, "signal"),
+        (21, 22),
+        fault("SIGKILL;1;21"),
+        (*ATOMIC, *ASYNC),
+        says=IN_MEMORY,
+        restores=(20, 21, 22),
+    ),
+    Case(
+        "NaN in a local checkpoint",
+        env=fault("NaN;1;20"),
+        flags=ATOMIC,
+        says=("failed in the same way as the one before",),
+        restores=(20,),
+    ),
     Case(
         "a persistent error",
         flags=(*INJECTED, "--error-injection-type=persistent_error"),
@@ -103,6 +142,7 @@ def main() -> int:
     """0 if every run held."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", nargs="+", type=Path)
+    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds for one run (%(default)s)")
     parser.add_argument("--only", default="", help="cases whose name holds this, beside the undisturbed one")
     args = parser.parse_args()
     problems = []
@@ -113,7 +153,7 @@ def main() -> int:
                 continue
             with tempfile.TemporaryDirectory(prefix="ft_megatron") as directory:
                 began = time.monotonic()
-                found, weights = run(checkout, case, Path(directory))
+                found, weights = run(checkout, case, Path(directory), args.longest)
                 took_s = time.monotonic() - began
             expected = expected or weights
             if case.code == 0 and weights != expected:
@@ -151,19 +191,22 @@ def unlearned(save: Path) -> Iterator[str]:
         yield f"ft_state.json: {error!r}"
 
 
-def run(checkout: Path, case: Case, directory: Path) -> tuple[list[str], list[str]]:
+def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[list[str], list[str]]:
     """What is wrong with one run, and the weights it ended with."""
     save, log = directory / "checkpoints", directory / "out.txt"
     env = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONDONTWRITEBYTECODE": "1", **dict(case.env)}
     env["PYTHONPATH"] = os.pathsep.join([str(checkout.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
     flags = [*case.flags, *(["--async-strategy=mcore"] if case.flags and has_strategies(checkout) else [])]
+    files = directory / "files"
+    if "--non-persistent-ckpt-type=local" in flags:
+        flags.append(f"--non-persistent-local-ckpt-dir={files}")
     command = [
         *(*LAUNCHER, f"--ft-log-dir={directory / 'logs'}", str(ON_CPU), str(checkout.resolve() / "pretrain_gpt.py")),
         *(*MODEL, *flags, f"--save={save}", f"--load={save}"),
     ]
     with log.open("w") as out:
         try:
-            code = subprocess.run(command, env=env, stdout=out, stderr=out, timeout=LONGEST_S, check=False).returncode
+            code = subprocess.run(command, env=env, stdout=out, stderr=out, timeout=longest_s, check=False).returncode
         except subprocess.TimeoutExpired:
             code = -1
     text = log.read_text()
@@ -179,6 +222,12 @@ def run(checkout: Path, case: Case, directory: Path) -> tuple[list[str], list[st
         found += wrong_end(case, next(records(directory / "logs", "cycle_ended"), {}))
     if case.code == 0:
         found += unlearned(save)
+    if case.restores and re.findall(r"restored iteration (\d+) from memory", text) not in [
+        [str(n)] for n in case.restores
+    ]:
+        found.append(f"doesn't restore one of {case.restores} from memory, once")
+    if files.exists():
+        found.append(f"has made {files}")
     return found, sorted(re.findall(r"weights of (rank \d+: 1 \w+)", text))
 
 

@@ -106,9 +106,15 @@ stand_in()
 
 
 def fail_as_asked() -> None:
-    """ON_CPU_FAULT=signal;rank;iteration[;save]: in cycle 0, in that iteration, or while its checkpoint is written."""
+    """ON_CPU_FAULT=signal;rank;iteration[;save]: in cycle 0, in that iteration, or while its checkpoint is written.
+
+    "NaN" as the signal: that many iterations leave a weight that is no number.
+    """
     name, rank, iteration, *when = os.environ["ON_CPU_FAULT"].split(";")
     if (os.environ["RANK"], os.environ["FT_CYCLE"]) != (rank, "0"):
+        return
+    if name == "NaN":
+        spoil_weights(int(iteration))
         return
 
     def watch() -> None:
@@ -121,6 +127,19 @@ def fail_as_asked() -> None:
             time.sleep(0.001)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def spoil_weights(steps: int) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    left = iter(range(steps - 1, -1, -1))
+
+    def spoil(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        if next(left, None) == 0:
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0].view(-1)[0] = float("nan")
+
+    register_optimizer_step_post_hook(spoil)
 
 
 def weights() -> str:
