@@ -58,7 +58,7 @@ def stand_in() -> None:
     sys.modules["triton"].__version__ = "3.4.0"
     import cpu_stand_in
 
-    cpu_stand_in._FACTORIES += ("rand", "randn", "full", "arange")
+    cpu_stand_in._FACTORIES += ("rand", "randn", "full", "arange", "empty_like")
     cpu_stand_in.install()
     cuda: Any = torch.cuda
     # two that differ, for two ranks of a node: Megatron's rerun state machine compares them
