@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.timeouts.sketch import MOST_LOGGED, SKETCH_HEAD, Sketch, from_wire, short, to_wire
+from megatron_ft.core.timeouts.sketch import MOST_LOGGED, NO_INTERVAL, SKETCH_HEAD, Sketch, short, to_wire
 from megatron_ft.core.wording import shown
 
 MINUTE_NS = 60_000_000_000
@@ -20,6 +22,7 @@ HEARTBEAT = HangKind.HEARTBEAT.value
 """Name of the intervals between heartbeats."""
 _NUMBERS = {int, float}
 _HEAD = 5
+_SECTION_HEAD = 3 + SKETCH_HEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,9 @@ def _read_row(row: Any, names: Sequence[str]) -> RankMinute:
     rank, from_s, to_s, lost, iterations = row[:_HEAD]
     if type(rank) is not int or type(lost) is not int or min(rank, lost) < 0:
         raise ProtocolError(shown(row))
-    _check_numbers([from_s, to_s])
-    _check_numbers(iterations)
+    if type(iterations) is not list or len(iterations) % 2:
+        raise ProtocolError(shown(row))
+    _check_numbers([from_s, to_s, *iterations])
     return RankMinute(
         rank=rank,
         from_s=from_s,
@@ -109,32 +113,57 @@ def _write_section(of: SectionMinute | None) -> list[Any]:
 
 
 def _read_section(flat: Any) -> SectionMinute:
-    if type(flat) is not list or len(flat) < 3:
+    if type(flat) is not list or len(flat) < _SECTION_HEAD or type(flat[2]) is not list or len(flat[2]) % 2:
         raise ProtocolError(shown(flat))
-    depth, total_s, spans = flat[:3]
-    _check_numbers([depth, total_s])
-    _check_numbers(spans)
-    head, counts = flat[3 : 3 + SKETCH_HEAD], flat[3 + SKETCH_HEAD :]
-    _check_numbers(counts + [0] * (len(counts) % 2))
-    pairs, step = list[int | float](), counts[0] if counts else 0
-    for number in counts[1:]:
-        if number < 0:
-            step -= number
-        else:
-            pairs += (step, number)
-            step = 1
+    depth, total_s, spans, ended, longest_s, rank, first_s, explained_s, open_s = flat[:_SECTION_HEAD]
+    _check_numbers([depth, total_s, *spans, *flat[3:]])
+    pairs, bucket = list[tuple[int, float]](), 0
+    if len(flat) > _SECTION_HEAD:
+        bucket = flat[_SECTION_HEAD]
+        for number in flat[_SECTION_HEAD + 1 :]:
+            if number < 0:
+                bucket -= number
+            else:
+                pairs.append(_pair(bucket, number))
+                bucket += 1
+    is_sound = (
+        type(ended) is type(rank) is type(bucket) is int
+        and min(ended, rank, *pairs[0][:1] if pairs else ()) >= 0
+        and min(longest_s, first_s, explained_s, open_s) >= NO_INTERVAL
+        and len(pairs) <= MOST_LOGGED
+    )
+    if not is_sound:
+        raise ProtocolError(shown(flat))
     return SectionMinute(
-        sketch=from_wire(head + pairs, MOST_LOGGED),
+        sketch=Sketch(
+            ended=ended,
+            longest_s=float(longest_s),
+            rank=rank,
+            first_s=float(first_s),
+            explained_s=float(explained_s),
+            open_s=float(open_s),
+            tail=tuple(pairs),
+        ),
         total_s=total_s,
         depth=int(depth),
         spans=tuple(zip(spans[::2], spans[1::2], strict=True)),
     )
 
 
-def _check_numbers(numbers: Any) -> None:
-    if type(numbers) is not list or not set(map(type, numbers)) <= _NUMBERS or len(numbers) % 2:
+@functools.lru_cache(maxsize=1 << 14, typed=True)
+def _pair(bucket: int, count: float) -> tuple[int, float]:
+    """Return the pair, one object for all ranks and minutes."""
+    return bucket, float(count)
+
+
+def _check_numbers(numbers: list[Any]) -> None:
+    """Raise ProtocolError unless all are plain numbers of a sound size.
+
+    A NaN gets past the comparisons, but not past the sum; they keep the sum from an overflow.
+    """
+    if not set(map(type, numbers)) <= _NUMBERS:
         raise ProtocolError(shown(numbers))
-    if not all(-(2.0**40) < number < 2.0**53 for number in numbers):
+    if not (min(numbers) > -(2.0**40) and max(numbers) < 2.0**53 and math.isfinite(sum(numbers))):
         raise ProtocolError(shown(numbers))
 
 

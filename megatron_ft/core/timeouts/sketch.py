@@ -129,13 +129,13 @@ def to_wire(sketch: Sketch) -> list[int | float]:
     return flat
 
 
-def from_wire(flat: Any, most: int = MOST_BUCKETS) -> Sketch:
-    """Return the sketch of ``to_wire``, with at most so many buckets.
+def from_wire(flat: Any) -> Sketch:
+    """Return the sketch of ``to_wire``.
 
     Raises:
         ProtocolError: it is none.
     """
-    if type(flat) is not list or not SKETCH_HEAD <= len(flat) <= SKETCH_HEAD + 2 * most or len(flat) % 2:
+    if type(flat) is not list or not SKETCH_HEAD <= len(flat) <= SKETCH_HEAD + 2 * MOST_BUCKETS or len(flat) % 2:
         raise ProtocolError(shown(flat))
     if not set(map(type, flat)) <= _NUMBERS or not math.isfinite(sum(flat)):
         raise ProtocolError(shown(flat))

@@ -516,6 +516,8 @@ def test_a_malformed_row_is_left_out() -> None:
     good = [7, 0, 60, 0, [3, 1.5], [0, 1.0, [2.0, 1.0], 1, 1.0, 0, -1, -1, -1]]
     (read,) = read_rows([good], ["step"])
     assert (read.rank, read.iterations, read.sections["step"].spans) == (7, ((3, 1.5),), ((2.0, 1.0),))
+    (counted,) = read_rows([[*good[:5], [0, 1.0, [], 4, 1.0, 0, -1, -1, -1, 5, 1, 2, -3, 1]]], ["step"])
+    assert counted.sections["step"].sketch.tail == ((5, 1.0), (6, 2.0), (10, 1.0))
     bad: list[Any] = [
         good[:-1],
         [None, *good[1:]],
@@ -525,5 +527,14 @@ def test_a_malformed_row_is_left_out() -> None:
         [*good[:5], [0, float("nan"), [], 1, 1.0, 0, -1, -1, -1]],
         [*good[:5], [0, 1.0, [], 1, 1.0]],
         [*good[:5], "step"],
+        [*good[:5], [0, 1.0, [], 1.0, 1.0, 0, -1, -1, -1]],
+        [*good[:5], [0, 1.0, [], True, 1.0, 0, -1, -1, -1]],
+        [*good[:5], [0, 1.0, [], 1, -2, 0, -1, -1, -1]],
+        [*good[:5], [0, 1.0, [], 1, 1.0, -1, -1, -1, -1]],
+        [*good[:5], [0, 1.0, [], 1, 1.0, 0, -1, -1, -1, 0.5, 1]],
+        [*good[:5], [0, 1.0, [], 1, 1.0, 0, -1, -1, -1, -1, 1]],
+        [*good[:5], [0, 1.0, [], 1, 1.0, 0, -1, -1, -1, 5, 1, -0.5, 1]],
+        [*good[:5], [0, 1.0, [], 1, 1.0, 0, -1, -1, -1, 5, *[1] * 17]],
+        [*good[:5], [0, 1.0, [], 10**400, float("nan"), 0, -1, -1, -1]],
     ]
     assert list(read_rows([*bad, good], ["step"])) == [read]
