@@ -70,8 +70,6 @@ def _report(args: argparse.Namespace) -> int:
 
 def _check_extras(args: argparse.Namespace) -> None:
     """Check for missing packages, before minutes are spent on reading."""
-    if args.html is not None:
-        check_extra("plotly", "--html")
     if args.png is not None:
         check_extra("matplotlib", "--png")
 

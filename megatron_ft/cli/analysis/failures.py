@@ -62,6 +62,12 @@ def failures_of(timeline: Timeline) -> Iterator[Failure]:
         )
 
 
+def found_culprits(timeline: Timeline, cycle: int) -> set[int]:
+    """Return the ranks that a finding across ranks names: other overdue ranks of the cycle only wait for them."""
+    marks = timeline.marks_by_cycle.get(cycle, ())
+    return {mark.rank for mark in marks if mark.kind == "finding" and mark.rank is not None}
+
+
 def windows_of(timeline: Timeline) -> Sequence[Window]:
     """Return a window for each failed cycle: what happened before it, and until the next cycle was set up."""
     found = []

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from megatron_ft.cli.analysis.failures import found_culprits
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
 
-ABSENT, HUNG, SILENT, OUTSIDE, FIRST_SECTION = range(5)
-_SPECIAL = ("no process", "hung", "nothing recorded", "out of section")
+ABSENT, HUNG, WAITING, SILENT, OUTSIDE, FIRST_SECTION = range(6)
+_SPECIAL = ("no process", "hung", "waits for the hung rank", "nothing recorded", "out of section")
 MOST_SECTIONS = 250
 """Sections with a state of their own, which is a byte; the others share one."""
 _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank's life shows in a column from that on
@@ -34,7 +35,8 @@ class Grid:
     """States of ranks (rows) in columns of time.
 
     Args:
-        states: ABSENT, HUNG (from the beginning of what the verdict is about), SILENT (nothing recorded), OUTSIDE, or
+        states: ABSENT, HUNG (from the beginning of what the verdict is about), WAITING
+        (the same of a rank that isn't the culprit of a finding), SILENT (nothing recorded), OUTSIDE, or
         FIRST_SECTION + the section's index (at most MOST_SECTIONS). The innermost section counts.
         edges_ns: edges of the columns, wall ns: one more than there are columns.
     """
@@ -59,21 +61,23 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
     ranks = tuple(timeline.ranks)
     states = np.zeros((len(ranks), len(edges) - 1), dtype=np.uint8)
     rows = {rank: row for row, rank in enumerate(ranks)}
+    culprits = {cycle: found_culprits(timeline, cycle) for cycle in timeline.tracks_by_cycle}
     for track in timeline.tracks:
         if track.end_ns < edges[0] or track.begin_ns >= edges[-1]:
             continue
         # only the columns in which it lived: a run of a hundred cycles has a hundred tracks for each rank
         first = max(0, int(np.searchsorted(edges, track.begin_ns, side="right")) - 1)
         end = min(len(edges) - 1, max(first + 1, int(np.searchsorted(edges, track.end_ns, side="left"))))
-        mine = _states(track, edges[first : end + 1])
+        waits = bool(culprits[track.cycle]) and track.rank not in culprits[track.cycle]
+        mine = _states(track, edges[first : end + 1], WAITING if waits else HUNG)
         row = states[rows[track.rank]][first:end]
         # where two cycles share a column, a hang wins, else the later one
-        fresh = (mine != ABSENT) & (row != HUNG)
+        fresh = (mine != ABSENT) & (row != HUNG) & (row != WAITING)
         row[fresh] = mine[fresh]
     return Grid(states=states, ranks=ranks, edges_ns=edges)
 
 
-def _states(track: Track, edges: Int64s) -> npt.NDArray[np.uint8]:
+def _states(track: Track, edges: Int64s, overdue: int) -> npt.NDArray[np.uint8]:
     width = np.diff(edges)
     alive = _share([(track.begin_ns, track.end_ns)], edges, width)
     states = np.where(alive > 0.5, OUTSIDE, ABSENT).astype(np.uint8)
@@ -90,7 +94,7 @@ def _states(track: Track, edges: Int64s) -> npt.NDArray[np.uint8]:
     states[lived & (known < 0.5 * alive)] = SILENT
     if track.hang is not None:
         hung = _share([(track.hang.since_ns, track.end_ns)], edges, width)
-        states[hung > 0] = HUNG
+        states[hung > 0] = overdue
     states[alive == 0] = ABSENT
     return states
 

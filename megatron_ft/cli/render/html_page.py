@@ -1,4 +1,4 @@
-"""The page: one self-contained file that loads nothing; needs plotly (the extra `report`)."""
+"""The page: one self-contained file that loads nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.analysis.raster import state_names
 from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import theme
-from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
+from megatron_ft.cli.render.html_figures import distributions, timeline_data
 from megatron_ft.cli.render.html_template import PAGE
 from megatron_ft.cli.render.report_tables import (
     CYCLE_COLUMNS,
@@ -28,7 +27,7 @@ from megatron_ft.cli.render.report_tables import (
 from megatron_ft.ipc.files.atomic_write import write_whole
 
 MOST_BYTES = 64 * 1024
-MOST_BYTES_IN_ALL = 2 * 1024 * 1024
+MOST_BYTES_IN_ALL = 1024 * 1024
 """Bytes of evidence in the page."""
 _MOST_MARKS = 2000
 
@@ -114,51 +113,27 @@ def _read(log_dir: Path, name: str, most: int) -> tuple[bytes, str]:
 def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
     """Return the text of the page."""
     timeline = analysis.timeline
-    distributions = distributions_figure(analysis)
     parts = {
         "title": escape(theme.title(timeline)),
         "goodput": escape(goodput_line(analysis.goodput)),
         "definition": escape(GOODPUT),
         "data": _json(_data(analysis, evidence)),
-        "timeline": _figure(timeline_figure(analysis), "timeline", with_library=True),
         "cycles": _table(
             (*CYCLE_COLUMNS, ""), [(*cycle_row(cycle), "") for cycle in analysis.summary.cycles], "cycles"
         ),
         "timeouts": _table(INTERVAL_COLUMNS, map(interval_row, analysis.intervals), "timeouts"),
         "notes": "".join(f'<p class="hint">{escape(note)}</p>' for note in interval_notes(analysis)),
-        "distributions": (
-            "<p>No section was observed from its beginning to its end.</p>"
-            if distributions is None
-            else _figure(distributions, "distributions", with_library=False)
-        ),
+        "distributions": (distributions(analysis) or "<p>No section was observed from its beginning to its end.</p>"),
     }
     # one pass over the template only: a text from a log can't name a placeholder
     pieces = PAGE.split("@@")
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
-def _figure(figure: Any, name: str, *, with_library: bool) -> str:
-    return str(
-        figure.to_html(
-            full_html=False,
-            include_plotlyjs=with_library,
-            div_id=name,
-            config={
-                "scrollZoom": with_library,  # over the small figures, the wheel moves the page
-                "displaylogo": False,
-                "responsive": True,
-                "plotlyServerURL": "",
-                # only these buttons: some others would share the figure with plotly's servers
-                "modeBarButtons": [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage"]],
-            },
-        )
-    )
-
-
 def _table(columns: Iterable[str], rows: Iterable[Sequence[str]], name: str) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="wide"><table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _data(analysis: Analysis, evidence: Sequence[EvidenceText]) -> dict[str, Any]:
@@ -172,14 +147,14 @@ def _data(analysis: Analysis, evidence: Sequence[EvidenceText]) -> dict[str, Any
         "begin_ms": timeline.begin_ns / 1e6,
         "length": since(timeline.end_ns),
         "ranks": timeline.ranks,
-        "states": state_names(timeline.names),
+        **timeline_data(analysis),
         "cycles": [
             {"number": each.number, "begin": since(each.begin_ns), "end": since(each.end_ns), "text": each.text}
             for each in timeline.cycles
         ],
         "windows": {each.cycle: [since(each.begin_ns), since(each.end_ns)] for each in analysis.windows},
         "failures": [
-            {"number": each.number, "cycle": each.cycle, "rank": each.rank, "text": each.text}
+            {"number": each.number, "at": each.at_s, "cycle": each.cycle, "rank": each.rank, "text": each.text}
             for each in analysis.failures
         ],
         "marks": [

@@ -10,8 +10,8 @@ from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.wording import counted
 
-BACKGROUND, FAULT = "#ffffff", "#c1121f"
-_SPECIAL = (BACKGROUND, FAULT, "#bfbfbf", "#ececec")  # in the order of the states of raster.py
+BACKGROUND, FAULT, WAITS = "#ffffff", "#c1121f", "#f0a994"
+_SPECIAL = (BACKGROUND, FAULT, WAITS, "#bfbfbf", "#ececec")  # in the order of the states of raster.py
 # Tableau's colours without the red and the grey, which have a meaning here; the first sections get the calmest
 _SECTIONS = (
     *("#4e79a7", "#f2b134", "#59a14f", "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#a0cbe8", "#8cd17d", "#d4a6c8"),

@@ -43,7 +43,7 @@ FLOORS = {
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
-        outside_in_functions=("matplotlib", "plotly", "shtab"),
+        outside_in_functions=("matplotlib", "shtab"),
     ),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",), outside_in_functions=("opentelemetry",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
@@ -221,7 +221,7 @@ def loaded_by(*folders: str) -> set[str]:
     ("folders", "heavy"),
     [
         (["core", "ipc", "monitor", "coordinator"], {"torch", "numpy"}),
-        (["cli"], {"torch", "matplotlib", "plotly", "rich"}),  # before it draws
+        (["cli"], {"torch", "matplotlib", "rich"}),  # before it draws
         # it is started when the one before it has died: each tenth of a second is one of the job's
         (["coordinator"], {"torch", "numpy", "yaml", "logging", "asyncio", "rich"}),
         # every rank has one: what it loads is paid for on every node as often as there are ranks
@@ -287,7 +287,7 @@ def copy(tmp_path: Path) -> Path:
         ("rank/planted.py", "from megatron_ft.monitor import service", "may not import megatron_ft.monitor"),
         ("rank/planted.py", "def f():\n    import numpy", "may not import numpy"),
         ("cli/planted.py", "def f():\n    import torch", "may not import torch"),
-        ("cli/planted.py", "import plotly", "may not import plotly"),
+        ("cli/planted.py", "import matplotlib", "may not import matplotlib"),
         ("cli/planted.py", "from megatron_ft import rank", "may not import megatron_ft.rank"),
         ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
         ("launcher/planted.py", "from megatron_ft.rank import client", "may not import megatron_ft.rank"),

@@ -104,7 +104,7 @@ def write_all(analysis: Analysis, directory: Path, drawn: set[str]) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of few columns: what they are drawn of is what counts here."""
-    for name in ("_MOST_COLUMNS", "_LEAST_COLUMNS", "_MOST_DETAIL_COLUMNS", "_SCREEN_COLUMNS"):
+    for name in ("_LEAST_DETAIL_COLUMNS", "_MOST_DETAIL_COLUMNS", "_SCREEN_COLUMNS"):
         monkeypatch.setattr(html_figures, name, 20)
     monkeypatch.setattr(png, "_COLUMNS", 20)
     monkeypatch.setattr(png, "_DPI", 20)

@@ -212,6 +212,26 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     assert window.end_ns == analysis.timeline.end_ns  # where the logs end
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_ranks_that_wait_for_the_culprit_are_told_from_it(tmp_path: Path, found: bool) -> None:
+    logs = Logs(tmp_path)
+    culprit = {"cycle": 0, "rank": 1, "text": "rank 1 stopped first"}
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0, 2)),
+        (1.0, "cycle_started", started(0, 1, 2)),
+        *([(52.0, "finding", culprit)] if found else []),
+        (53.0, "cycle_ended", ended(0, "hang", 0, "rank 0 hung", 9)),
+    )
+    for rank in (0, 1):
+        verdict = {**HUNG, "rank": rank, "cycle": 0, "since_ns": 40 * S, "at_ns": (50 + rank) * S}
+        logs.write("monitor", (2.0, "attached", {"rank": rank, "cycle": 0, "pid": 1}), (51.0, "verdict", verdict))
+    analysis = only(tmp_path)
+    expected = "waits for the hung rank" if found else "hung"
+    assert states(analysis, [41, 45, 50], rank=0) == [expected] * 2
+    assert states(analysis, [41, 45, 50], rank=1) == ["hung"] * 2
+
+
 def test_a_rare_section_shows_wherever_it_lies() -> None:
     """A checkpoint of 0.6 columns, at any place: it is never lost between two columns."""
     from megatron_ft.cli.analysis.timeline import Timeline

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import html.parser
 import json
 import os
 import re
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import html_page
-from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
+from megatron_ft.cli.render.html_figures import distributions, timeline_data
 from megatron_ft.cli.render.html_page import page, read_evidence, write_page
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_timeline import only
@@ -56,7 +59,7 @@ def test_the_page_loads_nothing_and_holds_no_foreign_element(tmp_path: Path, nam
     for tag, attributes in elements.tags:
         assert not {"src", "href", "srcset", "action", "onerror"} & set(attributes), (tag, attributes)
         assert tag not in ("img", "a", "link", "iframe", "b", "object")
-    policies = [attributes["content"] for tag, attributes in elements.tags if tag == "meta" and "content" in attributes]
+    policies = [attributes["content"] for _, attributes in elements.tags if "http-equiv" in attributes]
     assert policies == [
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
     ]
@@ -162,38 +165,49 @@ def test_a_run_without_anything_has_a_page(tmp_path: Path) -> None:
     assert "No cycle failed." in page(only(tmp_path), [])
 
 
-def strings_of(document: object) -> list[str]:
-    if isinstance(document, dict):
-        return [text for each in document.values() for text in strings_of(each)]
-    if isinstance(document, list | tuple):
-        return [text for each in document for text in strings_of(each)]
-    return [document] if isinstance(document, str) else []
-
-
-def test_plotly_gets_no_tag_from_a_log(tmp_path: Path) -> None:
-    """It would take some: a link in a text that only shows under the pointer, say."""
+def test_distributions_hold_no_tag_from_a_log(tmp_path: Path) -> None:
     write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
-    analysis = only(tmp_path)
-    texts = [
-        text
-        for figure in (timeline_figure(analysis), distributions_figure(analysis))
-        for text in strings_of(figure.to_plotly_json()["data"]) + strings_of(figure.to_plotly_json()["layout"])
-    ]
-    assert sum("evil.example" in text for text in texts) >= 4
-    assert sum("planted" in text and "hung in" in text for text in texts) >= 1
-    for text in texts:
-        assert not re.search(r"<(?!/?b>|br>)", text), text
+    drawn = distributions(only(tmp_path))
+    tags = {tag for tag, _ in Elements(drawn).tags}
+    assert tags == {"figure", "figcaption", "strong", "br", "svg", "path", "text"}
+    assert drawn.count("<strong>") == drawn.count("<figure>") == 5
+    assert "&lt;img src=https://evil.example" in drawn
 
 
 def test_distribution_shows_the_timeout_that_the_reference_would_learn(tmp_path: Path) -> None:
     write_job(tmp_path, GeneratedJob(ranks=4, steps=60))
     analysis = only(tmp_path)
-    figure = distributions_figure(analysis)
     step = next(each for each in analysis.intervals if each.name == "step")
-    lines = {trace.name: trace.x[0] for trace in figure.data if " of step" in (trace.name or "")}
-    assert lines["timeout of step"] == step.timeout_s
+    (figure,) = re.findall(r"<figure><figcaption><strong>step</strong>.*?</figure>", distributions(analysis))
+    learned = re.search(r"<br>timeout 5.00 s, by the reference's rule (\S+) s<", figure)
+    assert learned is not None
     # a mean of five times the longest, as of each save
     assert step.longest_s is not None
-    assert 2 * step.longest_s < lines["timeout by the reference's rule of step"] <= 5 * step.longest_s
-    (caption,) = (note.text for note in figure.layout.annotations if note.text.startswith("<b>step</b>"))
-    assert "by the reference's rule" in caption
+    assert 2 * step.longest_s < float(learned[1]) <= 5 * step.longest_s
+    at = {kind: float(re.search(rf'class="{kind}" d="M(\S+) ', figure)[1]) for kind in ("reference", "timeout")}  # type: ignore[index]
+    bins = re.search(r'class="bins" d="(.*?)"', figure)
+    assert bins is not None
+    assert max(map(float, re.findall(r"H(\S+?)V", bins[1]))) < at["reference"] < at["timeout"]
+
+
+def test_script_gets_the_grids_coarsest_first(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
+    analysis = only(tmp_path)
+    grids = timeline_data(analysis)["grids"]
+    assert [grid["columns"] for grid in grids[:3]] == [900, 3600, 14400]
+    timeline = analysis.timeline
+    for grid in grids[:2]:
+        edges = raster.edges_ns(timeline.begin_ns, timeline.end_ns, grid["columns"])
+        assert zlib.decompress(base64.b64decode(grid["states"])) == raster.rasterize(timeline, edges).states.tobytes()
+
+
+def test_a_page_of_many_ranks_and_steps_is_below_a_megabyte_and_a_half(tmp_path: Path) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=64, steps=600, ranks_per_node=64, faults=(HANG,)))
+    assert path.stat().st_size < 1_500_000
+
+
+def test_page_fits_a_phone_and_the_dark(tmp_path: Path) -> None:
+    text = write(tmp_path, GeneratedJob(ranks=2, steps=30)).read_text()
+    assert '<meta name="viewport" content="width=device-width' in text
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert text.count("<table") == text.count('<div class="wide"><table') == 2

@@ -16,7 +16,7 @@ from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render import report_tables, terminal, theme, trace
-from megatron_ft.cli.render.html_figures import timeline_figure
+from megatron_ft.cli.render.html_figures import timeline_data
 from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
 from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
@@ -55,8 +55,8 @@ def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, ran
     assert pixels.shape[1] == 2400
     assert 400 < pixels.shape[0] < 2400
     colors = theme.colors(len(analysis.timeline.names))
-    step = colors[4 + analysis.timeline.names.index("step")]
-    setup = colors[4 + analysis.timeline.names.index("setup")]
+    step = colors[raster.FIRST_SECTION + analysis.timeline.names.index("step")]
+    setup = colors[raster.FIRST_SECTION + analysis.timeline.names.index("setup")]
     assert share_of(pixels, step) > 0.15
     assert share_of(pixels, setup) > 0.01
     assert share_of(pixels, theme.FAULT) > 0.0003
@@ -212,20 +212,15 @@ def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("option", "package"), [("--html", "plotly"), ("--png", "matplotlib")])
 def test_a_missing_extra_is_one_line(
-    hung: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    package: str,
+    hung: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = terminal.importlib.util.find_spec
-    monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    gone = "matplotlib"
+    monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None if name == gone else found(name))
     with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
-        terminal.check_extra(package, option)
-    assert main.main(["report", str(hung), option, str(tmp_path / "x")]) == 2
+        terminal.check_extra(gone, "--png")
+    assert main.main(["report", str(hung), "--png", str(tmp_path / "x")]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert captured.out == ""
@@ -285,11 +280,11 @@ def test_sections_beyond_the_number_of_states_share_the_last_one(tmp_path: Path)
     states = raster.state_names(analysis.timeline.names)
     assert states[-1] == "other sections"
     assert len(theme.colors(300)) == len(states) == int(grid.states.max()) + 1
-    figure = timeline_figure(analysis)
-    legend = [trace.name for trace in figure.data]
+    data = timeline_data(analysis)
+    legend = [data["states"][state] for state in data["seen"]]
     assert "other sections" in legend
     assert "section 249" in legend
     assert "section 250" not in legend
     draw_png(analysis, str(tmp_path / "out.png"))
     assert share_of(image_of(tmp_path / "out.png"), theme.colors(300)[-1]) > 0.05
-    assert len(theme.colors(250)) == len(raster.state_names(names[:250])) == 254
+    assert len(theme.colors(250)) == len(raster.state_names(names[:250])) == 255
