@@ -117,7 +117,8 @@ def _read_section(flat: Any) -> SectionMinute:
         raise ProtocolError(shown(flat))
     depth, total_s, spans, ended, longest_s, rank, first_s, explained_s, open_s = flat[:_SECTION_HEAD]
     _check_numbers([depth, total_s, *spans, *flat[3:]])
-    pairs, bucket = list[tuple[int, float]](), 0
+    pairs: list[tuple[int, float]] = []
+    bucket = 0
     if len(flat) > _SECTION_HEAD:
         bucket = flat[_SECTION_HEAD]
         for number in flat[_SECTION_HEAD + 1 :]:
