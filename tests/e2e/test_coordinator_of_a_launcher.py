@@ -415,7 +415,7 @@ def test_endpoint_is_asked_at_the_addresses_that_peers_use(
     monkeypatch: pytest.MonkeyPatch, found: list[str], asked: list[str]
 ) -> None:
     monkeypatch.setattr(tcp, "look_up", lambda *_: [(0, 0, 0, "", (each, 0)) for each in found])
-    monkeypatch.setattr(endpoint, "_own_address", lambda: "192.0.2.1")
+    monkeypatch.setattr(endpoint, "own_end", lambda *_: "192.0.2.1")
     assert endpoint._peers_addresses("node0") == asked
     assert endpoint._peers_addresses("localhost") == ["127.0.0.1"]
 

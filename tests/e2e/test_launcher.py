@@ -107,6 +107,8 @@ say(json.dumps({
         told = launched.out.replace(str(launched.directory), "DIRECTORY").replace(launched.temp_dir, "TEMPORARY")
         found.append(json.loads(told))
         (monitor,) = found[-1]["monitor"]
+        # glibc catches signal 33 in a process that has started a thread, as a monitor does to write a file
+        monitor["SigCgt"] = f"{int(monitor['SigCgt'][0], 16) & 0x7FFFFFFF:x}"
         monitor["words"] = [re.sub(r"[^/]+(?=/monitor-)|[\da-f-]{36}|\d+", "X", word) for word in monitor["words"]]
     assert found[0] == found[1]
     assert "megatron_ft.rank.run_ahead.script" in found[0]["modules"]

@@ -71,6 +71,16 @@ def test_other_modules_are_the_packages_own(installed: Path) -> None:
     assert in_rank(script, installed) == "1 1 2 False 0.7.0+megatron.ft.0.1.0\n"
 
 
+def test_local_checkpoints_are_ours_inside_a_package_that_keeps_its_own_modules(installed: Path) -> None:
+    (installed / "nvidia_resiliency_ext" / "checkpointing" / "async_ckpt.py").write_text("REAL = 3\n")
+    script = (
+        "from nvidia_resiliency_ext.checkpointing import REAL, async_ckpt\n"
+        "from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager as m\n"
+        "print(REAL, async_ckpt.REAL, m.__module__.partition('.')[0])\n"
+    )
+    assert in_rank(script, installed) == "1 3 megatron_ft\n"
+
+
 def test_other_modules_of_the_package_find_its_helpers_and_our_classes(installed: Path) -> None:
     folder = installed / "nvidia_resiliency_ext" / "fault_tolerance"
     (folder / "utils.py").write_text(
@@ -102,11 +112,11 @@ def test_missing_module_or_name_raises_a_clear_error(installed: Path) -> None:
 def test_find_spec_of_a_missing_module_returns_none() -> None:
     script = (
         "import importlib.util as u\n"
-        "print(u.find_spec('nvidia_resiliency_ext.checkpointing'), bool(u.find_spec('nvidia_resiliency_ext')))\n"
-        "try: import nvidia_resiliency_ext.checkpointing\n"
+        "print(u.find_spec('nvidia_resiliency_ext.inprocess'), bool(u.find_spec('nvidia_resiliency_ext')))\n"
+        "try: import nvidia_resiliency_ext.inprocess\n"
         "except ModuleNotFoundError as error: print(error.name)\n"
     )
-    assert in_rank(script) == "None True\nnvidia_resiliency_ext.checkpointing\n"
+    assert in_rank(script) == "None True\nnvidia_resiliency_ext.inprocess\n"
 
 
 def test_a_users_own_sitecustomize_still_runs_and_the_path_is_as_it_was(tmp_path: Path) -> None:

@@ -61,8 +61,6 @@ def attack_monitor(
         assert len(warnings) < most, len(warnings)
         verdict = both.hang()
         say(f"the rank then hung, and was found after {verdict['elapsed_s']:.1f} s; {len(warnings)} warnings in all")
-        log = "".join(path.read_text() for path in both.log_dir.glob("*.jsonl"))
-        assert '"ev":"verdict"' in log
 
 
 def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hellos: int) -> None:

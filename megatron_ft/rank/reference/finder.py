@@ -53,9 +53,12 @@ class _Finder:
         """
         if name.partition(".")[0] != REFERENCE:
             return None
-        if name in SERVED and (not needs_memory(name) or importlib.util.find_spec("xxhash") is not None):
+        is_served = name in SERVED and (not needs_memory(name) or importlib.util.find_spec("xxhash") is not None)
+        if is_served and SERVED[name]:
             return _served(name, path)
         real = self._real(name, path, target)
+        if is_served:  # a package of which only modules below it are served
+            return real or _served(name, path)
         if name == REFERENCE:
             return _top(real)
         if real is None and _is_import():
