@@ -680,7 +680,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_ignores_its_owners_vote, "one_decision", None, 535),
         (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 500),
         (_forgets_a_shutdown, "shuts_down", None, 270),
-        (_hears_no_shutdown_between_cycles, "shuts_down", None, 560),
+        (_hears_no_shutdown_between_cycles, "shuts_down", None, 1180),
         (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),
     ],
 )
