@@ -19,10 +19,11 @@ __all__ = ["launcher"]
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """A process, and a directory that for it, and for who shares its mounts, is a disk with room for a few files."""
+    """A process, and a directory that for it, and for who shares its mounts, is a disk with room for 4 kB."""
     directory = tmp_path / "small"
     directory.mkdir()
-    mount = 'mount -t tmpfs -o nr_inodes=8,size=1m none "$0" && echo mounted && exec cat'
+    fill = "head --bytes=1020k /dev/zero >filler"
+    mount = f'mount -t tmpfs -o size=1m none "$0" && cd "$0" && {fill} && echo mounted && exec cat'
     words = ["unshare", "--mount", "sh", "-c", mount, str(directory)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

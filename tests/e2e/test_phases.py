@@ -18,7 +18,7 @@ from megatron_ft import RankMonitorClient
 time.sleep(0.2)  # as imports do
 client = RankMonitorClient()
 client.init_workload_monitoring()
-time.sleep(0.1)
+time.sleep(0.15)
 for iteration in range(3 * CYCLE, 6):
     client.set_iteration(iteration)
     time.sleep(0.02)

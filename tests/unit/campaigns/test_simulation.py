@@ -540,10 +540,11 @@ def _begins_with_one_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _lets_nodes_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def conclude(self: Coordinator, conclude: Callable[..., None] = Coordinator._conclude) -> None:
-        rules = self._admission.rules
-        self._admission.rules = None if rules is None else replace(rules, at_once=True)
+        defined = self._admission._defined
+        if defined is not None:
+            self._admission._defined = replace(defined, rules=replace(defined.rules, at_once=True))
         conclude(self)
-        self._admission.rules = rules
+        self._admission._defined = defined
 
     monkeypatch.setattr(Coordinator, "_conclude", conclude)
 

@@ -175,7 +175,7 @@ def test_result_or_error_of_a_thread_reaches_the_loop(reactor: Reactor) -> None:
     go.set()
     assert reactor.run_until(lambda: len(results) == 2, time.monotonic() + 5)
     assert results[1]() == "value"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer: what earlier tests left was collected meanwhile
 
 
 @pytest.mark.parametrize(
