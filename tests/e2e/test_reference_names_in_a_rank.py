@@ -75,8 +75,8 @@ def test_local_checkpoints_are_ours_inside_a_package_that_keeps_its_own_modules(
     (installed / "nvidia_resiliency_ext" / "checkpointing" / "async_ckpt.py").write_text("REAL = 3\n")
     script = (
         "from nvidia_resiliency_ext.checkpointing import REAL, async_ckpt\n"
-        "from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager as m\n"
-        "print(REAL, async_ckpt.REAL, m.__module__.partition('.')[0])\n"
+        "from nvidia_resiliency_ext.checkpointing.local.ckpt_managers import local_manager as m\n"
+        "print(REAL, async_ckpt.REAL, m.LocalCheckpointManager.__module__.partition('.')[0])\n"
     )
     assert in_rank(script, installed) == "1 3 megatron_ft\n"
 
