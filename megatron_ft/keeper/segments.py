@@ -102,11 +102,36 @@ class Segments(dict[int, HeldSegment]):
             tuple(KeptSnapshot(key, world, tuple(sorted(ranks))) for (key, world), ranks in sorted(found.items()))
         )
 
-    def stale(self, cycle: int, restore: SnapshotKey | None, ranks: Iterable[int]) -> Iterator[HeldSegment]:
-        """Yield what a cycle with these ranks doesn't need: all that isn't verified, or isn't what it restores."""
+    def of_copy(self, rank: int) -> list[HeldSegment]:
+        """Return the copies of another node's rank that aren't about to go, the oldest first."""
+        found = [(each.key, each.number) for each in self.of(rank) if each.key is not None]
+        return [self[number] for _, number in sorted(found) if self[number].state is not SegmentState.LEAVING]
+
+    def copied_ranks(self, local_ranks: Collection[int], cycle: int) -> set[int]:
+        """Return the ranks of another node of which there are copies of that cycle."""
+        found = (each for each in self.values() if each.key is not None and each.key.cycle == cycle)
+        return {each.rank for each in found if each.rank not in local_ranks and each.state is not SegmentState.LEAVING}
+
+    def unneeded_copies(self, local_ranks: Collection[int], up_to: SnapshotKey) -> list[HeldSegment]:
+        """Return the segments of other nodes' ranks that are older than a snapshot which the job has."""
+        found = (each for each in self.values() if each.rank not in local_ranks and each.key is not None)
+        return [
+            each
+            for each in found
+            if each.state is not SegmentState.LEAVING and each.key is not None and each.key < up_to
+        ]
+
+    def stale(
+        self, cycle: int, restore: SnapshotKey | None, ranks: Iterable[int], *, lends: bool = False
+    ) -> Iterator[HeldSegment]:
+        """Yield what a cycle with these ranks doesn't need: all that isn't sealed, or isn't what it restores.
+
+        ``lends``: other nodes may want segments of ranks that aren't of this node.
+        """
         local = set(ranks)
         for each in list(self.values()):
             is_old = each.key is not None and retention.is_stale(each.key, cycle, restore)
             unfinished = each.state in (SegmentState.WRITING, SegmentState.ALLOCATING, SegmentState.SPARE)
-            if each.state is not SegmentState.LEAVING and (is_old or unfinished or each.rank not in local):
+            is_foreign = each.rank not in local and not lends
+            if each.state is not SegmentState.LEAVING and (is_old or unfinished or is_foreign):
                 yield each

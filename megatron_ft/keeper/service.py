@@ -17,7 +17,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory import retention
 from megatron_ft.core.memory.retention import Demand, gigabytes
 from megatron_ft.core.memory.segment_layout import Layout
-from megatron_ft.core.memory.snapshots import Complete, Passed, Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
@@ -35,6 +35,7 @@ from megatron_ft.core.messages.keeper import (
     KeeperToLauncher,
     KeeperWelcome,
     NotKept,
+    OpenDoor,
     Prepare,
     RankRestored,
     Reserve,
@@ -51,10 +52,11 @@ from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.ipc.memory.segment_files import SegmentToWrite
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
-from megatron_ft.keeper import files, work
+from megatron_ft.keeper import copies, files, work
 from megatron_ft.keeper.callers import RankCaller, RankCallers
+from megatron_ft.keeper.copy_keeping import CopyKeeping
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
-from megatron_ft.keeper.work import BackgroundWorker
+from megatron_ft.keeper.work import BackgroundWorker, LoopCalls
 
 _SEND_S = 5.0
 _LOADERS = 8
@@ -98,6 +100,16 @@ class KeeperService:
         self._digests: dict[int, tuple[int, list[str]]] = {}
         """By rank, iteration and digests of its newest verified snapshot in this cycle."""
         self._said: set[str] = set()
+        self._calls = LoopCalls(self._done_fd)
+        self._copies = CopyKeeping(
+            self._segments,
+            self._calls,
+            drop=self._drop,
+            take=self._is_loaded,
+            say=self._say,
+            go_on=self._copying_went_on,
+            done_fd=self._done_fd,
+        )
 
     def run(self) -> None:
         """Serve."""
@@ -113,6 +125,7 @@ class KeeperService:
                         key.data()
                 # once all orders are heard: the launcher says which snapshot is complete after it hands over segments
                 self._verify_next()
+                self._tell_saved()
                 self._answer_question()
                 self._write_files()
         except LauncherGoneError:
@@ -132,6 +145,8 @@ class KeeperService:
         self._allocator.serve()
         self._verifier.serve()
         self._closer.serve()
+        self._calls.serve()
+        self._copies.serve()
         for filer in self._filers.values():
             filer.serve()
 
@@ -168,6 +183,8 @@ class KeeperService:
             case Passed(key):
                 self._released = key
                 self._release()
+            case OpenDoor() | CopyTo():
+                self._copies.obey(order, fds)
             case TakeStock():
                 self._read_all_ranks()
                 within_s = math.inf if order.within_s is None else order.within_s
@@ -187,20 +204,26 @@ class KeeperService:
         is_first, self._prepared = self._prepared is None, order
         for caller in list(self._callers.values()):
             self._forget(caller)
-        for held in list(self._segments.stale(order.cycle, order.restore, order.ranks)):
+        lends = bool(self._copies.key)
+        for held in list(self._segments.stale(order.cycle, order.restore, order.ranks, lends=lends)):
             self._drop(held)
+        self._copies.begin(order)
         self._complete = self._saved = order.restore
         self._released = self._question = None
         self._demands.clear()
         self._loaded.clear()
         self._digests.clear()
         self._said.clear()
+        for source in order.sources:
+            for rank in set(source.ranks) & set(order.ranks):
+                self._load(rank, source)
         if is_first:  # from now on it is known which ranks there are
             self._watch(self._listener.fileno(), self._accept)
 
     def _patience_s(self) -> float | None:
         """Return the seconds until the question must be answered; None for no bound."""
         due_s = math.inf if self._question is None else self._question[1]
+        due_s = min(due_s, self._copies.due_s() or math.inf)
         return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
 
     def _answer_question(self) -> None:
@@ -295,7 +318,12 @@ class KeeperService:
         demands = {**self._demands, caller.rank: demand}
         copies = sum(each.copies_bytes for each in self._demands.values())
         held = self._segments.held_bytes() + copies
-        refused = retention.refusal(demands, self._prepared.ranks, held, node_memory())
+        ranks, memory, copied = self._prepared.ranks, node_memory(), self._copies.ranks
+        refused = retention.refusal(demands, ranks, held, memory, copied)
+        if refused and copied:
+            self._copies.has_room = False
+            self._say("copies here", f"no copies of another node's memory checkpoints are kept here: {refused}")
+            refused = retention.refusal(demands, ranks, held, memory)
         if refused:
             text = f"no memory checkpoints on this node, training goes on without them: {refused}"
             self._say("memory", text)
@@ -369,8 +397,9 @@ class KeeperService:
     def _pinned(self) -> set[SnapshotKey]:
         """Return what the launcher was told of, and hasn't decided about."""
         assert self._prepared is not None
-        common = self._segments.common(self._prepared.ranks)
-        return {key for key in common if self._released is None or key > self._released}
+        common, being_copied = self._segments.common(self._prepared.ranks), self._copies.being_copied
+        told = {key for key in common if self._saved is not None and key <= self._saved}
+        return {key for key in told if self._released is None or key > self._released} | (common & {being_copied})
 
     def _release(self) -> None:
         """Drop what was given up for the job."""
@@ -381,12 +410,20 @@ class KeeperService:
                     self._drop(held)
         self._go_on()
 
+    def _copying_went_on(self) -> None:
+        self._tell_saved()
+        self._tidy()
+        self._go_on()
+
     def _tidy(self) -> None:
         assert self._prepared is not None
         for rank in self._prepared.ranks:
             for held in self._segments.unneeded(rank, self._complete):
                 self._drop(held)
             self._allocate_ahead(rank)
+        if self._complete is not None:
+            for copy in self._segments.unneeded_copies(self._prepared.ranks, self._complete):
+                self._drop(copy)
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -499,7 +536,8 @@ class KeeperService:
         if layout.rank != held.rank or held.key != layout.key:
             return f"it holds iteration {layout.key.iteration} of rank {layout.rank}"
         prepared = self._prepared
-        if prepared is not None and layout.key.cycle == prepared.cycle and layout.world != prepared.world:
+        is_of_cycle = prepared is not None and (layout.key.cycle == prepared.cycle or layout.key == prepared.restore)
+        if prepared is not None and is_of_cycle and layout.world != prepared.world:
             return f"it is of a job of {counted(layout.world, 'rank')}"
         return ""
 
@@ -509,16 +547,17 @@ class KeeperService:
             return
         newest = max(self._segments.common(self._prepared.ranks), default=None)
         if newest is not None and newest.cycle == self._prepared.cycle:
-            if self._saved is None or newest > self._saved:
-                self._saved = newest
-                self._tell(Saved(newest))
+            told = self._copies.may_be_told(newest)
+            if told is not None and (self._saved is None or told > self._saved):
+                self._saved = told
+                self._tell(Saved(told))
 
     # -- restoring --------------------------------------------------------------------------------------------
 
     def _fetch(self, caller: RankCaller, key: SnapshotKey) -> None:
         held = self._segments.verified(caller.rank).get(key)
         if held is None and self._prepared is not None and self._prepared.files and caller.rank not in self._loaded:
-            self._load(caller.rank, key)
+            self._load(caller.rank, self._prepared.files)
         if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.ALLOCATING):
             return  # it may be one of these
         caller.waits_for = None
@@ -551,16 +590,25 @@ class KeeperService:
 
         self._post(0, write)
 
-    def _load(self, rank: int, key: SnapshotKey) -> None:
-        """Load the file of a rank that an earlier life has left."""
-        assert self._prepared is not None
+    def _load(self, rank: int, source: str | CopySource) -> None:
+        """Load the file of a rank that an earlier life has left, or the segment that another node has."""
+        prepared = self._prepared
+        assert prepared is not None
+        assert prepared.restore is not None
+        key = prepared.restore
         self._loaded.add(rank)
-        path, world = self._prepared.files, self._prepared.world
+        if key in self._segments.verified(rank):
+            return
         held = self._segments.add(rank, -1, 0, SegmentState.ALLOCATING)
+        held.key = key
 
         def load() -> Callable[[], None]:
             is_wanted = lambda: held.state is SegmentState.ALLOCATING  # noqa: E731
-            return partial(self._is_loaded, held, key, *files.load(path, rank, world, self._make_hasher, is_wanted))
+            if isinstance(source, CopySource):
+                fd, why = copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
+            else:
+                fd, why = files.load(source, rank, prepared.world, self._make_hasher, is_wanted)
+            return partial(self._is_loaded, held, fd, why)
 
         self._post(rank % _LOADERS, load)
 
@@ -570,7 +618,7 @@ class KeeperService:
             filer = self._filers[number] = BackgroundWorker(f"ft_files_{number}", self._done_fd)
         filer.post(job)
 
-    def _is_loaded(self, held: HeldSegment, key: SnapshotKey, fd: int, why: str) -> None:
+    def _is_loaded(self, held: HeldSegment, fd: int, why: str) -> None:
         if held.state is not SegmentState.ALLOCATING:  # dropped meanwhile
             close_fds([fd] if fd >= 0 else [])
             self._segments.pop(held.number, None)
@@ -578,9 +626,12 @@ class KeeperService:
         if fd < 0:
             del self._segments[held.number]
             assert self._prepared is not None
-            self._say(f"file {held.rank}", f"{self._prepared.files}: rank {held.rank} can't be restored: {why}")
+            if held.rank in self._prepared.ranks:
+                of = f"{self._prepared.files}: " if self._prepared.files else ""
+                self._say(f"file {held.rank}", f"{of}rank {held.rank} can't be restored: {why}")
         else:
-            held.fd, held.nbytes, held.key, held.state = fd, os.fstat(fd).st_size, key, SegmentState.SEALED
+            assert held.key is not None
+            held.fd, held.nbytes, held.state = fd, os.fstat(fd).st_size, SegmentState.SEALED
             held.is_with_launcher = True
-            self._tell(Hold(held.number, held.rank, key), (fd,))
+            self._tell(Hold(held.number, held.rank, held.key), (fd,))
         self._go_on()

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import TypeVar
 
 from megatron_ft.core.errors import LayoutError
 from megatron_ft.core.memory.retention import refuse_chunk
@@ -21,6 +22,7 @@ _CHUNK = 64 << 20
 _NICENESS = 10
 
 Result = Callable[[], None]
+_T = TypeVar("_T")
 
 
 class BackgroundWorker:
@@ -52,6 +54,27 @@ class BackgroundWorker:
                 os._exit(1)  # the launcher starts another keeper
             self._results.put(result)
             os.eventfd_write(self._done_fd, 1)
+
+
+class LoopCalls:
+    """Calls that threads have the keeper's loop make for them."""
+
+    def __init__(self, done_fd: int) -> None:
+        self._done_fd = done_fd
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def wait_for(self, call: Callable[[], _T]) -> _T:
+        """Return what ``call`` returns in the loop. For threads only."""
+        answer: queue.SimpleQueue[_T] = queue.SimpleQueue()
+        self._calls.put(lambda: answer.put(call()))
+        os.eventfd_write(self._done_fd, 1)
+        return answer.get()
+
+    def serve(self) -> None:
+        """Make the calls; in the loop."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()()
 
 
 def allocate(fd: int, nbytes: int, is_wanted: Callable[[], bool]) -> str:

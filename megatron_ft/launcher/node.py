@@ -109,13 +109,17 @@ class LauncherNode:
         self._control = self._make_control(status)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
-        self._keeper = self._make_keeper()
+        secret = None
+        with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
+            secret = read_secret(os.environ)
+        self._keeper = self._make_keeper(secret)
         self._files = SnapshotFiles(
             line.options.memory_checkpoint_dir,
             timeout_s=line.options.memory_checkpoint_write_timeout,
             ranks=ranks,
             say=self._say,
             announce=announce,
+            takes_copies=secret is not None,
         )
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
@@ -196,15 +200,13 @@ class LauncherNode:
         self._run_dir.add(control)
         return control
 
-    def _make_keeper(self) -> Keeper:
-        secret = None
-        with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
-            secret = read_secret(os.environ)
+    def _make_keeper(self, secret: bytes | None) -> Keeper:
         keeper = Keeper(
             self._reactor,
             os.path.join(self._run_dir.path, "keeper.sock"),
             xxhash=digests.find_module(),
             secret=secret,
+            copies_bytes_per_s=self._line.options.memory_checkpoint_bandwidth * 10**6,
             say=self._say,
             on_event=self._inbox.put,
         )

@@ -54,7 +54,7 @@ from megatron_ft.core.job.messages import (
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved
+from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
@@ -209,18 +209,22 @@ class Agent:
                 self.cycle.told(event, self._turn)
             case NodeLost():
                 self._do(Write(event))
-            case Complete() | Passed() | StockTaken() | Saved() | SnapshotRestored():
+            case Complete() | Passed() | CopyTo() | StockTaken() | Saved() | KeeperPort() | SnapshotRestored():
                 self._hear_of_snapshots(event)
             case _:
                 self._hear_of_ranks(event)
 
-    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | Saved | SnapshotRestored) -> None:
+    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | Saved | KeeperPort | SnapshotRestored) -> None:
         record = self.cycle.record
         runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
         match event:
             case Complete(key) | Passed(key) if key.cycle == record.cycle:
                 self._do(event)
+            case CopyTo(cycle) if cycle == record.cycle:
+                self._do(event)
             case Saved(key) if runs and key.cycle == record.cycle:
+                self._do(event)
+            case KeeperPort(cycle) if runs and cycle == record.cycle:
                 self._do(event)
             case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
                 redone = None if self._restore is None else self._restore.redone
@@ -235,7 +239,8 @@ class Agent:
 
     def _take_stock(self, kept: Kept) -> None:
         local_ranks = len(self.cycle.record.ranks) if kept.snapshots else self._found.local_ranks
-        self._kept = replace(kept, local_ranks=local_ranks, files=self._found.files)
+        found = self._found
+        self._kept = replace(kept, local_ranks=local_ranks, files=found.files, reads_files=found.reads_files)
 
     def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:
         return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)

@@ -29,7 +29,7 @@ from megatron_ft.core.facts.launcher import (
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import NodeMessage, OfCycle, OfSnapshots, PrintJobLines, StockTaken, Verdict
-from megatron_ft.core.memory.snapshots import Kept, Restore, Saved
+from megatron_ft.core.memory.snapshots import KeeperPort, Kept, Restore, Saved
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.timeouts.exchange import Moment
@@ -147,7 +147,7 @@ class MonitorReport:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
-FromKeeper = StockTaken | Saved | SnapshotRestored | RestoreFailed
+FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | RestoreFailed
 FromCoordinator = job.Begin | job.StandBy | OfCycle | PrintJobLines | job.LeftOut | job.Leave
 Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator
 

@@ -178,6 +178,12 @@ class LauncherOptions:
         "Longest time for writing that memory checkpoint. It counts from the signal that stops the job, or from the "
         "job's end. Slurm and Kubernetes kill 30 s after the signal unless told otherwise.",
     )
+    memory_checkpoint_bandwidth: int = option(
+        1000,
+        whole(1, 10**6, "MB/s"),
+        "Most megabytes per second that a node sends to the node that keeps copies of its memory checkpoints. Copies "
+        "are only kept if FT_SECRET is set.",
+    )
     segment: int = option(
         0,
         whole(0, 10**6 - 1, "nodes"),

@@ -70,7 +70,11 @@ GROUPS = {
         "ft_node_health_timeout",
         "ft_segment",
     ),
-    "memory checkpoints": ("ft_memory_checkpoint_dir", "ft_memory_checkpoint_write_timeout"),
+    "memory checkpoints": (
+        "ft_memory_checkpoint_dir",
+        "ft_memory_checkpoint_write_timeout",
+        "ft_memory_checkpoint_bandwidth",
+    ),
     "how ranks are started": (
         "ft_preload",
         "ft_reference_names",

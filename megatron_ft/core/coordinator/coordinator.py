@@ -24,7 +24,7 @@ from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEven
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.memory.snapshots import Saved
+from megatron_ft.core.memory.snapshots import KeeperPort, Saved
 from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
 
 _LINGER_S = 5.0
@@ -227,8 +227,8 @@ class Coordinator:
             self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.RankProgressing) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
-        elif isinstance(message, Saved | m.Restored):
-            self._heard_of_snapshot(cycle, place, message)
+        elif isinstance(message, Saved | m.Restored | KeeperPort):
+            self._heard_of_snapshot(cycle, place, node, message)
         elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, Milestone):
@@ -238,8 +238,14 @@ class Coordinator:
         elif isinstance(message, Raised):
             self._raised(node, message)
 
-    def _heard_of_snapshot(self, cycle: JobCycle, place: int, message: Saved | m.Restored) -> None:
-        if isinstance(message, m.Restored):
+    def _heard_of_snapshot(
+        self, cycle: JobCycle, place: int, node: Node, message: Saved | m.Restored | KeeperPort
+    ) -> None:
+        if isinstance(message, KeeperPort):
+            address = node.address_of(message.port)
+            if address and message.cycle == cycle.decision.cycle:
+                self._serves_copies(cycle, place, address)
+        elif isinstance(message, m.Restored):
             if cycle.snapshots.restored(place, message, cycle.decision.restore):
                 self._out += self._notices.restored(cycle)
         else:
@@ -248,6 +254,13 @@ class Coordinator:
     def _tell_of_snapshot(self, cycle: JobCycle, answer: m.OfSnapshots | None) -> None:
         if answer is not None and cycle.outcome is None:
             self._out.append(Send(list(cycle.links(self._nodes.values()).values()), answer))
+
+    def _serves_copies(self, cycle: JobCycle, place: int, address: str) -> None:
+        """Tell the nodes that copy their snapshots to that one, or take its copies, where to."""
+        for at, message in cycle.copies.serves(place, address):
+            to = self._consensus.voters().get(at)
+            if to is not None and to.link is not None:
+                self._out.append(Send([to.link], message))
 
     def _raised(self, by: Node, raised: Raised) -> None:
         """Tell all other nodes that a learned timeout has ended a rank."""
@@ -308,9 +321,11 @@ class Coordinator:
         if standing.complete is not None:
             self._tell_of_snapshot(cycle, cycle.snapshots.was_complete(node.place, standing.complete))
         for key in standing.saved:
-            self._heard_of_snapshot(cycle, node.place, Saved(key))
+            self._heard_of_snapshot(cycle, node.place, node, Saved(key))
         if standing.restored and standing.cycle == cycle.decision.cycle:
             cycle.snapshots.restored(node.place, None, cycle.decision.restore)
+        if standing.keeper_port:
+            self._heard_of_snapshot(cycle, node.place, node, KeeperPort(standing.cycle, standing.keeper_port))
         self._out += [
             Send([node.link], question) for question in cycle.questions_to(node.place) if node.link is not None
         ]

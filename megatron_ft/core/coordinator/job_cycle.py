@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
+from megatron_ft.core.coordinator.snapshot_copies import SnapshotCopies
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
@@ -79,6 +80,7 @@ class JobCycle:
     _missing: set[int] = field(default_factory=set)
     _passed_on_s: dict[type, float] = field(default_factory=dict)
     snapshots: CompleteSnapshots = field(init=False)
+    copies: SnapshotCopies = field(init=False)
 
     def __post_init__(self) -> None:
         healthy = Report(self.decision.cycle, NodeState.HEALTHY)
@@ -86,6 +88,7 @@ class JobCycle:
         self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
         self._counts.update(seat.state for seat in self.seats)
         self.snapshots = CompleteSnapshots(self.decision.cycle, world)
+        self.copies = SnapshotCopies(self.decision.cycle, world, self.rules.segment)
 
     def follow_decision(self, decision: Decision) -> None:
         """Take another decision about this cycle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus
@@ -19,7 +19,7 @@ from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
 from megatron_ft.core.memory.choice import choose as choose_snapshot
 from megatron_ft.core.memory.choice import choose_files, first_restore, next_restore
-from megatron_ft.core.memory.snapshots import Restore, SavedFiles
+from megatron_ft.core.memory.snapshots import CopySource, Restore, SavedFiles
 from megatron_ft.core.times import earliest
 
 _MAY_BE_BACK_S = 70.0
@@ -238,7 +238,7 @@ class NextCycle:
             choice = choose_files([node.standing.kept for node in chosen], found)
             restore, self.without_snapshot = first_restore(choice), choice.reason
         elif cycle.verdict is not None:
-            restore = self._restore(cycle, chosen, found)
+            restore = self._restore(cycle, chosen, [node for node in ready if node not in takes_part], found)
         self._consensus.propose(
             DecisionKind.CYCLE,
             dict(enumerate(chosen)),
@@ -252,17 +252,25 @@ class NextCycle:
             restore=restore,
         )
 
-    def _restore(self, cycle: JobCycle, chosen: Sequence[Node], found: SavedFiles | None) -> Restore | None:
+    def _restore(
+        self, cycle: JobCycle, chosen: Sequence[Node], spares: Sequence[Node], found: SavedFiles | None
+    ) -> Restore | None:
         """Choose the snapshot for the next cycle, and keep the reason if there is none.
 
-        ``found``: by an earlier life; as long as no later snapshot was restored, a cycle may go on from there again.
+        ``spares`` may have copies; ``found``: by an earlier life; as long as no later snapshot was restored, a cycle
+        may go on from there again.
         """
-        last, kept = cycle.end_for_snapshots, [node.standing.kept for node in chosen]
-        choice = choose_snapshot(kept, last)
+        last, kept = cycle.end_for_snapshots, [node.kept for node in chosen]
+        choice = choose_snapshot(kept, last, [node.kept for node in spares])
         if choice.key is None and found is not None and last.restored is not None and last.restored.files == found.name:
             choice = choose_files(kept, found)
         restore, self.without_snapshot = next_restore(choice, last)
-        return restore
+        holders = [*chosen, *spares]
+        sources = tuple(
+            CopySource(holders[at].address_of(holders[at].kept.port), holders[at].name, ranks)
+            for at, ranks in choice.copies
+        )
+        return None if restore is None else replace(restore, sources=sources)
 
     def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:
         decision = self._consensus.decision

@@ -95,6 +95,16 @@ class Node:
     def heard(self, now_s: float) -> None:
         self.heard_s = now_s
 
+    def address_of(self, port: int) -> str:
+        """Return the address of another port of this launcher's host; empty if it isn't known."""
+        return f"{self.address.rpartition(':')[0]}:{port}" if self.address else ""
+
+    @property
+    def kept(self) -> Kept:
+        """What its keeper can restore, and serve to others."""
+        kept = self.standing.kept
+        return kept if self.address else replace(kept, port=0)
+
     def enter(self, phase: NodePhase) -> None:
         self.phase = phase
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.job.rotation import Rotation
+from megatron_ft.core.memory.saved_files import consecutive
 from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.wording import counted, listed
 
@@ -166,6 +167,13 @@ def restored(restore: Restore) -> str:
     """All ranks have restored their state."""
     place = "the files of an earlier life" if restore.files else "memory"
     head = f"restored iteration {restore.key.iteration} from {place}"
+    if restore.sources:
+        first, *others = restore.sources
+        ranks = ", ".join(
+            f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in consecutive(first.ranks)
+        )
+        more = f", others from {counted(len(others), 'other node')}" if others else ""
+        head += f" (rank{'s' if len(first.ranks) > 1 else ''} {ranks} from {first.node}{more})"
     return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"
 
 

@@ -18,7 +18,7 @@ from megatron_ft.core.job.coordinator_locator import CoordinatorLocator
 from megatron_ft.core.job.decisions import AcceptorState, Assignment, CoordinatorHost, DecisionKind, Term
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.memory.snapshots import Complete, Passed, Saved
+from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Passed, Saved
 from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
 
 CUT_OFF_S = 15.0
@@ -320,6 +320,8 @@ class Member:
                 complete = key if isinstance(message, Complete) else self.standing.complete
                 self.standing = replace(self.standing, complete=complete, saved=waiting)
                 self._out.append(message)
+            case CopyTo(cycle) if self._is_running(cycle):
+                self._out.append(message)
             case m.Tell() | m.PrintJobLines() | NodeLost():
                 self._out.append(message)
 
@@ -421,6 +423,8 @@ class Member:
                 self.standing = replace(self.standing, kept=kept)
             case Saved(key) if key.cycle == self.standing.cycle:
                 self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
+            case KeeperPort(cycle, port) if cycle == self.standing.cycle:
+                self.standing = replace(self.standing, keeper_port=port)
             case m.Restored(cycle) if cycle == self.standing.cycle:
                 self.standing = replace(self.standing, restored=True)
             case m.NodeUnfit():

@@ -26,7 +26,7 @@ from megatron_ft.core.job.restart_policy import (
     RestartPolicy,
 )
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
 from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 
 _GOODBYE_S = 1.0
@@ -136,6 +136,8 @@ class NodeStatus:
     """Later ones that this node has `Saved`, and hasn't heard `Complete` or `Passed` of."""
     restored: bool = False
     """This node has `Restored`."""
+    keeper_port: int = 0
+    """Where this node's keeper takes copies in that cycle; 0: nowhere."""
 
     def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
@@ -626,13 +628,23 @@ class Dismiss:
 
 
 OfRanks = (
-    Report | Hang | RankSnapshots | Suspected | RankProgressing | Milestone | Intervals | Raised | Saved | Restored
+    Report
+    | Hang
+    | RankSnapshots
+    | Suspected
+    | RankProgressing
+    | Milestone
+    | Intervals
+    | Raised
+    | Saved
+    | Restored
+    | KeeperPort
 )
 NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | NodeMessage | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
-OfSnapshots = Complete | Passed
+OfSnapshots = Complete | Passed | CopyTo
 OfCycle = End | Verdict | NodeLost | DiagnoseHang | Reviewed | Suspected | RankProgressing | OfLearning | OfSnapshots
 ToMember = FromJob | OfCycle | Tell | PrintJobLines

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, Restore, SavedFiles, SnapshotKey
 from megatron_ft.core.wording import counted
 
+MOST_SOURCES = 64
+"""Nodes from which segments are copied; the decision names them."""
 MOST_TRIES = 2
 """Cycles that may restore a snapshot and fail before a new iteration; then it is bad."""
 
@@ -20,6 +22,8 @@ class SnapshotChoice:
     reason: str = ""
     files: str = ""
     """As in `Restore`."""
+    copies: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Ranks whose own node has no segment of them, by the node that has: its place in what was chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +47,33 @@ class CycleEnd:
     resumes_from_file: bool = False
 
 
-def choose(kept: Sequence[Kept], last: CycleEnd) -> SnapshotChoice:
-    """Return the newest snapshot of which each node of the next cycle has the segments of its own ranks.
+def choose(kept: Sequence[Kept], last: CycleEnd, spares: Sequence[Kept] = ()) -> SnapshotChoice:
+    """Return the newest snapshot of which each node of the next cycle has the segments of its own ranks, or can copy
+    them from another node.
 
     Args:
         kept: by place in the next cycle.
         last: snapshots written in that cycle count, and the one that it went on from. All others are of iterations
             that the job has left behind, or has done again since in another way.
+        spares: nodes that don't take part, but have copies.
     """
-    if not any(each.snapshots for each in kept):
+    holders = [*kept, *spares]
+    if not any(each.snapshots for each in holders):
         return SnapshotChoice()
-    without = [place for place, each in enumerate(kept) if not each.snapshots]
+    without = [place for place, each in enumerate(kept) if not each.snapshots and not each.local_ranks]
     if without:
         return SnapshotChoice(reason=f"node {without[0]} has no snapshot")
     restored = None if last.restored is None else last.restored.key
     world = sum(each.local_ranks for each in kept)
-    keys = {found.key for each in kept for found in each.snapshots}
+    keys = {found.key for each in holders for found in each.snapshots}
     current = sorted((key for key in keys if key.cycle == last.cycle or key == restored), reverse=True)
     reason = f"no snapshot is of cycle {last.cycle}"
     for key in current:
-        missing = next(_missing(kept, key, world), "")
-        if not missing:
-            return SnapshotChoice(key)
-        reason = missing
+        lacking = list(_lacking(kept, key, world))
+        copies, missing = _copies(holders, key, world, [rank for rank, _ in lacking])
+        if missing is None:
+            return SnapshotChoice(key, copies=copies)
+        reason = dict(lacking)[missing]
     return SnapshotChoice(reason=reason)
 
 
@@ -78,7 +86,7 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> SnapshotChoi
     """
     if files is None:
         return SnapshotChoice()
-    without = [place for place, each in enumerate(kept) if not each.local_ranks]
+    without = [place for place, each in enumerate(kept) if not each.reads_files]
     if without:
         return SnapshotChoice(reason=f"node {without[0]} was started without --ft-memory-checkpoint-dir")
     world = sum(each.local_ranks for each in kept)
@@ -88,19 +96,41 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> SnapshotChoi
     return SnapshotChoice(SnapshotKey(EARLIER_LIFE, files.iteration), files=files.name)
 
 
-def _missing(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[str]:
-    """Yield what keeps the next cycle from that snapshot."""
+def _lacking(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[tuple[int, str]]:
+    """Yield the ranks of whose segments their own node has none, and why."""
     first = 0
     for place, each in enumerate(kept):
         ranks = range(first, first + each.local_ranks)
         first += each.local_ranks
         found = next((one for one in each.snapshots if one.key == key), None)
         if found is None:
-            yield f"node {place} has no snapshot of iteration {key.iteration}"
+            why = f"node {place} has no snapshot of iteration {key.iteration}"
         elif found.world != world:
-            yield f"the snapshot of iteration {key.iteration} is of {counted(found.world, 'rank')}, not {world}"
-        elif lacking := sorted({*ranks} - {*found.ranks}):
-            yield f"node {place} has no snapshot of rank {lacking[0]}"
+            of = f"of {counted(found.world, 'rank')}, not {world}"
+            why = f"the snapshot of iteration {key.iteration} is {of}"
+        else:
+            yield from (
+                (rank, f"node {place} has no snapshot of rank {rank}") for rank in ranks if rank not in found.ranks
+            )
+            continue
+        yield from ((rank, why) for rank in ranks)
+
+
+def _copies(
+    holders: Sequence[Kept], key: SnapshotKey, world: int, ranks: Collection[int]
+) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], int | None]:
+    """Return which nodes have segments of these ranks for others; or the first rank of which none has."""
+    left, found = set(ranks), []
+    for at, each in enumerate(holders):
+        if not left:
+            break
+        has = {rank for one in each.snapshots if (one.key, one.world) == (key, world) for rank in one.ranks}
+        if each.port and (serves := left & has):
+            found.append((at, tuple(sorted(serves))))
+            left -= serves
+    if left or len(found) > MOST_SOURCES:
+        return (), min(left or ranks)
+    return tuple(found), None
 
 
 def _has_new(last: CycleEnd, restored: Restore) -> bool:

@@ -15,6 +15,8 @@ from megatron_ft.core.memory.snapshots import SnapshotKey
 
 SEGMENTS = 3
 """Segments per rank, the one being written included."""
+COPIES = 2
+"""Segments per rank of another node: of the complete snapshot, and of the one that comes."""
 _LEAST_RESERVE = 1 << 30
 _RESERVE = 0.05
 
@@ -99,20 +101,25 @@ def _room(left: int, of: int, name: str) -> Room:
     return Room(left - reserve, f"{gigabytes(left)} {name}, less a reserve of {gigabytes(reserve)}")
 
 
-def refusal(demands: Mapping[int, Demand], ranks: Iterable[int], held_bytes: int, memory: NodeMemory) -> str:
+def refusal(
+    demands: Mapping[int, Demand], ranks: Iterable[int], held_bytes: int, memory: NodeMemory, copied_ranks: int = 0
+) -> str:
     """Return why the snapshots of these ranks don't fit, with the arithmetic; empty if they do.
 
     Args:
         demands: those known, by rank. A rank without one is taken to need as much as the largest.
         held_bytes: part of the demands that is allocated already.
+        copied_ranks: ranks of another node of which copies are kept; each is taken to need as much as the largest.
     """
     largest = max(demands.values(), key=lambda demand: demand.total_bytes)
     each = [demands.get(rank, largest) for rank in ranks]
-    needed = sum(demand.total_bytes for demand in each)
+    needed = sum(demand.total_bytes for demand in each) + copied_ranks * COPIES * largest.segment_bytes
     found = room(memory)
     if needed - held_bytes <= found.free_bytes:
         return ""
     per_rank = f"{SEGMENTS} x {gigabytes(largest.segment_bytes)} + {gigabytes(largest.copies_bytes)} of copies"
+    if copied_ranks:
+        per_rank += f"; copies of {copied_ranks} of another node {COPIES} x {gigabytes(largest.segment_bytes)}"
     allocated = f", of which {gigabytes(held_bytes)} are allocated" if held_bytes else ""
     return (
         f"{len(each)} ranks need {gigabytes(needed)} (each up to {per_rank}){allocated}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from megatron_ft.core.codec import Between, Count, Rank, WorldSize
+from megatron_ft.core.codec import Between, Count, Cycle, Rank, WorldSize
 
 EARLIER_LIFE = -1
 """In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""
@@ -45,16 +45,29 @@ class KeptSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Everything that a node's keeper can restore. Without a keeper: empty.
+    """Everything that a node's keeper can restore, copies of other nodes' snapshots included. Without a keeper: empty.
 
     Args:
-        local_ranks: ranks that the node runs, from its launcher; 0 if it has no snapshot and can read no files.
+        local_ranks: ranks that the node runs, from its launcher; 0 if it has no snapshot, and can get none.
         files: what the node has found in the job's directory for snapshots; one node looks.
+        reads_files: the node can read that directory.
+        port: where the keeper serves those of other nodes; 0: nowhere.
     """
 
     snapshots: tuple[KeptSnapshot, ...] = ()
     local_ranks: Count = 0
     files: SavedFiles | None = None
+    reads_files: bool = False
+    port: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """Keeper that has the segments of ranks whose own node hasn't. ``address``: host:port; ``node``: its name."""
+
+    address: str
+    node: str
+    ranks: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,7 @@ class Restore:
         failure: how the cycle before the first restore failed, as far as two failures can be compared.
         reached: iteration at which the cycle before this one ended; None if unknown.
         files: name of the directory with the snapshot of an earlier life; empty for one of this life.
+        sources: where nodes get the segments of ranks that they haven't.
     """
 
     key: SnapshotKey
@@ -74,6 +88,7 @@ class Restore:
     failure: str = ""
     reached: int | None = None
     files: str = ""
+    sources: tuple[CopySource, ...] = ()
 
     @property
     def redone(self) -> int | None:
@@ -83,7 +98,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """All ranks of this node have a verified snapshot; it is kept until `Complete` or `Passed` comes."""
+    """All ranks of this node have a verified snapshot, and so has the node that keeps copies of them, if one does.
+
+    It is kept until `Complete` or `Passed` comes.
+    """
 
     key: SnapshotKey
 
@@ -103,3 +121,19 @@ class Passed:
     """
 
     key: SnapshotKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperPort:
+    """The keeper of this node takes copies of other nodes' snapshots at this port."""
+
+    cycle: Cycle
+    port: Count
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTo:
+    """The keeper at ``address`` takes copies of this node's snapshots."""
+
+    cycle: Cycle
+    address: str

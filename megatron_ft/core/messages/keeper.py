@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class Prepare:
     """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
 
     ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none; ``files``:
-    directory of the files of ``restore``, if it was left by an earlier life.
+    directory of the files of ``restore``, if it was left by an earlier life; ``sources``: keepers that have segments of
+    ``restore`` which this node hasn't.
     """
 
     cycle: Cycle
@@ -142,6 +143,18 @@ class Prepare:
     restore: SnapshotKey | None = None
     job: JobKnown = JobKnown()
     files: str = ""
+    sources: tuple[CopySource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """The attached descriptor is a listening socket: keep copies of other nodes' snapshots from now on.
+
+    ``key``: hexadecimal, by which keepers of the job prove that they are; ``bytes_per_s``: most that this keeper sends.
+    """
+
+    key: str
+    bytes_per_s: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +200,7 @@ class Dropped:
     segment: Count
 
 
-LauncherToKeeper = Prepare | Complete | Passed | TakeStock | WriteFiles | Adopt | Dropped
+LauncherToKeeper = Prepare | OpenDoor | Complete | Passed | CopyTo | TakeStock | WriteFiles | Adopt | Dropped
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 

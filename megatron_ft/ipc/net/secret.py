@@ -139,6 +139,11 @@ def memory_pickle_key(secret: bytes | None) -> str:
     return key.hex()
 
 
+def memory_copies_key(secret: bytes) -> str:
+    """Return the key by which keepers prove to each other that they are of one job; nothing else follows from it."""
+    return hmac.digest(secret, b"megatron_ft 1\0memory copies", "sha256").hex()
+
+
 def _bytes(text: str, size: int | None = None) -> bytes | None:
     """Return the bytes of a hexadecimal text; None if it is invalid or of another size."""
     try:

@@ -176,6 +176,14 @@ def keeper_given_up(how: str) -> str:
     return f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
 
 
+def no_copies_without_secret() -> str:
+    return "no other node keeps copies of memory checkpoints: this takes FT_SECRET, the same on all nodes"
+
+
+def no_port_for_copies(why: str) -> str:
+    return f"no other node keeps copies of memory checkpoints: there is no port for them: {why}"
+
+
 def files_not_whole(files: SavedFiles, lacking: int, directory: str) -> str:
     """Say that a snapshot of an earlier life isn't used."""
     of = f"{lacking} of {counted(files.world, 'rank')}"

@@ -25,7 +25,7 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
-from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
+from megatron_ft.core.memory.snapshots import Complete, CopyTo, Passed, Restore
 from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
@@ -269,7 +269,7 @@ class FaultTolerantAgent(TorchAgent):
                 self._monitors[local_rank].order(order)
             case Release():
                 self._monitors.release(effect)
-            case Complete() | Passed():
+            case Complete() | Passed() | CopyTo():
                 self._memory.tell(effect)
             case _ if isinstance(effect, NodeMessage):
                 self._coordination.tell(effect)

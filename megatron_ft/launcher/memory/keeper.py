@@ -20,8 +20,8 @@ from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.job.messages import StockTaken
-from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Saved, SnapshotKey
+from megatron_ft.core.job.messages import OfSnapshots, StockTaken
+from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     Adopt,
@@ -32,6 +32,7 @@ from megatron_ft.core.messages.keeper import (
     JobKnown,
     KeeperSays,
     LauncherToKeeper,
+    OpenDoor,
     Prepare,
     RankRestored,
     Stock,
@@ -45,6 +46,7 @@ from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor, Timer
+from megatron_ft.launcher.memory.copy_door import CopyDoor
 
 _QUICK_S = 10.0
 _MOST_BAD = 5
@@ -61,9 +63,9 @@ class KeeperReplaced:
     """Another keeper, or none, has the segments now, and no question about the stock is open."""
 
 
-KeeperEvent = Saved | RankRestored | RestoreFailed | StockTaken | KeeperReplaced
-"""``Saved``: all ranks of this node are verified. The next two: of one rank; ``rank`` is global. ``StockTaken``: what
-was verified after the time of the answer."""
+KeeperEvent = Saved | KeeperPort | RankRestored | RestoreFailed | StockTaken | KeeperReplaced
+"""``Saved``: all ranks of this node are verified. ``RankRestored``, ``RestoreFailed``: of one rank; ``rank`` is global.
+``StockTaken``: what was verified after the time of the answer."""
 
 
 class Keeper:
@@ -76,17 +78,20 @@ class Keeper:
         *,
         xxhash: str | None,
         secret: bytes | None = None,
+        copies_bytes_per_s: int = 0,
         say: Callable[[str], None],
         on_event: Callable[[KeeperEvent], None],
     ) -> None:
         """``path``: of the socket, in the run directory; ``xxhash``: extension module, None: ranks are told of none.
 
-        ``secret``: the job's. Without it, what ranks pickle can be restored only under this launcher.
+        ``secret``: the job's. Without it, what ranks pickle can be restored only under this launcher, and no other node
+        keeps copies of this one's snapshots. ``copies_bytes_per_s``: most that is sent to it.
         """
         self.path = path
         self._reactor = reactor
         self._xxhash = xxhash
         self._pickle_key = memory_pickle_key(secret)
+        self._copies = CopyDoor(secret, copies_bytes_per_s, say)
         self._born_s = time.monotonic()
         self._restarts = 0
         self._say = say
@@ -101,6 +106,7 @@ class Keeper:
         """Rank, snapshot and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
         self._complete: Complete | None = None
+        self._copy_to: CopyTo | None = None
         self._writing: WriteFiles | None = None
         self._written: FilesWritten | None = None
         self._question = 0
@@ -159,14 +165,19 @@ class Keeper:
         if is_first and self._listener is not None:
             self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)
+        self._copy_to = None
         self._order(self._prepared)
+        if self._process is not None:
+            self._open_door()
         if restore is not None and self.is_given_up:
             self._fail_restores("this node keeps no memory checkpoints any more")
 
-    def tell(self, fact: Complete | Passed) -> None:
-        """Say what the job has decided about a snapshot."""
+    def tell(self, fact: OfSnapshots) -> None:
+        """Say what the job has decided about a snapshot, or where copies go."""
         if isinstance(fact, Complete):
             self._complete = fact
+        elif isinstance(fact, CopyTo):
+            self._copy_to = fact
         self._order(fact)
 
     def last_complete(self) -> tuple[SnapshotKey, int] | None:
@@ -221,6 +232,7 @@ class Keeper:
             if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
                 self._reap(pidfd)
         self._let_go_of_socket()
+        self._copies.close()
         close_fds(self._take_all())
 
     # -- the life of the process ------------------------------------------------------------------------------
@@ -249,10 +261,24 @@ class Keeper:
         self._order(self._prepared)
         if self._complete is not None:
             self._order(self._complete)
+        self._open_door()
+        if self._copy_to is not None:
+            self._order(self._copy_to)
         if self._asked is not None:
             self._ask(self._asked[1])
         if self._writing is not None:
             self._order(self._writing)
+
+    def _open_door(self) -> None:
+        """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where."""
+        prepared = self._prepared
+        assert prepared is not None
+        if prepared.world == len(prepared.ranks):
+            return
+        listener = self._copies.open()
+        if listener is not None and self._channel is not None:
+            self._order(OpenDoor(self._copies.key, self._copies.bytes_per_s), (listener.fileno(),))
+            self._on_event(KeeperPort(prepared.cycle, self._copies.port))
 
     def _spawn_connected(self) -> socket.socket:
         """Start the process; returns the launcher's end of the connection with it.
@@ -415,6 +441,7 @@ class Keeper:
         close_fds(fds)
 
     def _stock_told(self, kept: Kept) -> None:
+        kept = replace(kept, port=self._copies.port)
         if self._asked is None:  # the keeper's second answer
             self._on_event(StockTaken(kept))
         self._answer(kept)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job.messages import StockTaken
-from megatron_ft.core.memory.snapshots import Complete, Kept, Passed, Restore, Saved
+from megatron_ft.core.job.messages import OfSnapshots, StockTaken
+from megatron_ft.core.memory.snapshots import Complete, KeeperPort, Kept, Restore, Saved
 from megatron_ft.core.messages.keeper import Prepare, RankRestored
 from megatron_ft.launcher.memory.keeper import STOCK_S, KeeperEvent, KeeperReplaced
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
@@ -20,8 +20,8 @@ class KeeperOrders(Protocol):
     def prepare(self, order: Prepare) -> None:
         """Begin a cycle, before its ranks start. Segments newer than what it restores go; without it, all."""
 
-    def tell(self, fact: Complete | Passed) -> None:
-        """Say what the job has decided about a snapshot."""
+    def tell(self, fact: OfSnapshots) -> None:
+        """Say what the job has decided about a snapshot, or where copies go."""
 
     def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
         """Call back with everything that can be restored: within that time, or (None) once all is verified."""
@@ -45,10 +45,11 @@ class MemoryCheckpoints:
         """Begin a cycle on this node, before its ranks start."""
         self._cycle, self._restoring, self._longest_s = cycle, set() if restore is None else set(ranks), 0.0
         key, path = (None, "") if restore is None else (restore.key, self._files.path_of(restore.files))
-        self._keeper.prepare(Prepare(cycle, tuple(ranks), world, key, files=path))
+        sources = () if restore is None else restore.sources
+        self._keeper.prepare(Prepare(cycle, tuple(ranks), world, key, files=path, sources=sources))
 
-    def tell(self, fact: Complete | Passed) -> None:
-        """Say what the job has decided about a snapshot: to the keeper, and to the owner of the files."""
+    def tell(self, fact: OfSnapshots) -> None:
+        """Tell the keeper, and the owner of the files, what the job has decided about a snapshot."""
         self._keeper.tell(fact)
         if isinstance(fact, Complete):
             self._files.superseded(fact.key)
@@ -66,7 +67,7 @@ class MemoryCheckpoints:
     def hear(self, event: KeeperEvent) -> None:
         """Tell the machine what the keeper's news mean for the node."""
         match event:
-            case StockTaken():
+            case StockTaken() | KeeperPort():
                 self._to_machine(event)
             case Saved():
                 self._restoring.clear()  # a script that saves doesn't restore any more, and needn't have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.memory.saved_files import set_name
@@ -30,8 +31,12 @@ class SnapshotFiles:
         ranks: int,
         say: Callable[[str], None],
         announce: Callable[[str], None],
+        takes_copies: bool = False,
     ) -> None:
-        """``timeout_s``: for writing; ``ranks``: of this node; ``announce`` prints a line that each launcher has."""
+        """``timeout_s``: for writing; ``ranks``: of this node; ``announce`` prints a line that each launcher has.
+
+        ``takes_copies``: this node can restore what other nodes' keepers have.
+        """
         self._directory = None if directory is None else os.path.abspath(directory)
         self._timeout_s = timeout_s
         self._ranks = ranks
@@ -39,7 +44,8 @@ class SnapshotFiles:
         self._announce = announce
         self._thread = FileThread()
         self._sets: list[FoundSet] = []
-        self.found = Kept() if directory is None else Kept(local_ranks=ranks)
+        reads_files = directory is not None
+        self.found = Kept(local_ranks=ranks if reads_files or takes_copies else 0, reads_files=reads_files)
         """What this node can restore before the first cycle."""
 
     def look(self) -> None:
@@ -61,7 +67,7 @@ class SnapshotFiles:
         self._sets = found
         for each in found:
             if not each.lacking:
-                self.found = Kept(local_ranks=self._ranks, files=each.files)
+                self.found = replace(self.found, files=each.files)
                 return
             self._say(lines.files_not_whole(each.files, each.lacking, directory))
 

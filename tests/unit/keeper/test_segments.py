@@ -44,6 +44,7 @@ def test_cycle_keeps_only_what_it_restores() -> None:
         add(segments, 1, CHOSEN),  # of a rank that is elsewhere now
     ]
     assert list(segments.stale(1, CHOSEN, [0])) == gone
+    assert list(segments.stale(1, CHOSEN, [0], lends=True)) == gone[:-1]
     assert set(segments.values()) == {*kept, *gone}
 
 

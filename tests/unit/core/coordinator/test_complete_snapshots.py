@@ -150,7 +150,7 @@ EARLIER = SnapshotKey(EARLIER_LIFE, 7)
 
 
 def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_newest() -> None:
-    found, other = Kept(local_ranks=1, files=FILES), Kept(local_ranks=1)
+    found, other = Kept(local_ranks=1, files=FILES, reads_files=True), Kept(local_ranks=1, reads_files=True)
     machine = begun(RULES, "ab", [found, other])
     for link in (0, 1):
         said = lines(machine.handle(edge.Heard(link, m.Restored(0, EARLIER)), 0.0))
@@ -169,7 +169,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
     machine = Coordinator("c", founds=True, now_s=0.0)
     machine.handle(edge.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
-    machine.handle(edge.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES))), 0.0)
+    machine.handle(edge.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
     effects = answers(machine, machine.settle(0.0))
     assert lines(effects) == [
         "cycle 0 restores nothing from memory: the snapshot of iteration 7 in files is of 2 ranks, not 4"

@@ -8,6 +8,7 @@ import pytest
 
 from megatron_ft.core.job.lines import restored
 from megatron_ft.core.memory.choice import (
+    MOST_SOURCES,
     CycleEnd,
     SnapshotChoice,
     choose,
@@ -153,8 +154,12 @@ FILES = SavedFiles("iteration-7-of-4", 7, 4)
 EARLIER = SnapshotKey(EARLIER_LIFE, 7)
 
 
+def reader(local_ranks: int) -> Kept:
+    return Kept(local_ranks=local_ranks, reads_files=True)
+
+
 def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> None:
-    choice = choose_files([Kept(local_ranks=2), Kept(local_ranks=2, files=FILES)], FILES)
+    choice = choose_files([reader(2), replace(reader(2), files=FILES)], FILES)
     assert first_restore(choice) == Restore(EARLIER, files=FILES.name)
     assert first_restore(choose_files([Kept()], None)) is None
 
@@ -162,8 +167,8 @@ def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> N
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        ([Kept(local_ranks=4), Kept(local_ranks=4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
-        ([Kept(local_ranks=2), Kept()], "node 1 was started without --ft-memory-checkpoint-dir"),
+        ([reader(4), reader(4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
+        ([reader(2), Kept(local_ranks=2)], "node 1 was started without --ft-memory-checkpoint-dir"),
     ],
 )
 def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
@@ -185,3 +190,46 @@ def test_later_snapshot_is_newer_than_that_of_files_and_one_that_has_advanced_ke
     restore, _ = next_restore(SnapshotChoice(EARLIER), last)
     assert restore is not None
     assert (restore.key, restore.files, restore.tries) == (EARLIER, FILES.name, 0)
+
+
+def copy_of(place: int, *keys: SnapshotKey) -> tuple[KeptSnapshot, ...]:
+    return kept(place, *keys).snapshots
+
+
+def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
+    """What a keeper reports that has segments of its own ranks and of another node's."""
+    own = {each.key: each for each in found.snapshots}
+    for each in copies:
+        ranks = own[each.key].ranks if each.key in own else ()
+        own[each.key] = replace(each, ranks=tuple(sorted((*ranks, *each.ranks))))
+    return replace(found, snapshots=tuple(own.values()), port=1)
+
+
+def test_node_without_segments_copies_them_from_the_node_that_has() -> None:
+    nodes = [merged(kept(0, key(7)), copy_of(1, key(7))), Kept(local_ranks=2)]
+    assert choose(nodes, LAST) == SnapshotChoice(key(7), copies=((0, (2, 3)),))
+    spare = merged(Kept(), copy_of(1, key(7)))
+    assert choose([kept(0, key(7)), Kept(local_ranks=2)], LAST, [spare]) == SnapshotChoice(
+        key(7), copies=((2, (2, 3)),)
+    )
+
+
+def test_newest_snapshot_of_which_there_are_segments_of_all_ranks_anywhere_is_chosen() -> None:
+    nodes = [merged(kept(0, key(7), key(8)), copy_of(1, key(7))), Kept(local_ranks=2)]
+    assert choose(nodes, LAST).key == key(7)
+
+
+def test_segments_that_no_keeper_serves_are_not_chosen() -> None:
+    nodes = [replace(merged(kept(0, key(7)), copy_of(1, key(7))), port=0), Kept(local_ranks=2)]
+    assert choose(nodes, LAST) == SnapshotChoice(reason="node 1 has no snapshot of iteration 7")
+
+
+def test_ranks_that_have_changed_places_are_copied_from_each_other() -> None:
+    nodes = [replace(kept(1, key(7)), port=1), replace(kept(0, key(7)), port=1)]
+    assert choose(nodes, LAST) == SnapshotChoice(key(7), copies=((0, (2, 3)), (1, (0, 1))))
+
+
+def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
+    count = MOST_SOURCES + 1
+    nodes = [replace(kept((place + 1) % count, key(7), world=2 * count), port=1) for place in range(count)]
+    assert choose(nodes, LAST).key is None

@@ -60,7 +60,7 @@ def test_whole_snapshot_is_found(tmp_path: Path) -> None:
     left(tmp_path, "ranks-0-1", "ranks-2-3")
     directory = Directory(tmp_path)
     directory.files.look()
-    assert directory.files.found == Kept(local_ranks=2, files=SavedFiles(NAME, 7, 4))
+    assert directory.files.found == Kept(local_ranks=2, files=SavedFiles(NAME, 7, 4), reads_files=True)
     assert directory.files.path_of(NAME) == f"{tmp_path}/{NAME}"
     assert directory.said == []
 

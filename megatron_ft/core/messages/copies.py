@@ -1,0 +1,51 @@
+"""Messages between the keepers of two nodes, and the order in which they come. Segments follow as plain bytes.
+
+| the one that connected | the other |
+|---|---|
+| `Offer` | `Accepted`, or `Refused` |
+| the segment, in frames of `PIECE_BYTES` | `Accepted` once it is verified, or `Refused` |
+| `Want` | `Offer` and the segment, or `Refused` |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.core.codec import Count, Rank, Vocabulary, WorldSize
+from megatron_ft.core.memory.snapshots import SnapshotKey
+
+PIECE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A verified segment of ``nbytes``. ``world``: number of ranks of the job."""
+
+    key: SnapshotKey
+    rank: Rank
+    world: WorldSize
+    nbytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Ask for the verified segment of a rank."""
+
+    key: SnapshotKey
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The segment may come; or it has come, and is verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What was offered or wanted isn't taken or given, and why."""
+
+    why: str
+
+
+BetweenKeepers = Offer | Want | Accepted | Refused
+BETWEEN_KEEPERS: Vocabulary[BetweenKeepers] = Vocabulary(BetweenKeepers)

@@ -1,0 +1,212 @@
+"""Copies of snapshots as the keeper's loop sees them: those that it sends, and those that it keeps for another node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from megatron_ft.core.memory.retention import COPIES
+from megatron_ft.core.memory.segment_layout import MAX_LAYOUT_BYTES
+from megatron_ft.core.memory.snapshots import CopyTo, SnapshotKey
+from megatron_ft.core.messages.copies import Offer, Want
+from megatron_ft.core.messages.keeper import OpenDoor, Prepare
+from megatron_ft.ipc.wire import close_fds
+from megatron_ft.keeper import copies
+from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy
+from megatron_ft.keeper.link import STALL_S
+from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.keeper.work import BackgroundWorker, LoopCalls
+
+_SILENT_S = 3 * STALL_S
+"""Seconds without a piece sent after which copying has failed, whatever its thread waits for. A verification that takes
+longer counts, too: the snapshot is told of then as one without a copy."""
+
+
+class CopyKeeping:
+    """One keeper's. ``say`` has a line printed once per subject and cycle, ``go_on`` follows each change."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        calls: LoopCalls,
+        *,
+        drop: Callable[[HeldSegment], None],
+        take: Callable[[HeldSegment, int, str], None],
+        say: Callable[[str, str], None],
+        go_on: Callable[[], None],
+        done_fd: int,
+    ) -> None:
+        self._segments = segments
+        self._calls = calls
+        self._drop, self._take, self._say, self._go_on = drop, take, say, go_on
+        self._worker = BackgroundWorker("ft_copy", done_fd)
+        self._prepared: Prepare | None = None
+        self._door: Door | None = None
+        self.key = b""
+        """By which keepers of the job know each other; empty: no copies are kept."""
+        self._bytes_per_s = 0
+        self._address = ""
+        """Keeper that gets copies of this node's snapshots."""
+        self._copying: Copying | None = None
+        self._done: SnapshotKey | None = None
+        """Newest snapshot that was copied, or could not be."""
+        self.has_room = True
+        """There is memory for copies of another node's snapshots."""
+
+    def serve(self) -> None:
+        """Take the results of the thread that copies."""
+        self._worker.serve()
+
+    def begin(self, prepared: Prepare) -> None:
+        """Begin a cycle: where copies go is told anew."""
+        self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
+        self._give_up()
+
+    def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
+        """Serve keepers of other nodes from now on, or copy to one of them."""
+        if isinstance(order, CopyTo):
+            if self._prepared is not None and order.cycle == self._prepared.cycle:
+                self._address = order.address
+        elif self._door is None:
+            (fd,) = fds
+            self.key, self._bytes_per_s = bytes.fromhex(order.key), order.bytes_per_s
+            self._door = Door(socket.socket(fileno=fd), self.key, _InLoop(self, self._calls))
+        else:
+            close_fds(fds)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of another node of which copies are kept here: as many as this node has."""
+        return len(self._prepared.ranks) if self.key and self._prepared is not None else 0
+
+    # -- copies of this node's snapshots ----------------------------------------------------------------------
+
+    @property
+    def being_copied(self) -> SnapshotKey | None:
+        return None if self._copying is None else self._copying.key
+
+    def due_s(self) -> float | None:
+        """Return when copying counts as failed, unless a piece is sent before."""
+        return None if self._copying is None else self._copying.moved_s + _SILENT_S
+
+    def may_be_told(self, newest: SnapshotKey) -> SnapshotKey | None:
+        """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
+
+        Another node gets a copy first, if one keeps copies: what the job takes for complete outlives a node. Begins to
+        copy the newest one, if nothing is being copied.
+        """
+        due_s = self.due_s()
+        if due_s is not None and time.monotonic() >= due_s:
+            self._failed("it doesn't answer")
+        if not self._address:
+            return newest
+        if self._copying is None and (self._done is None or newest > self._done):
+            self._copy(newest)
+        return self._done
+
+    def _copy(self, key: SnapshotKey) -> None:
+        prepared = self._prepared
+        assert prepared is not None
+        copying = self._copying = Copying(key, self._address)
+        held = [self._segments.verified(rank)[key] for rank in prepared.ranks]
+        segments = [ToCopy(each.rank, os.dup(each.fd), each.nbytes) for each in held]
+
+        def send() -> Callable[[], None]:
+            why = copies.send(copying, self.key, segments, prepared.world, self._bytes_per_s)
+            return partial(self._copied, copying, why)
+
+        self._worker.post(send)
+
+    def _copied(self, copying: Copying, why: str) -> None:
+        if copying is not self._copying:
+            return  # given up meanwhile
+        if why:
+            self._failed(why)
+        else:
+            self._done, self._copying = copying.key, None
+        self._go_on()
+
+    def _failed(self, why: str) -> None:
+        """The snapshot counts without a copy: the ranks of this node may still restore it."""
+        assert self._copying is not None
+        self._done = self._copying.key
+        self._say(
+            "copies", f"the node at {self._copying.address} has no copy of iteration {self._done.iteration}: {why}"
+        )
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._copying is not None:
+            self._copying.is_wanted = False
+            self._copying = None
+
+    # -- copies of another node's snapshots -------------------------------------------------------------------
+
+    def admit(self, offer: Offer) -> int | str:
+        """Return the number of the segment that will hold a copy, or why it isn't taken."""
+        prepared, segments = self._prepared, self._segments
+        if prepared is None or offer.key.cycle != prepared.cycle:
+            return "this node is in another cycle"
+        if offer.rank in prepared.ranks or not offer.rank < offer.world == prepared.world:
+            return f"no copies of rank {offer.rank} are kept here"
+        if not self.has_room:
+            return "its memory doesn't suffice for copies"
+        kept = segments.copied_ranks(prepared.ranks, prepared.cycle)
+        if offer.rank not in kept and len(kept) >= len(prepared.ranks):
+            return f"copies of {len(kept)} ranks are kept here, and no more"
+        own = max((each.nbytes for each in segments.values() if each.rank in prepared.ranks), default=0)
+        if own and offer.nbytes > 2 * own + MAX_LAYOUT_BYTES:
+            return "the segment is far larger than those of this node"
+        for old in segments.of_copy(offer.rank)[: 1 - COPIES]:
+            self._drop(old)
+        held = segments.add(offer.rank, -1, offer.nbytes, SegmentState.ALLOCATING)
+        held.key = offer.key
+        return held.number
+
+    def take(self, number: int, fd: int, why: str) -> None:
+        """Take a copy that has come, to be verified; or see that none has."""
+        held = self._segments.get(number)
+        if held is None or held.state is not SegmentState.ALLOCATING:
+            if fd >= 0:
+                os.close(fd)
+            self._segments.pop(number, None)
+            return
+        self._take(held, fd, why)
+
+    def is_verified(self, number: int) -> bool | None:
+        held = self._segments.get(number)
+        if held is None or held.state is SegmentState.LEAVING:
+            return False
+        return True if held.state is SegmentState.VERIFIED else None
+
+    def lend(self, want: Want) -> Lent | str | None:
+        """Return a descriptor of the segment that another node wants, and what it is."""
+        held = self._segments.verified(want.rank).get(want.key)
+        if held is not None:
+            return Lent(os.dup(held.fd), Offer(want.key, want.rank, held.world, held.nbytes))
+        if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):
+            return None
+        return f"there is no verified segment of rank {want.rank}"
+
+
+class _InLoop:
+    """`copies.Host` for threads."""
+
+    def __init__(self, keeping: CopyKeeping, calls: LoopCalls) -> None:
+        self._keeping = keeping
+        self._calls = calls
+
+    def admit(self, offer: Offer) -> int | str:
+        return self._calls.wait_for(lambda: self._keeping.admit(offer))
+
+    def take(self, number: int, fd: int, why: str) -> None:
+        self._calls.wait_for(lambda: self._keeping.take(number, fd, why))
+
+    def is_verified(self, number: int) -> bool | None:
+        return self._calls.wait_for(lambda: self._keeping.is_verified(number))
+
+    def lend(self, want: Want) -> Lent | str | None:
+        return self._calls.wait_for(lambda: self._keeping.lend(want))
