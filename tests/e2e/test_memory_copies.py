@@ -10,7 +10,7 @@ import pytest
 from tests.support.extras import skip_module_without
 from tests.support.launching import Finished, Launched, Launcher, launcher
 from tests.support.netns import Hosts, four_hosts
-from tests.support.nodes import meeting_place, wait_for_all
+from tests.support.nodes import wait_for_all
 
 skip_module_without("xxhash")
 

@@ -181,8 +181,8 @@ class LauncherOptions:
     memory_checkpoint_bandwidth: int = option(
         1000,
         whole(1, 10**6, "MB/s"),
-        "Most megabytes per second that a node sends to the node that keeps copies of its memory checkpoints. Copies "
-        "are only kept if FT_SECRET is set.",
+        "Most that a node sends to the one that keeps copies of its memory checkpoints. Copies are only kept if "
+        "FT_SECRET is set.",
     )
     segment: int = option(
         0,
