@@ -101,7 +101,14 @@ MUTANTS = (
         "if cycle is None else cycle.advance,\n            back",
         "if cycle is None else cycle.decision.advance,\n            back",
     ),
-    Mutant("the owner's vote elsewhere ignored", _MEMBER, "if self._owned - {self._search.address}:", "if False:"),
+    Mutant(
+        "the owner's vote elsewhere ignored",
+        _MEMBER,
+        "if self._owned - {self._search.address}:",
+        "if False:",
+        unit="tests/unit/core/coordinator/test_coordinator.py::"
+        "test_launcher_kills_its_own_coordinators_before_it_votes_at_another",
+    ),
     Mutant(
         "a leaver that voted elsewhere counted as gone",
         _CONSENSUS,
@@ -456,12 +463,19 @@ MUTANTS = (
         "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
     Mutant("an older snapshot than the newest", _CHOICE, "reverse=True)", "reverse=False)"),
-    Mutant("a snapshot that not all nodes have", _CHOICE, "if not missing:", "if True:"),
+    Mutant("a snapshot that not all nodes have", _CHOICE, "if missing is None:", "if True:"),
+    Mutant(
+        "a snapshot that nobody serves",
+        _CHOICE,
+        "if each.port and (serves",
+        "if (serves",
+        unit="tests/unit/core/memory/test_choice.py::test_segments_that_no_keeper_serves_are_not_chosen",
+    ),
     Mutant(
         "a snapshot of other ranks",
         _CHOICE,
-        "lacking := sorted({*ranks} - {*found.ranks})",
-        "lacking := []",
+        "for rank in ranks if rank not in found.ranks",
+        "for rank in ()",
         unit="tests/unit/core/memory/test_choice.py::"
         "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),

@@ -239,7 +239,7 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
     nodes = chance.choice((4, 6, 6))
     rules = replace(plan.rules, min_nodes=chance.choice((1, nodes // 2, nodes)), max_nodes=nodes, max_restarts=10)
     plan = replace(plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0))
-    at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 12.0
+    at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 21.5
     stands_s = decides_s + chance.uniform(0.5, 3.0)
     cut_s = decides_s + chance.uniform(0.5, 3.0)
     side = _splits(range(nodes // 2), nodes, chance)
@@ -250,16 +250,16 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
     ]
     if chance.random() < 0.3:
         faults.append(
-            _fault(chance, at_s + decides_s + chance.uniform(0.3, 2.5), "owner_killed", seconds=60.0, which=0)
+            _fault(chance, at_s + decides_s + chance.uniform(2.0, 6.5), "owner_killed", seconds=60.0, which=0)
         )
         if plan.seed % 2:  # before anybody has told the first coordinator of the decision
             faults[:2] = [replace(each, seconds=each.seconds - _SOONER_S) for each in faults[:2]]
             faults[2:] = [replace(each, at_s=each.at_s - _SOONER_S) for each in faults[2:]]
     else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
-        faults[0] = replace(faults[0], seconds=chance.uniform(7.0, 12.0))
-        faults[1] = replace(faults[1], seconds=chance.uniform(7.0, 12.0))
+        faults[0] = replace(faults[0], seconds=chance.uniform(16.0, 21.5))
+        faults[1] = replace(faults[1], seconds=chance.uniform(16.0, 21.5))
         faults[2] = _fault(chance, at_s + 0.1, "successor_off_deciding", seconds=60.0)
-        faults.append(_fault(chance, at_s + chance.uniform(10.3, 12.5), "owner_stopped", seconds=1.0, which=0))
+        faults.append(_fault(chance, at_s + chance.uniform(19.5, 22.0), "owner_stopped", seconds=1.0, which=0))
     return replace(plan, faults=tuple(replace(fault, comes_back=False) for fault in faults))
 
 

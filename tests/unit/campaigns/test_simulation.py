@@ -29,7 +29,6 @@ from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
 from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.messages.monitor import ConfirmHang
 from tests.simulation import simulate as simulate_module
-from tests.simulation.job import CoordinatorProcess
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
@@ -581,10 +580,6 @@ def _goes_on_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RestartPolicy, "decide", decide)
 
 
-def _ignores_its_owners_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoordinatorProcess, "kill", lambda _: None)
-
-
 def _takes_a_voter_that_leaves_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def leaves(self: Consensus, node: Node) -> None:
         if node.votes and node.place is not None:
@@ -678,8 +673,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_cycles_without_progress, "notices_no_progress", None, 24),
         (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 2200),
         (_goes_on_without_progress, "notices_no_progress", None, 24),
-        (_ignores_its_owners_vote, "one_decision", None, 535),
-        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 500),
+        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 320),
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 1180),
         (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),
