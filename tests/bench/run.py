@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import collectives, control, costs, goodput, hangs, logs, restarts, rules, verdict
+from tests.bench import collectives, control, costs, goodput, hangs, logs, memory_checkpoints, restarts, rules, verdict
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -84,6 +84,11 @@ PARTS = {
     "hangs": Part("hang to the first step", lambda s: hangs.measure(s.launchers, s.reference, s.runs), hangs.rows),
     "goodput": Part(
         "goodput of a training with faults", lambda s: goodput.measure(s.launchers, s.reference), goodput.rows
+    ),
+    "memory": Part(
+        "state kept in memory, beside files and local checkpoints",
+        lambda s: memory_checkpoints.measure(s.launchers, s.reference),
+        memory_checkpoints.rows,
     ),
     "control": Part(
         "nodes that meet, lose one, and meet again, without ranks, on loopback",
