@@ -21,8 +21,11 @@ from megatron_ft.core.node_health import (
     CHECKS,
     DIRECTORIES_VARIABLE,
     directory_problems,
+    exclusion,
     gpu_problems,
+    lustre_problems,
     net_problems,
+    network_mounts,
     parse_checks,
 )
 from megatron_ft.ipc.linux import node_facts, nvml
@@ -32,8 +35,10 @@ _BOUND_S = 20.0
 _DESCRIPTION = """\
 Check that this node is ready for ranks: GPUs that are visible and need no reset, no Xid in the kernel's log but 13, 31,
 43, 45, 63 and 94 (gpu), the temporary directory (disk) and those of the job (storage) respond and have 1 GiB free,
-network links that are up (net), nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one line that says
-why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage' runs it before each cycle."""
+network links that are up (net), mounted network file systems that answer (mounts), no file in --excluded-in with the
+name of this host or its NVLink domain (excluded), nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one
+line that says why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage' runs it before
+each cycle."""
 
 Problems = Callable[[], list[str]]
 
@@ -71,6 +76,9 @@ def add_command(commands: Any) -> None:
         metavar="S",
         help="longest time for each check, in seconds (default %(default)s)",
     )
+    parser.add_argument(
+        "--excluded-in", metavar="DIR", help="directory in which a file with the name of a host or domain excludes it"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -85,7 +93,9 @@ def _run(args: argparse.Namespace) -> int:
         "disk": [tempfile.gettempdir()],
         "storage": list(filter(None, os.environ.get(DIRECTORIES_VARIABLE, "").split(os.pathsep))),
     }
-    problems = check(_planned(checks, directories, ranks), args.bound)
+    if "excluded" in checks and not args.excluded_in:
+        raise ConfigError("the check excluded needs --excluded-in DIR")
+    problems = check(_planned(checks, directories, ranks, args.excluded_in), args.bound)
     if problems:
         print("; ".join(problems))
     return _UNFIT if problems else 0
@@ -106,7 +116,9 @@ def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
     return found
 
 
-def _planned(checks: Sequence[str], directories: Mapping[str, list[str]], ranks: int) -> list[tuple[str, Problems]]:
+def _planned(
+    checks: Sequence[str], directories: Mapping[str, list[str]], ranks: int, excluded_in: str | None
+) -> list[tuple[str, Problems]]:
     planned: list[tuple[str, Problems]] = []
     for name in checks:
         if name == "gpu":
@@ -115,6 +127,12 @@ def _planned(checks: Sequence[str], directories: Mapping[str, list[str]], ranks:
             planned.append((name, lambda: net_problems(node_facts.interfaces_up(), node_facts.ports())))
         elif name == "nvidia-smi":
             planned.append((name, _nvidia_smi))
+        elif name == "mounts":
+            planned.append((name, lambda: lustre_problems(node_facts.lustre_health())))
+            mounts = network_mounts(node_facts.mountinfo())
+            planned += [(f"mounts: {each}", _mount(each)) for each in mounts]
+        elif name == "excluded":
+            planned.append((name, lambda: _excluded(excluded_in or "")))
         else:
             kind, _, path = name.partition(":")
             planned += [(f"{kind}: {each}", _directory(kind, each)) for each in ([path] if path else directories[kind])]
@@ -133,6 +151,24 @@ def _directory(kind: str, path: str) -> Problems:
             return directory_problems(kind, path, node_facts.try_directory(path))
         except OSError as error:
             return [f"{kind}: {path}: {error.strerror}"]
+
+    return problems
+
+
+def _excluded(directory: str) -> list[str]:
+    try:
+        return exclusion(node_facts.names_of_node(), node_facts.texts_in(directory))
+    except OSError as error:
+        return [f"excluded: {directory}: {error.strerror}"]
+
+
+def _mount(path: str) -> Problems:
+    def problems() -> list[str]:
+        try:
+            node_facts.look_into(path)
+        except OSError as error:
+            return [f"mounts: {path}: {error.strerror}"]
+        return []
 
     return problems
 

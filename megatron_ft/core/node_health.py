@@ -6,13 +6,13 @@ A node is refused only for what is certain. A fact that can't be determined is n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.wording import counted
 
-CHECKS = ("gpu", "disk", "net", "storage", "nvidia-smi")
+CHECKS = ("gpu", "disk", "net", "storage", "mounts", "excluded", "nvidia-smi")
 DIRECTORIES_VARIABLE = "FT_JOB_DIRECTORIES"
 """Directories that the job writes to, for the health command of a launcher; separated by colons."""
 LEAST_FREE_BYTES = 1 << 30
@@ -81,6 +81,36 @@ def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks
             f"gpu: Xid {', '.join(map(str, dict.fromkeys(numbers)))} in the kernel's log since the node booted"
         )
     return found
+
+
+_NETWORK_FILE_SYSTEMS = frozenset({"lustre", "nfs", "nfs4", "gpfs", "beegfs", "ceph", "fuse.weka", "wekafs"})
+_LUSTRE_HEALTHY = "healthy"
+_LONGEST_REASON = 200
+
+
+def network_mounts(mountinfo: Iterable[str]) -> list[str]:
+    """Return where network file systems are mounted, from the lines of ``/proc/self/mountinfo``."""
+    found = []
+    for line in mountinfo:
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split(maxsplit=1)
+        if len(fields) > 4 and kind and kind[0] in _NETWORK_FILE_SYSTEMS:
+            found.append(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]))
+    return list(dict.fromkeys(found))
+
+
+def lustre_problems(health: str) -> list[str]:
+    """Return what Lustre says of itself in ``/sys/fs/lustre/health_check``; empty where there is no such file."""
+    return [] if health in ("", _LUSTRE_HEALTHY) else [f"mounts: Lustre says that it is {health.splitlines()[0]!r}"]
+
+
+def exclusion(names: Iterable[str], reasons: Mapping[str, str]) -> list[str]:
+    """Return why a node is excluded that has these names, given the files of the directory: their names and texts."""
+    for name in names:
+        if name in reasons:
+            reason = next(iter(reasons[name].strip().splitlines()), "").strip()[:_LONGEST_REASON]
+            return [f"excluded: {name} is listed{f': {reason}' if reason else ''}"]
+    return []
 
 
 def xids(kernel_log: Iterable[str]) -> list[int]:

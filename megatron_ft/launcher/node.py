@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 
 from megatron_ft.core.agent import edge
@@ -216,10 +217,13 @@ class LauncherNode:
 
     def _make_health_check(self) -> HealthCheck | None:
         options = self._line.options
-        if options.node_health_command is None:
+        command = options.health_command(sys.executable)
+        if command is None:
+            if options.node_health_check_interval is not None:
+                self._say(lines.nothing_to_check())
             return None
         health = HealthCheck(
-            options.node_health_command,
+            command,
             timeout_s=options.node_health_timeout,
             reactor=self._reactor,
             known_children=self._children.pids,

@@ -217,3 +217,55 @@ def test_command_gets_the_directories_of_the_job(reactor: Reactor, tmp_path: Pat
     command = 'echo "$FT_JOB_DIRECTORIES"'
     health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set, directories=directories)
     assert health.run({}, nothing).last_line == f"{tmp_path}:{tmp_path}/ck"
+
+
+def test_check_that_fails_while_ranks_run_is_reported_and_ends_nothing(launcher: Launcher) -> None:
+    ill = launcher.directory / "ill"
+    script = """
+say("runs")
+while not os.path.exists(sys.argv[1]): time.sleep(0.02)
+"""
+    end = launcher.directory / "end"
+    command = f"test ! -e {ill} || {{ echo link is down; exit 3; }}"
+    options = [f"--ft-node-health-command={command}", "--ft-node-health-check-interval=0.3"]
+    launched = launcher.start(script, *options, script_args=[str(end)])
+    launched.wait_for("^runs")
+    ill.touch()
+    launched.wait_for(r"node health check failed while ranks run: exited with code 3 \(link is down\); ranks run on")
+    ill.unlink()
+    launched.wait_for("node health check passed again while ranks run")
+    end.touch()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert sum("failed while ranks run" in line for line in finished.lines) == 1
+    assert {event["good"] for event in launched.events("node_health")} == {True, False}
+
+
+def test_rank_that_fails_is_not_kept_waiting_by_a_check_beside_it(launcher: Launcher) -> None:
+    """The check would take 60 s."""
+    slow = launcher.directory / "slow"
+    script = "open(sys.argv[1], 'w').close(); time.sleep(1.5); sys.exit(7 if CYCLE == 0 else 0)"
+    command = f"test ! -e {slow} || {{ test $FT_CYCLE = 1 || sleep 60; }}"
+    options = [f"--ft-node-health-command={command}", "--ft-node-health-check-interval=0.2", "--max-restarts=1"]
+    finished = launcher.run(script, *options, script_args=[str(slow)])
+    assert finished.code == 0, finished.err
+    assert finished.seconds < 40
+
+
+def test_node_that_is_listed_in_the_directory_joins_once_it_is_not(launcher: Launcher) -> None:
+    directory = launcher.directory / "excluded"
+    directory.mkdir()
+    listed = directory / socket.gethostname().partition(".")[0]
+    listed.write_text("ECC errors, ticket 7\n")
+    options = [f"--ft-segment-health-check-dir={directory}", "--ft-enable-dist-storage-healthcheck=true"]
+    launched = launcher.start("say('runs')", *options)
+    launched.wait_for(rf"node health check failed: exited with code 1 \(excluded: {listed.name} is listed: ECC errors")
+    listed.unlink()
+    finished = launched.wait()
+    assert (finished.code, finished.out) == (0, "runs\n"), finished.err
+
+
+def test_interval_without_a_check_is_one_line(launcher: Launcher) -> None:
+    finished = launcher.run("pass", "--ft-node-health-check-interval=5")
+    assert finished.code == 0
+    assert sum("--ft-node-health-check-interval has no effect" in line for line in finished.lines) == 1

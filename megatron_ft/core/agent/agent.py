@@ -188,6 +188,8 @@ class Agent:
                     self._get_ready()
                 else:
                     self._move(PhaseEvent.UNFIT)
+            case NodeHealth() if self.phase is AgentPhase.RUNNING:
+                self._health.take_result_while_running(event, self._turn)
             case NodeHealth():  # this node leaves the job, and has said so
                 self._do(Write(event))
             case WorkloadControl():

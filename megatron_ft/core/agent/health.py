@@ -21,6 +21,8 @@ class HealthGate:
         """Time of the next check."""
         self._failures = 0
         self._last = ""
+        self._while_running = ""
+        """How the last check beside ranks failed; empty if it did not."""
 
     @property
     def is_aside(self) -> bool:
@@ -46,6 +48,16 @@ class HealthGate:
             turn.do(Say(lines.unfit(event.text, event.last_line, retry_s=delay_s)))
         self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
         return False
+
+    def take_result_while_running(self, event: NodeHealth, turn: Step) -> None:
+        """Log and report the result of a check beside ranks, which run on whatever it says."""
+        turn.do(Write(event))
+        before, self._while_running = self._while_running, "" if event.good else event.text
+        if event.good:
+            if before:
+                turn.do(Say(lines.fit_while_running()))
+        elif event.text != before:
+            turn.do(Say(lines.unfit_while_running(event.text, event.last_line)))
 
 
 def retry_delay_s(failures: int) -> float:

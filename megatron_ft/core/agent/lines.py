@@ -55,9 +55,22 @@ def run_finished(cycles: int) -> str:
 
 def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
     """Format why this node doesn't join. ``ended`` as in "exited with code 3"; ``last_line`` of the check's output."""
+    return f"node health check failed: {_failed(ended, last_line)}; retrying in {retry_s:g} s"
+
+
+def unfit_while_running(ended: str, last_line: str) -> str:
+    """Format that a check beside ranks has failed."""
+    told = "ranks run on; the node joins no round while it fails"
+    return f"node health check failed while ranks run: {_failed(ended, last_line)}; {told}"
+
+
+def fit_while_running() -> str:
+    return "node health check passed again while ranks run"
+
+
+def _failed(ended: str, last_line: str) -> str:
     shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
-    said = f" ({shown})" if shown else ""
-    return f"node health check failed: {ended}{said}; retrying in {retry_s:g} s"
+    return f"{ended} ({shown})" if shown else ended
 
 
 def fit_again(failures: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from dataclasses import dataclass
 
@@ -151,6 +152,24 @@ class LauncherOptions:
     node_health_timeout: float | None = option(
         60.0, TIMEOUT, "A health command that takes longer is killed and counts as failed; null: no limit."
     )
+    node_health_check_interval: float | None = option(
+        None,
+        TIMEOUT,
+        "Run the health checks also while ranks run, this often; null: don't. A check that fails is "
+        "reported, and the ranks run on: the node doesn't join the next round while it fails.",
+        names=("ft-node-health-check-interval", "ft-param-node-health-check-interval"),
+    )
+    enable_dist_storage_healthcheck: bool = option(
+        False,
+        YES_OR_NO,
+        "Check before each round that mounted network file systems answer: Lustre, NFS and others.",
+    )
+    segment_health_check_dir: str | None = option(
+        None,
+        path("of a directory", "DIR"),
+        "A file in this directory named after a host, or its NVLink domain, keeps it out of rounds. The file's first "
+        "line is the reason that is printed. Remove the file, and the node joins again.",
+    )
     max_no_progress_cycles: int = option(
         3,
         whole(0, 10**6 - 1, "cycles"),
@@ -287,6 +306,21 @@ class LauncherOptions:
     def max_failed_starts(self) -> int:
         """Starts in a row that may fail in the same way before a job has ever trained; 0: any number."""
         return MAX_FAILED_STARTS if self.max_no_progress_cycles else 0
+
+    def health_command(self, python: str) -> str | None:
+        """Return the shell command that checks this node's health; None if none is asked for.
+
+        ``python``: the interpreter for this package's own checks, which come first.
+        """
+        own = [name for name, is_asked in (("mounts", self.enable_dist_storage_healthcheck),) if is_asked]
+        words = [python, "-m", "megatron_ft", "node-health"]
+        if self.segment_health_check_dir is not None:
+            own.append("excluded")
+            words += ["--excluded-in", self.segment_health_check_dir]
+        if not own:
+            return self.node_health_command
+        first = shlex.join([*words, ",".join(own)])
+        return first if self.node_health_command is None else f"{first} && {{ {self.node_health_command}\n}}"
 
     @property
     def is_min_healthy(self) -> bool:

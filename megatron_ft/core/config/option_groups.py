@@ -68,6 +68,9 @@ GROUPS = {
     "nodes": (
         "ft_node_health_command",
         "ft_node_health_timeout",
+        "ft_node_health_check_interval",
+        "ft_enable_dist_storage_healthcheck",
+        "ft_segment_health_check_dir",
         "ft_segment",
     ),
     "memory checkpoints": (

@@ -25,9 +25,7 @@ IGNORED: dict[str, str] = {
         ),
         _LINKS,
     ),
-    **dict.fromkeys(
-        ("enable_dist_storage_healthcheck", "storage_healthcheck_path", "storage_health_check_path"), _STORAGE
-    ),
+    **dict.fromkeys(("storage_healthcheck_path", "storage_health_check_path"), _STORAGE),
     **dict.fromkeys(("gpu_memory_reclaim_timeout", "gpu_memory_tolerance_mb", "gpu_memory_poll_interval"), _MEMORY),
     **dict.fromkeys(
         (
@@ -46,7 +44,6 @@ IGNORED: dict[str, str] = {
         _ATTRIBUTION,
     ),
     "node_health_check_endpoint": "no node health service is asked; use --ft-node-health-command with a client of it",
-    "node_health_check_interval": "a node's health is checked before each round and not in between",
     **dict.fromkeys(
         ("cycle_info_dir", "cycle_info_job_id"),
         "no JSON file for each cycle; use --ft-log-dir and megatron-ft report LOG_DIR --json",
@@ -62,7 +59,6 @@ IGNORED: dict[str, str] = {
     "nvrx_logfile": "the launcher writes to standard error, and its event logs to --ft-log-dir",
     "min_progress_iterations": "one iteration more counts as progress",
     "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
-    "segment_health_check_dir": "segments of nodes have no health check of their own",
 }
 """Consequence of ignoring, by the option's name as a key of YAML."""
 

@@ -176,6 +176,10 @@ def keeper_given_up(how: str) -> str:
     return f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
 
 
+def nothing_to_check() -> str:
+    return "--ft-node-health-check-interval has no effect without a health check, such as --ft-node-health-command"
+
+
 def no_copies_without_secret() -> str:
     return "no other node keeps copies of memory checkpoints: this takes FT_SECRET, the same on all nodes"
 

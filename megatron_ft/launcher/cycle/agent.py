@@ -6,6 +6,8 @@ wherever the launcher is.
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -109,6 +111,8 @@ class FaultTolerantAgent(TorchAgent):
         self._machine = Agent(options, monitors.paused, coordination.assignment, launcher.files.found)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
+        self._health_interval_s = launcher.line.options.node_health_check_interval or math.inf
+        self._next_health_s = math.inf
         self._restarts_left = 0
         self._shift = 0
         self._restore: Restore | None = None
@@ -155,7 +159,11 @@ class FaultTolerantAgent(TorchAgent):
             self._launcher.reactor.run_once(None)
             return
         self.check_none_is_stuck()
-        self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval))
+        if self._health is not None and time.monotonic() >= self._next_health_s:
+            self._check_health_while_running()
+        else:
+            wait_s = min(self._launcher.line.namespace.monitor_interval, self._next_health_s - time.monotonic())
+            self._launcher.reactor.run_once(max(0.0, float(wait_s)))
 
     def _result(self, over: edge.LauncherExit) -> RunResult:
         self._on_over(over)
@@ -285,8 +293,22 @@ class FaultTolerantAgent(TorchAgent):
             case edge.TerminateRanks():
                 self._terminate(work)
 
+    def _check_health_while_running(self) -> None:
+        """Run the health check beside the ranks; it is given up once there is something else to do."""
+
+        def check() -> None:
+            self._check(self._work is None and self._machine.phase is AgentPhase.RUNNING)
+            self.check_none_is_stuck()
+
+        self._run_health_check(self._machine.cycle.record.cycle, check)
+        self._next_health_s = time.monotonic() + self._health_interval_s
+
     def _check_health(self) -> None:
-        cycle = self._coordination.next_cycle
+        self._next_health_s = time.monotonic() + self._health_interval_s
+        is_wanted = lambda: self._check(self._machine.phase is AgentPhase.CHECKING)  # noqa: E731
+        self._run_health_check(self._coordination.next_cycle, is_wanted)
+
+    def _run_health_check(self, cycle: int, check: Callable[[], None]) -> None:
         assert self._health is not None
         environment = {
             "FT_CYCLE": str(cycle),
@@ -294,7 +316,7 @@ class FaultTolerantAgent(TorchAgent):
             "LOCAL_WORLD_SIZE": str(self.spec.local_world_size),
         }
         try:
-            checked = self._health.run(environment, lambda: self._check(self._machine.phase is AgentPhase.CHECKING))
+            checked = self._health.run(environment, check)
         except _CycleOverError:
             return
         self._hear(
@@ -384,7 +406,7 @@ def _options(line: CommandLine) -> Options:
         hang_signal=given.config.rank_termination_signal,
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
-        checks_health=given.node_health_command is not None,
+        checks_health=given.health_command(sys.executable) is not None,
         watches_collectives=given.watches_collectives,
         collectives_timeout_s=given.collectives_timeout_s,
         ends_for_collectives=given.ends_for_collectives,

@@ -10,8 +10,11 @@ from megatron_ft.core.node_health import (
     Gpu,
     Port,
     directory_problems,
+    exclusion,
     gpu_problems,
+    lustre_problems,
     net_problems,
+    network_mounts,
     parse_checks,
     xids,
 )
@@ -65,3 +68,30 @@ def test_net_check_finds_interfaces_and_ports_that_are_down() -> None:
     hung = Port(name="mlx5_2/1", link="INIT", cable="LinkUp")
     assert net_problems(["eth0"], [UP, hung]) == ["net: port mlx5_2/1 is INIT, although its cable is connected"]
     assert net_problems(["eth0"], [unplugged]) == ["net: none of 1 InfiniBand port is active"]
+
+
+def test_network_file_systems_are_found_among_the_mounts() -> None:
+    mountinfo = [
+        "22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw",
+        "40 22 0:35 / /home rw shared:20 - nfs4 server:/home rw,vers=4.2",
+        "41 22 0:36 / /scratch\\040a rw shared:21 master:1 - lustre mgs:/scratch rw",
+        "42 22 0:35 /x /home rw shared:20 - nfs4 server:/home rw",
+        "43 22 0:37 / /tmp rw - tmpfs tmpfs rw",
+        "a line that is none",
+    ]
+    assert network_mounts(mountinfo) == ["/home", "/scratch a"]
+
+
+@pytest.mark.parametrize(
+    ("health", "problems"),
+    [("", []), ("healthy", []), ("NOT HEALTHY\nx", ["mounts: Lustre says that it is 'NOT HEALTHY'"])],
+)
+def test_lustre_that_is_not_healthy_is_a_problem(health: str, problems: list[str]) -> None:
+    assert lustre_problems(health) == problems
+
+
+def test_node_is_excluded_by_a_file_with_one_of_its_names() -> None:
+    names = ["node07.cluster", "node07", "rack-3"]
+    assert exclusion(names, {"node08": "bad"}) == []
+    assert exclusion(names, {"node07": "\n ECC errors \nmore"}) == ["excluded: node07 is listed: ECC errors"]
+    assert exclusion(names, {"rack-3": ""}) == ["excluded: rack-3 is listed"]

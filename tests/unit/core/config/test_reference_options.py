@@ -28,6 +28,8 @@ WORKS = """
     --ignore-missing-fault-tol-cfg
     --ft-per-cycle-applog-prefix
     --ft_per_cycle_applog_prefix --ft-segment --ft_segment
+    --ft-enable-dist-storage-healthcheck --ft_enable_dist_storage_healthcheck
+    --ft-node-health-check-interval --ft-node_health_check_interval --ft-param-node_health_check_interval
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
 IGNORED_WITH_A_LINE = """
@@ -35,7 +37,7 @@ IGNORED_WITH_A_LINE = """
     --ft-attribution-export-url --ft-attribution-llm-api-key-file --ft-attribution-llm-base-url
     --ft-attribution-llm-model --ft-attribution-log-level --ft-attribution-startup-timeout
     --ft-attribution-stop-action --ft-attrsvc-host --ft-attrsvc-port --ft-check-remaining-processes
-    --ft-check_remaining_processes --ft-enable-dist-storage-healthcheck --ft-enable-log-server
+    --ft-check_remaining_processes --ft-enable-log-server
     --ft-enable-nic-healthcheck --ft-enable-nic-monitor --ft-enable_nic_healthcheck --ft-enable_nic_monitor
     --ft-gpu-memory-poll-interval --ft-gpu-memory-reclaim-timeout --ft-gpu-memory-tolerance-mb
     --ft-gpu_memory_poll_interval --ft-gpu_memory_reclaim_timeout --ft-gpu_memory_tolerance_mb
@@ -43,10 +45,10 @@ IGNORED_WITH_A_LINE = """
     --ft-link-state-path-template --ft-link_down_path_template --ft-link_state_path_template
     --ft-log-aggregator-count --ft-log-leaf-max-queue-chunks --ft-log-server-graceful-shutdown-timeout
     --ft-log-server-log --ft-log-server-log-prefix --ft-log-server-port --ft-min-progress-iterations
-    --ft-min_progress_iterations --ft-node-health-check-interval
+    --ft-min_progress_iterations
     --ft-node-health-check-endpoint --ft-node_health_check_endpoint
-    --ft-node_health_check_interval --ft-nvrx-logfile
-    --ft-param-enable-nic-monitor --ft-param-link-down-path-template --ft-param-node_health_check_interval
+    --ft-nvrx-logfile
+    --ft-param-enable-nic-monitor --ft-param-link-down-path-template
     --ft-no-restart-exit-code --ft_no_restart_exit_code --ft-use-infra-group-rank --ft-use_infra_group_rank
     --ft-cycle-info-dir --ft-cycle-info-job-id --ft_cycle_info_dir --ft_cycle_info_job_id
     --ft-param-pci-topo-file --ft-param-restart_check_interval --ft-pci-topo-file --ft-pci_topo_file
@@ -56,7 +58,7 @@ IGNORED_WITH_A_LINE = """
     --ft_attribution_endpoint --ft_attribution_export_url --ft_attribution_llm_api_key_file
     --ft_attribution_llm_base_url --ft_attribution_llm_model --ft_attribution_log_level
     --ft_attribution_startup_timeout --ft_attribution_stop_action --ft_attrsvc_host --ft_attrsvc_port
-    --ft_enable_dist_storage_healthcheck --ft_enable_log_server --ft_log_aggregator_count
+    --ft_enable_log_server --ft_log_aggregator_count
     --ft_log_leaf_max_queue_chunks --ft_log_server_graceful_shutdown_timeout --ft_log_server_log
     --ft_log_server_log_prefix --ft_log_server_port --ft_nvrx_logfile --ft_param_enable_nic_monitor
     --ft_param_link_down_path_template --ft_param_pci_topo_file
@@ -72,7 +74,7 @@ TORCHRUNS = """
 """
 FLAGS = ("--ignore-missing-fault-tol-cfg", "--ft-ignore-missing-cfg")
 VALUES = {"rank_section_timeouts": "step:7", "rank_termination_signal": "SIGTERM", "log_level": "INFO"}
-VALUES |= {"restart_policy": "min-healthy", "numa_bind_strict": "0"}
+VALUES |= {"restart_policy": "min-healthy", "numa_bind_strict": "0", "enable_dist_storage_healthcheck": "true"}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -213,15 +213,15 @@ def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
         path,
         "--ft-enable-nic-healthcheck",
         "false",
-        "--ft-param-node_health_check_interval=5",
+        "--ft-param-skip_section_response=5",
         "--ft_pci_topo_file",
         "topo.xml",
     )
-    links, interval = options.warnings
+    links, answers = options.warnings
     assert links.startswith(
         f"ignored: --ft-enable-nic-healthcheck, --ft_pci_topo_file, enable_nic_monitor ({path}:2) ("
     )
-    assert interval.startswith("ignored: --ft-param-node_health_check_interval (")
+    assert answers.startswith("ignored: --ft-param-skip_section_response (")
     assert options.config.to_dict() == {"safety_factor": 2.0}
 
 
