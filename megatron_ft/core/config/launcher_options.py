@@ -167,7 +167,7 @@ class LauncherOptions:
     segment_health_check_dir: str | None = option(
         None,
         path("of a directory", "DIR"),
-        "A file in it named after a host or NVLink domain keeps that out of rounds. The file's first "
+        "A file named after a host or NVLink domain keeps that out of rounds. The file's first "
         "line is the reason that is printed. Remove the file, and the node joins again.",
     )
     max_no_progress_cycles: int = option(
