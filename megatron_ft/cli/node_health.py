@@ -21,12 +21,13 @@ from megatron_ft.core.node_health import (
     CHECKS,
     DIRECTORIES_VARIABLE,
     directory_problems,
-    exclusion,
     gpu_problems,
     lustre_problems,
     net_problems,
     network_mounts,
     parse_checks,
+    segment_file,
+    segment_problems,
 )
 from megatron_ft.ipc.linux import node_facts, nvml
 
@@ -35,10 +36,10 @@ _BOUND_S = 20.0
 _DESCRIPTION = """\
 Check that this node is ready for ranks: GPUs that are visible and need no reset, no Xid in the kernel's log but 13, 31,
 43, 45, 63 and 94 (gpu), the temporary directory (disk) and those of the job (storage) respond and have 1 GiB free,
-network links that are up (net), mounted network file systems that answer (mounts), no file in --excluded-in with the
-name of this host or its NVLink domain (excluded), nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one
-line that says why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage' runs it before
-each cycle."""
+network links that are up (net), mounted network file systems that answer (mounts), no mark of this Slurm job or array
+task in --segment-health-check-dir (segment), nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one line
+that says why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage' runs it before each
+cycle."""
 
 Problems = Callable[[], list[str]]
 
@@ -77,7 +78,9 @@ def add_command(commands: Any) -> None:
         help="longest time for each check, in seconds (default %(default)s)",
     )
     parser.add_argument(
-        "--excluded-in", metavar="DIR", help="directory in which a file with the name of a host or domain excludes it"
+        "--segment-health-check-dir",
+        metavar="DIR",
+        help="directory where a file segment_health_check.JOB.TASK that isn't empty marks a Slurm array task",
     )
     parser.set_defaults(run=_run)
 
@@ -93,9 +96,9 @@ def _run(args: argparse.Namespace) -> int:
         "disk": [tempfile.gettempdir()],
         "storage": list(filter(None, os.environ.get(DIRECTORIES_VARIABLE, "").split(os.pathsep))),
     }
-    if "excluded" in checks and not args.excluded_in:
-        raise ConfigError("the check excluded needs --excluded-in DIR")
-    problems = check(_planned(checks, directories, ranks, args.excluded_in), args.bound)
+    if "segment" in checks and not args.segment_health_check_dir:
+        raise ConfigError("the check segment needs --segment-health-check-dir DIR")
+    problems = check(_planned(checks, directories, ranks, args.segment_health_check_dir), args.bound)
     if problems:
         print("; ".join(problems))
     return _UNFIT if problems else 0
@@ -117,7 +120,7 @@ def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
 
 
 def _planned(
-    checks: Sequence[str], directories: Mapping[str, list[str]], ranks: int, excluded_in: str | None
+    checks: Sequence[str], directories: Mapping[str, list[str]], ranks: int, segment_dir: str | None
 ) -> list[tuple[str, Problems]]:
     planned: list[tuple[str, Problems]] = []
     for name in checks:
@@ -131,8 +134,8 @@ def _planned(
             planned.append((name, lambda: lustre_problems(node_facts.lustre_health())))
             mounts = network_mounts(node_facts.mountinfo())
             planned += [(f"mounts: {each}", _mount(each)) for each in mounts]
-        elif name == "excluded":
-            planned.append((name, lambda: _excluded(excluded_in or "")))
+        elif name == "segment":
+            planned.append((name, _segment(segment_dir or "", segment_file(os.environ))))
         else:
             kind, _, path = name.partition(":")
             planned += [(f"{kind}: {each}", _directory(kind, each)) for each in ([path] if path else directories[kind])]
@@ -155,11 +158,16 @@ def _directory(kind: str, path: str) -> Problems:
     return problems
 
 
-def _excluded(directory: str) -> list[str]:
-    try:
-        return exclusion(node_facts.names_of_node(), node_facts.texts_in(directory))
-    except OSError as error:
-        return [f"excluded: {directory}: {error.strerror}"]
+def _segment(directory: str, name: str) -> Problems:
+    path = os.path.join(directory, name)
+
+    def problems() -> list[str]:
+        try:
+            return segment_problems(path, node_facts.beginning_of(path)) if name else []
+        except OSError as error:
+            return [f"segment: {path}: {error.strerror}"]
+
+    return problems
 
 
 def _mount(path: str) -> Problems:

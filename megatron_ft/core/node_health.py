@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.wording import counted
 
-CHECKS = ("gpu", "disk", "net", "storage", "mounts", "excluded", "nvidia-smi")
+CHECKS = ("gpu", "disk", "net", "storage", "mounts", "segment", "nvidia-smi")
 DIRECTORIES_VARIABLE = "FT_JOB_DIRECTORIES"
 """Directories that the job writes to, for the health command of a launcher; separated by colons."""
 LEAST_FREE_BYTES = 1 << 30
@@ -104,13 +104,21 @@ def lustre_problems(health: str) -> list[str]:
     return [] if health in ("", _LUSTRE_HEALTHY) else [f"mounts: Lustre says that it is {health.splitlines()[0]!r}"]
 
 
-def exclusion(names: Iterable[str], reasons: Mapping[str, str]) -> list[str]:
-    """Return why a node is excluded that has these names, given the files of the directory: their names and texts."""
-    for name in names:
-        if name in reasons:
-            reason = next(iter(reasons[name].strip().splitlines()), "").strip()[:_LONGEST_REASON]
-            return [f"excluded: {name} is listed{f': {reason}' if reason else ''}"]
-    return []
+def segment_file(environ: Mapping[str, str]) -> str:
+    """Return the name of the file that keeps this array task of Slurm, or this job, out of rounds; empty elsewhere.
+
+    nvidia-resiliency-ext 0.7 reads the same name.
+    """
+    job = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID") or ""
+    return job and f"segment_health_check.{job}.{environ.get('SLURM_ARRAY_TASK_ID') or job}"
+
+
+def segment_problems(path: str, text: str) -> list[str]:
+    """Return why this segment is kept out, given the beginning of its file; a missing or empty one keeps none out."""
+    if not text:
+        return []
+    reason = next(iter(text.strip().splitlines()), "").strip()[:_LONGEST_REASON]
+    return [f"segment: marked as unhealthy by {path}{f': {reason}' if reason else ''}"]
 
 
 def xids(kernel_log: Iterable[str]) -> list[int]:

@@ -13,6 +13,7 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
+from megatron_ft.core.node_health import segment_file
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.memory import digests
@@ -217,6 +218,8 @@ class LauncherNode:
 
     def _make_health_check(self) -> HealthCheck | None:
         options = self._line.options
+        if options.segment_health_check_dir is not None and not segment_file(os.environ):
+            self._say(lines.no_segment())
         command = options.health_command(sys.executable)
         if command is None:
             if options.node_health_check_interval is not None:

@@ -252,17 +252,24 @@ def test_rank_that_fails_is_not_kept_waiting_by_a_check_beside_it(launcher: Laun
     assert finished.seconds < 40
 
 
-def test_node_that_is_listed_in_the_directory_joins_once_it_is_not(launcher: Launcher) -> None:
-    directory = launcher.directory / "excluded"
-    directory.mkdir()
-    listed = directory / socket.gethostname().partition(".")[0]
-    listed.write_text("ECC errors, ticket 7\n")
-    options = [f"--ft-segment-health-check-dir={directory}", "--ft-enable-dist-storage-healthcheck=true"]
-    launched = launcher.start("say('runs')", *options)
-    launched.wait_for(rf"node health check failed: exited with code 1 \(excluded: {listed.name} is listed: ECC errors")
-    listed.unlink()
+def test_node_of_a_marked_segment_joins_once_the_mark_is_gone(launcher: Launcher) -> None:
+    mark = launcher.directory / "segment_health_check.13.7"
+    mark.write_text("node07,node08")
+    options = [f"--ft-segment-health-check-dir={launcher.directory}", "--ft-enable-dist-storage-healthcheck=true"]
+    array = {"SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "7"}
+    launched = launcher.start("say('runs')", *options, env=array)
+    launched.wait_for(
+        r"node health check failed: exited with code 1 \(segment: marked as unhealthy by .*\.13\.7: node07,node08\)"
+    )
+    mark.write_text("")
     finished = launched.wait()
     assert (finished.code, finished.out) == (0, "runs\n"), finished.err
+
+
+def test_segment_directory_outside_slurm_is_one_line(launcher: Launcher) -> None:
+    finished = launcher.run("pass", f"--ft-segment-health-check-dir={launcher.directory}")
+    assert finished.code == 0
+    assert sum("--ft-segment-health-check-dir has no effect outside" in line for line in finished.lines) == 1
 
 
 def test_interval_without_a_check_is_one_line(launcher: Launcher) -> None:

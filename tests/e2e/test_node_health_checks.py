@@ -10,6 +10,7 @@ import pytest
 
 from megatron_ft.cli.main import main
 from megatron_ft.cli.node_health import check
+from megatron_ft.ipc.linux import node_facts
 
 
 def test_check_that_does_not_answer_is_named_and_delays_no_other() -> None:
@@ -32,3 +33,46 @@ def test_directories_of_the_job_are_written_to(
     assert none == f"disk: {tmp_path}/none: No such file or directory"
     assert main(["node-health", "disc"]) == 2
     assert "did you mean 'disk'" in capfd.readouterr().err
+
+
+def test_mark_of_a_segment_is_read_from_a_regular_file_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "20")
+    command = ["node-health", "segment", f"--segment-health-check-dir={tmp_path}"]
+    mark = tmp_path / "segment_health_check.20.20"
+    assert main(command) == 0
+    mark.write_text("ECC errors\n")
+    assert main(command) == 1
+    assert capfd.readouterr().out == f"segment: marked as unhealthy by {mark}: ECC errors\n"
+    mark.unlink()
+    os.mkfifo(mark)
+    assert main([*command, "--bound=60"]) == 0
+    mark.unlink()
+    mark.symlink_to(mark)
+    assert main(command) == 1
+    assert capfd.readouterr().out == f"segment: {mark}: Too many levels of symbolic links\n"
+    assert main(["node-health", "segment"]) == 2
+    assert "--segment-health-check-dir" in capfd.readouterr().err
+
+
+def test_network_file_system_that_does_not_answer_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [f"40 22 0:35 / {path} rw - nfs4 server:/x rw" for path in ("/stuck", "/gone", tmp_path)]
+    monkeypatch.setattr(node_facts, "mountinfo", lambda: mounts)
+    monkeypatch.setattr(node_facts, "lustre_health", lambda: "healthy")
+
+    def look_into(path: str) -> None:
+        if path == "/stuck":
+            time.sleep(600)
+        os.listdir(path)
+
+    monkeypatch.setattr(node_facts, "look_into", look_into)
+    began_s = time.monotonic()
+    assert main(["node-health", "mounts", "--bound=1"]) == 1
+    assert time.monotonic() - began_s < 60
+    told = capfd.readouterr().out.strip()
+    assert told == "mounts: /stuck doesn't answer within 1 s; mounts: /gone: No such file or directory"

@@ -195,14 +195,17 @@ def _state(
             return State.LEAVING, name
         case records.Abandoned(text=text):
             return State.LEAVING, text
-        case records.NodeHealth(good=False, text=text):
+        case records.NodeHealth(good=False, text=text) if (
+            started is None or ended is not None or started.cycle != newest
+        ):
             return State.UNFIT, text
     if started is None:
         return (State.WAITING if newest is None else State.STANDBY), ""
     if started.cycle != newest:
         return (State.SILENT if ended is None else State.STANDBY), f"since cycle {started.cycle}"
     if ended is None:
-        return State.TRAINING, ""
+        is_ill = isinstance(last, records.NodeHealth) and not last.good
+        return State.TRAINING, State.UNFIT.value if is_ill else ""
     return (State.READY if ended.action == _RESTARTS else State.FINISHED), ended.outcome if not ended.action else ""
 
 

@@ -167,8 +167,9 @@ class LauncherOptions:
     segment_health_check_dir: str | None = option(
         None,
         path("of a directory", "DIR"),
-        "A file named after a host or NVLink domain keeps that out of rounds. The file's first "
-        "line is the reason that is printed. Remove the file, and the node joins again.",
+        "A file here can keep a Slurm array task's nodes out of rounds. The file is called "
+        "segment_health_check.JOB.TASK, by the array's job and task, or twice by the number of a job that is no array, "
+        "and isn't empty. Its first line is printed as the reason. Remove the file, and the nodes join again.",
     )
     max_no_progress_cycles: int = option(
         3,
@@ -315,8 +316,8 @@ class LauncherOptions:
         own = [name for name, is_asked in (("mounts", self.enable_dist_storage_healthcheck),) if is_asked]
         words = [python, "-m", "megatron_ft", "node-health"]
         if self.segment_health_check_dir is not None:
-            own.append("excluded")
-            words += ["--excluded-in", self.segment_health_check_dir]
+            own.append("segment")
+            words += ["--segment-health-check-dir", self.segment_health_check_dir]
         if not own:
             return self.node_health_command
         first = shlex.join([*words, ",".join(own)])

@@ -65,7 +65,7 @@ class NodeHealth:
     """The health check command has run on this node.
 
     Args:
-        cycle: cycle about to begin.
+        cycle: cycle about to begin; the current one if its ranks run.
         good: true if the node is fit.
         exit_code: null if the command had to be killed.
         text: how it ended; empty if it succeeded.

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-import socket
-import subprocess
+import stat
 import tempfile
 from pathlib import Path
 
@@ -16,9 +13,6 @@ from megatron_ft.core.node_health import Port
 _KERNEL_LOG = "/dev/kmsg"
 _LONGEST_RECORD = 8192
 _LONGEST_TEXT = 4096
-DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
-_DRIVER_S = 60.0
-_CLUSTER_UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
 
 
 def try_directory(path: str) -> int:
@@ -56,41 +50,19 @@ def lustre_health(sys: Path = Path("/sys")) -> str:
     return _word(sys / "fs" / "lustre" / "health_check")
 
 
-def names_of_node() -> list[str]:
-    """Return the host's name, whole and short, and its NVLink domain where one is known."""
-    host, named = socket.gethostname(), os.environ.get(DOMAIN_VARIABLE, "").strip()
-    domains = {named} if named else cluster_uuids()
-    return list(dict.fromkeys([host, host.partition(".")[0], *sorted(domains)]))
-
-
-def texts_in(directory: str) -> dict[str, str]:
-    """Return the beginnings of the files in a directory by name; those that can't be read are empty.
+def beginning_of(path: str) -> str:
+    """Return the first bytes of a regular file as text; empty if there is none.
 
     Raises:
-        OSError: the directory can't be read.
+        OSError: it can't be read.
     """
-    found = {}
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            found[entry.name] = ""
-            with contextlib.suppress(OSError), open(entry.path, errors="replace") as file:
-                found[entry.name] = file.read(_LONGEST_TEXT)
-    return found
-
-
-def cluster_uuids() -> set[str]:
-    """Return the NVLink domains that nvidia-smi names; none without it.
-
-    Raises:
-        OSError, subprocess.TimeoutExpired: it can't be asked.
-    """
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return set()
-    done = subprocess.run(
-        [command, "-q"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DRIVER_S, check=False
-    )
-    return {uuid for uuid in _CLUSTER_UUID.findall(done.stdout) if uuid.strip("0-")}
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return ""  # a pipe would wait for a writer
+        with open(path, errors="replace") as file:
+            return file.read(_LONGEST_TEXT)
+    except FileNotFoundError:
+        return ""
 
 
 def interfaces_up(sys: Path = Path("/sys")) -> list[str]:

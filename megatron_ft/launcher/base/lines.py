@@ -176,6 +176,10 @@ def keeper_given_up(how: str) -> str:
     return f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
 
 
+def no_segment() -> str:
+    return "--ft-segment-health-check-dir has no effect outside a job of Slurm"
+
+
 def nothing_to_check() -> str:
     return "--ft-node-health-check-interval has no effect without a health check, such as --ft-node-health-command"
 

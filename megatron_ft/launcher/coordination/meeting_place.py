@@ -7,6 +7,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,6 @@ from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Arguments, Rules
-from megatron_ft.ipc.linux.node_facts import DOMAIN_VARIABLE, cluster_uuids
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address
@@ -29,6 +30,9 @@ _MOST_WORDS, _LONGEST_WORD = 200, 200
 """Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
+_DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
+_DRIVER_S = 60.0
+_UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
 
 
 class Kind(enum.Enum):
@@ -297,17 +301,27 @@ def nvlink_domain(environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: neither the user nor the driver names one.
     """
-    named = environ.get(DOMAIN_VARIABLE, "").strip()
+    named = environ.get(_DOMAIN_VARIABLE, "").strip()
     if named:
         return named
-    try:
-        found = cluster_uuids()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--ft-segment: nvidia-smi -q: {error}") from error
+    found: set[str] = {uuid for uuid in _UUID.findall(_told_by_driver()) if uuid.strip("0-")}
     if len(found) == 1:
         return found.pop()
     told = "several ClusterUUIDs" if found else "no ClusterUUID"
     raise ConfigError(
         f"--ft-segment: nvidia-smi names {told} on this node; leave the option out, or name the node's NVLink "
-        f"domain in {DOMAIN_VARIABLE}"
+        f"domain in {_DOMAIN_VARIABLE}"
     )
+
+
+def _told_by_driver() -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [command, "-q"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DRIVER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--ft-segment: {command} -q: {error}") from error
+    return done.stdout

@@ -10,12 +10,13 @@ from megatron_ft.core.node_health import (
     Gpu,
     Port,
     directory_problems,
-    exclusion,
     gpu_problems,
     lustre_problems,
     net_problems,
     network_mounts,
     parse_checks,
+    segment_file,
+    segment_problems,
     xids,
 )
 
@@ -90,8 +91,30 @@ def test_lustre_that_is_not_healthy_is_a_problem(health: str, problems: list[str
     assert lustre_problems(health) == problems
 
 
-def test_node_is_excluded_by_a_file_with_one_of_its_names() -> None:
-    names = ["node07.cluster", "node07", "rack-3"]
-    assert exclusion(names, {"node08": "bad"}) == []
-    assert exclusion(names, {"node07": "\n ECC errors \nmore"}) == ["excluded: node07 is listed: ECC errors"]
-    assert exclusion(names, {"rack-3": ""}) == ["excluded: rack-3 is listed"]
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, ""),
+        ({"SLURM_ARRAY_TASK_ID": "7"}, ""),
+        ({"SLURM_JOB_ID": "20"}, "segment_health_check.20.20"),
+        (
+            {"SLURM_JOB_ID": "20", "SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "7"},
+            "segment_health_check.13.7",
+        ),
+    ],
+)
+def test_file_of_a_segment_is_named_as_by_the_reference(environ: dict[str, str], name: str) -> None:
+    assert segment_file(environ) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("", []),
+        ("node07,node08", ["segment: marked as unhealthy by /d/f: node07,node08"]),
+        ("\n ECC errors \nmore", ["segment: marked as unhealthy by /d/f: ECC errors"]),
+        ("\n", ["segment: marked as unhealthy by /d/f"]),
+    ],
+)
+def test_segment_is_kept_out_by_a_file_that_is_not_empty(text: str, problems: list[str]) -> None:
+    assert segment_problems("/d/f", text) == problems

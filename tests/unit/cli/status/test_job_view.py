@@ -71,6 +71,14 @@ def test_job_before_its_first_cycle_waits_for_nodes_to_meet() -> None:
     assert states(fit) == [("a", State.WAITING), ("b", State.WAITING)]
 
 
+def test_node_whose_health_check_fails_beside_its_ranks_is_training() -> None:
+    ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
+    job = seen(node("a", began(0), ill), node("b", began(1), ill, records.NodeHealth(cycle=0, good=True)))
+    assert [(row.state, row.detail) for row in job.nodes] == [(State.TRAINING, State.UNFIT.value), (State.TRAINING, "")]
+    assert (job.runs, job.waits_for) == (True, "")
+    assert states(seen(node("a", began(0), FAILED, ill))) == [("a", State.UNFIT)]
+
+
 def test_job_between_cycles_says_what_it_waits_for_and_why_the_last_one_ended() -> None:
     other = records.CycleEnded(
         cycle=0,

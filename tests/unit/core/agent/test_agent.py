@@ -152,6 +152,21 @@ def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
     assert driven.agent.phase is AgentPhase.LEAVING
 
 
+def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing() -> None:
+    driven = running()
+    heard = (ILL, ILL, replace(ILL, text="exited with code 4"), replace(ILL, good=True, text=""), ILL)
+    for event in heard:
+        driven.hear(event)
+    assert [line.partition(";")[0] for line in driven.said] == [
+        "node health check failed while ranks run: exited with code 3",
+        "node health check failed while ranks run: exited with code 4",
+        "node health check passed again while ranks run",
+        "node health check failed while ranks run: exited with code 3",
+    ]
+    assert driven.agent.phase is AgentPhase.RUNNING
+    assert driven.told == []
+
+
 def test_health_result_after_the_end_of_the_job_is_logged_and_changes_nothing() -> None:
     driven = Driven(checks_health=True)
     driven.hear(edge.Tick(), job.Leave(0))
