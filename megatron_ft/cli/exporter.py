@@ -68,8 +68,9 @@ def series_of(directory: str) -> Sequence[Series]:
         ConfigError: the directory can't be read.
     """
     from megatron_ft.cli.logs.read import read_newest
-    from megatron_ft.cli.logs.runs import split_runs
+    from megatron_ft.cli.logs.runs import log_directory, split_runs
 
+    directory = log_directory(directory)
     try:
         runs = split_runs(read_newest(directory))
     except OSError as error:

@@ -64,10 +64,10 @@ def _replay(args: argparse.Namespace) -> int:
         check_extra("matplotlib", "--png")
     from megatron_ft.cli.analysis.analysis import analyze
     from megatron_ft.cli.analysis.replay import replay
-    from megatron_ft.cli.logs.runs import runs_in
+    from megatron_ft.cli.logs.runs import log_directory, runs_in
     from megatron_ft.cli.render.replay import print_replay
 
-    analyses = [analyze(run) for run in runs_in([args.log_dir])]
+    analyses = [analyze(run) for run in runs_in([log_directory(args.log_dir)])]
     timelines = [each.timeline for each in analyses]
     if not timelines:
         return _NOTHING_FOUND

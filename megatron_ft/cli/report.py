@@ -59,9 +59,10 @@ def add_command(commands: Any) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from megatron_ft.cli.logs.runs import runs_in
+    from megatron_ft.cli.logs.runs import log_directory, runs_in
 
     _check_extras(args)
+    args.log_dirs = [log_directory(each) for each in args.log_dirs]
     gc.disable()  # it would look through millions of objects that are all in use: a fifth of the processor time
     try:
         runs = runs_in(args.log_dirs)

@@ -67,7 +67,7 @@ def test_stall_with_nothing_configured_is_reported_once_and_the_run_goes_on(laun
     assert launched.events("signalled", role="monitor") == []
     (line,) = [line for line in finished.lines if "would be a hang" in line]
     assert re.search(r"would be a hang: rank 0 in 'step' for \d+\.\d s", line), line
-    assert line.endswith("set timeouts or --calc-ft-timeouts to restart"), line
+    assert line.endswith("set timeouts or --ft-learn on to restart"), line
     assert "no timeouts configured: hangs are reported, not killed" in finished.err
     assert list((launched.log_dir / "evidence").glob("*/*.json"))
     assert list((tmp_path / "save").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ _QUIET_WITH_HOOKS_NS = 3_600_000_000_000
 """Age of its last record at which a run counts as over. Ranks that call hooks are recorded every minute, unless
 their board can't be read."""
 _ALONE = "alone"
+_WITHIN = "megatron_ft"
+"""Subdirectory of the event logs in --log-dir, which is torchrun's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,12 @@ class RunLogs:
         return tuple(sorted(timed, key=lambda each: each.at_ns))
 
 
+def log_directory(given: str) -> str:
+    """Return where the event logs are: the directory itself, or if it is a --log-dir, its subdirectory."""
+    within = os.path.join(given, _WITHIN)
+    return within if os.path.isdir(within) and not glob.glob(f"{glob.escape(given)}/launcher-*.jsonl") else given
+
+
 def runs_in(directories: Sequence[str]) -> list[RunLogs]:
     """Return the runs with logs in these directories, oldest first; print a line on stderr if there are none.
 
@@ -97,7 +106,8 @@ def runs_in(directories: Sequence[str]) -> list[RunLogs]:
             raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)
     if not runs:
-        print(f"megatron-ft: no event logs in {', '.join(directories)}", file=sys.stderr)
+        where = "give the directory that ft_launcher names as 'logs:'"
+        print(f"megatron-ft: no event logs in {', '.join(directories)}; {where}", file=sys.stderr)
     return runs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 _LONG_S = 120.0
 _REDRAW_S = 2.0
-_WITHIN = "megatron_ft"
-"""Subdirectory of the logs in --log-dir, which is torchrun's."""
 _NO_ID = "none"
 """torchrun's default --rdzv-id."""
 
@@ -90,16 +87,14 @@ def read_job(directory: str) -> JobState | None:
         ConfigError: the directory can't be read.
     """
     from megatron_ft.cli.logs.read import read_newest
-    from megatron_ft.cli.logs.runs import split_runs
+    from megatron_ft.cli.logs.runs import log_directory, split_runs
     from megatron_ft.cli.status.job_view import view
 
     if not directory:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
     try:
+        directory = log_directory(directory)
         logs = read_newest(directory)
-        within = os.path.join(directory, _WITHIN)
-        if not any(log.header.role == "launcher" for log in logs) and os.path.isdir(within):
-            directory, logs = within, read_newest(within)
     except OSError as error:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)

@@ -152,13 +152,11 @@ def no_collective(review: Reviewed, *, ends: bool) -> str:
 
 def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
     """Format that an interval exceeds a report-only timeout. ``observes_only``: no rank is ever terminated."""
-    follows = ": not killed (observe-only)" if observes_only else "; set timeouts or --calc-ft-timeouts to restart"
+    follows = ": not killed (observe-only)" if observes_only else "; set timeouts or --ft-learn on to restart"
     return f"would be a hang: {review.text}{follows}"
 
 
-NOTHING_IS_KILLED = (
-    "no timeouts configured: hangs are reported, not killed (set timeouts or --calc-ft-timeouts to kill)"
-)
+NOTHING_IS_KILLED = "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)"
 NOTHING_IS_DETECTED = "no timeouts configured, learning is off: hangs are not detected by sections"
 
 

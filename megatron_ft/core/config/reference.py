@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.escalation import GRACE_S
 
-_LINKS = "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net'"
+_LINKS = (
+    "use --ft-node-health-command 'megatron-ft node-health net', with --ft-node-health-check-interval while ranks run"
+)
 _STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
 _MEMORY = "ranks wait until the driver has taken device memory back, within fixed bounds"
 _LOG_SERVER = "there is no log server: each node writes the ranks' output itself (--log-dir, --tee)"
@@ -57,7 +59,7 @@ IGNORED: dict[str, str] = {
     "progress_update_interval": "nothing is lost: progress is read from memory shared with the ranks",
     "rdzv_impl": "nothing is lost: there is one way for nodes to meet, with spare nodes",
     "nvrx_logfile": "the launcher writes to standard error, and its event logs to --ft-log-dir",
-    "min_progress_iterations": "one iteration more counts as progress",
+    "min_progress_iterations": "one iteration more counts as progress; use --ft-max-no-progress-cycles",
     "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
 }
 """Consequence of ignoring, by the option's name as a key of YAML."""

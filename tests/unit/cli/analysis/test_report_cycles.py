@@ -379,9 +379,11 @@ def test_report_command_exits_by_what_the_directory_holds(tmp_path: Path, capsys
     assert "no event logs in" in capsys.readouterr().err
     assert main.main(["report", str(tmp_path / "nowhere")]) == 2
     assert "can't be read: No such file or directory" in capsys.readouterr().err
-    write_kill_then_hang(Logs(tmp_path))
-    assert main.main(["report", str(tmp_path)]) == 0
-    assert "finished" in capsys.readouterr().out
+    (tmp_path / "megatron_ft").mkdir()
+    write_kill_then_hang(Logs(tmp_path / "megatron_ft"))
+    for directory in (tmp_path / "megatron_ft", tmp_path):  # the second is what --log-dir named
+        assert main.main(["report", str(directory)]) == 0
+        assert "finished" in capsys.readouterr().out
     assert main.main(["reprot"]) == 2
 
 

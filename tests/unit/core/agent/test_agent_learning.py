@@ -428,7 +428,7 @@ def test_hang_under_report_is_diagnosed_on_all_nodes_and_ends_nothing() -> None:
     for _ in range(2):
         driven.hear(replace(REVIEW, text=text))
     assert [line for line in driven.said if line.startswith("would be a hang")] == [
-        f"would be a hang: {text}; set timeouts or --calc-ft-timeouts to restart"
+        f"would be a hang: {text}; set timeouts or --ft-learn on to restart"
     ]
     driven.wait(60.0)
     assert not driven.all_of(edge.SignalRanks)
