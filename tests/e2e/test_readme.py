@@ -111,6 +111,24 @@ def test_launch_command_restarts_the_loop_after_a_kill_and_the_report_says_so(la
     words = [str(launched.log_dir) if word == "LOG_DIR" else word for word in shlex.split(report)[1:]]
     assert "killed by SIGKILL" in run_tool(*words, cwd=launcher.directory)
     assert {"page.html", "timeline.png"} <= set(os.listdir(launcher.directory))
+    of_node, of_job = re.findall(r"`megatron-ft (status[^`]*)`", README)
+    assert of_node == "status"
+    words = of_job.replace("LOG_DIR", str(launched.log_dir)).split()
+    assert "finished" in run_tool(*words, cwd=launcher.directory)
+
+
+def test_command_for_several_nodes_is_right(tmp_path: Path) -> None:
+    (command,) = re.findall(r"`ft_launcher (--nnodes [^`]*) \.\.\.`", README)
+    words = [*command.replace("HOST", "127.0.0.1").split(), "--ft-dry-run", __file__]
+    done = subprocess.run(
+        [sys.executable, "-m", "megatron_ft.launcher", *words],
+        cwd=tmp_path,
+        env=clean_environment() | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_loop_saves_on_sigterm_and_goes_on_from_there(launcher: Launcher) -> None:
@@ -138,6 +156,11 @@ def test_client_as_it_stands_there(launcher: Launcher) -> None:
     assert finished.code == 0, finished.err
 
 
+def test_loop_has_as_many_lines_of_ours_as_the_text_says() -> None:
+    assert len(re.findall(r"^.*\bft\b(?!-).*$", LOOP, re.MULTILINE)) == 8
+    assert "add the eight lines\nwith `ft`" in README
+
+
 def test_options_in_the_text_are_in_the_help_and_linked_files_exist() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "megatron_ft.launcher", "--help-all"],
@@ -156,6 +179,17 @@ def test_options_in_the_text_are_in_the_help_and_linked_files_exist() -> None:
         assert link.startswith((home, home.replace("github.com", "raw.githubusercontent.com"))), link
         assert (ROOT / path).exists(), link
     assert not re.findall(r"\]\((?!http)", README), "PyPI shows the README, too: links are absolute"
+
+
+def test_address_of_the_project_is_the_one_in_pyproject_everywhere() -> None:
+    """To move the project, change Homepage and Documentation there, and what this test names."""
+    owner, name = re.findall(r'^Homepage = "https://github.com/([^/]+)/([^/"]+)"$', PYPROJECT, re.MULTILINE)[0]
+    own = (f"https://github.com/{owner}/{name}", f"https://raw.githubusercontent.com/{owner}/{name}/")
+    own = (*own, f"https://{owner}.github.io/{name}/")
+    files = ["README.md", "pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"]
+    for path in [*map(ROOT.joinpath, files), *(ROOT / "docs").rglob("*.md")]:
+        for address in re.findall(r"https://[\w.]*github[\w.]*/\S*megatron-ft\S*", path.read_text()):
+            assert address.startswith(own), f"{path}: {address}"
 
 
 def test_extras_that_the_readme_names_exist() -> None:

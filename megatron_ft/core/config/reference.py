@@ -12,7 +12,8 @@ from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.escalation import GRACE_S
 
 _LINKS = (
-    "use --ft-node-health-command 'megatron-ft node-health net', with --ft-node-health-check-interval while ranks run"
+    "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net', "
+    "and --ft-node-health-check-interval"
 )
 _STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
 _MEMORY = "ranks wait until the driver has taken device memory back, within fixed bounds"
