@@ -103,31 +103,38 @@ def _draw(timelines: Sequence[Timeline], of_rules: Mapping[str, Sequence[Replaye
 def suggestion(rule: str, found: Sequence[Replayed]) -> list[str]:
     """Return lines for a YAML file, and for the command line. Seconds, rounded up to two figures; None is left out.
 
+    A value that rests on too few intervals is a comment: a section without a timeout ends no rank, one with a timeout
+    that is too short ends healthy ones.
+
     Raises:
         ConfigError: no section has enough intervals.
     """
-    most = max((each.judged + each.unjudged for each in found), default=0)
+    counts = {each.name: each.judged + each.unjudged for each in found}
+    most = max(counts.values(), default=0)
     if most < _LEAST_INTERVALS:
         raise ConfigError(
             f"--suggest: no section has {_LEAST_INTERVALS} intervals in these logs (the most is {most}), too few to "
             "learn a timeout from: let the job run longer"
         )
     known = {each.name: _rounded_up(each.last_s) for each in found if each.last_s is not None}
-    if not known:
+    good = {name: seconds for name, seconds in known.items() if counts[name] >= _LEAST_INTERVALS}
+    if not good:
         return ["# nothing could be learned from these logs"]
-    rest_on = {each.name: f"  # from {counted(each.judged + each.unjudged, 'interval')}" for each in found}
-    out = known.pop(_IN_NONE, None)
+    sections = {name: seconds for name, seconds in good.items() if name != _IN_NONE}
     lines = [f"# by the rule {rule}", "fault_tolerance:"]
-    if known:
-        lines += [
-            "  rank_section_timeouts:",
-            *(f"    {name}: {seconds:g}{rest_on[name]}" for name, seconds in known.items()),
-        ]
-    sections = ",".join(f"{name}:{seconds:g}" for name, seconds in known.items())
-    options = [shlex.quote(f"--ft-rank-section-timeouts={sections}")] if known else []
-    if out is not None:
-        lines.append(f"  rank_out_of_section_timeout: {out:g}{rest_on[_IN_NONE]}")
-        options.append(f"--ft-rank-out-of-section-timeout={out:g}")
+    if sections:
+        lines.append("  rank_section_timeouts:")
+    for name, seconds in sorted(known.items(), key=lambda pair: pair[0] == _IN_NONE):
+        rest_on = f"from {counted(counts[name], 'interval')}"
+        indent, key = ("  ", "rank_out_of_section_timeout") if name == _IN_NONE else ("    ", name)
+        if name in good:
+            lines.append(f"{indent}{key}: {seconds:g}  # {rest_on}")
+        else:
+            lines.append(f"{indent}# {key}: {seconds:g}  # {rest_on}, too few: choose a longer one")
+    together = ",".join(f"{name}:{seconds:g}" for name, seconds in sections.items())
+    options = [shlex.quote(f"--ft-rank-section-timeouts={together}")] if sections else []
+    if _IN_NONE in good:
+        options.append(f"--ft-rank-out-of-section-timeout={good[_IN_NONE]:g}")
     return [*lines, "", " ".join(options)]
 
 

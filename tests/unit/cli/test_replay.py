@@ -82,21 +82,28 @@ def test_a_picture_is_drawn_also_of_a_section_that_never_ended(
 
 def test_suggested_timeouts_can_be_pasted_into_file_and_command_line() -> None:
     timeouts = {"setup": 10.34, "step": 5.0, "write shards": 0.0512, "never": None, "(out of section)": 301.2}
-    counts = {"setup": 2, "step": 99, "write shards": 1, "never": 7, "(out of section)": 100}
+    counts = {"setup": 1, "step": 250, "write shards": 100, "never": 700, "(out of section)": 100}
     found = [Replayed(name=name, judged=counts[name], last_s=last_s) for name, last_s in timeouts.items()]
     lines = suggestion("budget", found)
     assert lines[0] == "# by the rule budget"
-    assert "    write shards: 0.052  # from 1 interval" in lines
+    assert "    write shards: 0.052  # from 100 intervals" in lines
+    assert "    # setup: 11  # from 1 interval, too few: choose a longer one" in lines
     at = lines.index("")
     assert yaml.safe_load("\n".join(lines[:at])) == {
         "fault_tolerance": {
-            "rank_section_timeouts": {"setup": 11, "step": 5, "write shards": 0.052},
+            "rank_section_timeouts": {"step": 5, "write shards": 0.052},
             "rank_out_of_section_timeout": 310,
         }
     }
     sections, out = shlex.split(lines[-1])
     assert out == "--ft-rank-out-of-section-timeout=310"
-    assert parse_section_timeouts(sections.partition("=")[2]) == {"setup": 11, "step": 5, "write shards": 0.052}
+    assert parse_section_timeouts(sections.partition("=")[2]) == {"step": 5, "write shards": 0.052}
+    few = suggestion(
+        "budget",
+        [Replayed(name="step", judged=99, last_s=5.0), Replayed(name="(out of section)", judged=200, last_s=9.0)],
+    )
+    assert yaml.safe_load("\n".join(few[:-2])) == {"fault_tolerance": {"rank_out_of_section_timeout": 9}}
+    assert few[-1] == "--ft-rank-out-of-section-timeout=9"
     nothing = suggestion("budget", [Replayed(name="step", unjudged=100)])
     assert nothing == ["# nothing could be learned from these logs"]
 
