@@ -210,9 +210,9 @@ def train(
         update_num_microbatches(args.consumed_train_samples, consistency_check=True)
         state.train_state.step = iteration
         ft.on_training_step_start(state)
-        injector.on_iteration(iteration)
         started = time.perf_counter()
         losses, grad_norm = train_step(samples, model, optimizer, scheduler, args)
+        injector.on_iteration(iteration)  # before the step counts: it is lost with the rank
         ft.on_training_step_end(state)
         seconds += time.perf_counter() - started
         iteration += 1

@@ -126,7 +126,7 @@ write, writes = segment.write, 0
 def dying_write(fd, data, offset):
     global writes
     writes += 1
-    if current == {KILLED_AT} and CYCLE == 0 and RANK == 1 and writes > 3:
+    if current == {KILLED_AT} and CYCLE == 0 and RANK == 1 and writes > 1:
         kill()
     write(fd, data, offset)
 segment.write = dying_write

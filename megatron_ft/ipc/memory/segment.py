@@ -20,6 +20,8 @@ from megatron_ft.core.memory.segment_layout import (
 from megatron_ft.ipc.memory.digests import MakeHasher
 
 BLOCK_BYTES = 16 << 20
+_GATHERED_BYTES = 1 << 20
+_LARGEST_GAP = 4096
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 NAME = "ft_snapshot"
 
@@ -86,22 +88,26 @@ def _read_trailer(fd: int) -> Trailer:
 
 
 def verify(fd: int, layout: Layout, make_hasher: MakeHasher, pause: Callable[[], None] = lambda: None) -> None:
-    """Compare the digests of all tensors; ``pause`` is called between blocks.
+    """Compare the digests of all tensors; ``pause`` is called after each read of up to `BLOCK_BYTES`.
 
     Raises:
         LayoutError: a tensor has another digest.
         OSError: the segment can't be read.
     """
-    buffer = memoryview(bytearray(min(BLOCK_BYTES, max((each.nbytes for each in layout.tensors), default=0))))
+    # small tensors are read together: a system call for each would take longer than their digests
+    end = max((each.offset + each.nbytes for each in layout.tensors), default=0)
+    buffer, first, last = memoryview(bytearray(min(BLOCK_BYTES, end))), 0, 0
     for entry in layout.tensors:
-        hasher, at = make_hasher(), 0
-        while at < entry.nbytes:
-            count = os.preadv(fd, [buffer[: entry.nbytes - at]], entry.offset + at)
-            if count == 0:
+        hasher, at, stop = make_hasher(), entry.offset, entry.offset + entry.nbytes
+        while at < stop:
+            if not first <= at < last:
+                first, last = at, at + os.preadv(fd, [buffer], at)
+                pause()
+            if last == first:
                 raise LayoutError(f"{name_of(entry.path)} is cut off")
-            hasher.update(buffer[:count])
-            at += count
-            pause()
+            until = min(stop, last)
+            hasher.update(buffer[at - first : until - first])
+            at = until
         compare(entry, hasher.hexdigest())
 
 
@@ -136,6 +142,33 @@ def write(fd: int, data: memoryview, offset: int) -> None:
     while data:
         count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count
+
+
+class Gathered:
+    """Writes small blocks that follow each other together; gaps between them become zeros. Large ones at once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._bytes, self._offset = bytearray(), 0
+
+    def write(self, block: memoryview, offset: int) -> None:
+        """Write a block at its offset, now or with the next ones. Raises as `write`."""
+        gap = offset - self._offset - len(self._bytes)
+        if self._bytes and not (0 <= gap <= _LARGEST_GAP and len(self._bytes) + gap + len(block) <= _GATHERED_BYTES):
+            self.flush()
+        if len(block) >= _GATHERED_BYTES:
+            write(self._fd, block, offset)
+            return
+        if not self._bytes:
+            self._offset, gap = offset, 0
+        self._bytes += bytes(gap)
+        self._bytes += block
+
+    def flush(self) -> None:
+        """Write what is left. Raises as `write`."""
+        if self._bytes:
+            write(self._fd, memoryview(self._bytes), self._offset)
+            self._bytes = bytearray()
 
 
 def _read(fd: int, offset: int, count: int) -> bytes:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,28 +170,32 @@ class Snapshot:
         began_s = time.monotonic()
         if self._event is not None:
             self._event.synchronize()
-        for source in self._later:
-            if source.tensor.is_cuda:
-                continue  # its copy is
-            digests[source.entry.path] = self._write_tensor(fd, source, make_hasher)
+        # of a tensor on a device its copy is written
+        self._write_all(fd, [each for each in self._later if not each.tensor.is_cuda], digests, make_hasher)
         self._end_reading()
         self.read_s = time.monotonic() - began_s
-        for source in self._copied:
-            digests[source.entry.path] = self._write_tensor(fd, source, make_hasher)
+        self._write_all(fd, self._copied, digests, make_hasher)
         if self._is_given_up:  # the copies may belong to another snapshot by now
             raise GivenUpError("training went on")
         return segment.write_end(fd, encode(self._layout(digests)), self._data_bytes, make_hasher)
 
-    def _write_tensor(self, fd: int, source: Source, make_hasher: MakeHasher) -> str:
-        """Write a tensor, and return the digest of what it was when it was read."""
-        hasher, offset = make_hasher(), source.entry.offset
-        for block in _blocks(memory_of(source.tensor)):
-            if self._is_given_up:
-                raise GivenUpError("training went on before it was read")
-            hasher.update(block)
-            segment.write(fd, block, offset)
-            offset += len(block)
-        return hasher.hexdigest()
+    def _write_all(self, fd: int, sources: Iterable[Source], digests: dict[Path, str], make_hasher: MakeHasher) -> None:
+        """Write tensors, and note the digest of what each was when it was read.
+
+        Small ones are written together: after each system call the thread waits for the interpreter, for up to 5 ms
+        where training runs Python.
+        """
+        small = segment.Gathered(fd)
+        for source in sources:
+            hasher, offset, memory = make_hasher(), source.entry.offset, memory_of(source.tensor)
+            for block in _blocks(memory):
+                if self._is_given_up:
+                    raise GivenUpError("training went on before it was read")
+                hasher.update(block)
+                small.write(block, offset)
+                offset += len(block)
+            digests[source.entry.path] = hasher.hexdigest()
+        small.flush()
 
     def _end_reading(self) -> None:
         with self._lock:
