@@ -31,7 +31,9 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     killed = "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25"
     assert f"cycle 0 ended: {killed}; restarting as cycle 1" in said
     assert re.search(r"cycle 1 ended: rank 0 hung in 'step' for 3\.\d s \(timeout 3\.0 s, process stopped\)", said)
-    assert len(re.findall(r"restored iteration \d+ from memory, \d+ iterations? redone", said)) == 2
+    restored = re.findall(r"restored iteration \d+ from memory, \d+ iterations? redone", said)
+    explained = re.findall(r"cycle \d restores nothing from memory: ", said)  # on a machine with too much to do
+    assert (len(restored) + len(explained), bool(restored)) == (2, True)
     assert "all ranks finished after 3 cycles" in said
     table = [line for line in said.splitlines() if line.startswith("│")]
     rows = [cell for line in table if (cell := line.split("│")[1].strip())]
