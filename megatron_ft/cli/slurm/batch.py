@@ -121,7 +121,11 @@ class Batch:
             print(f"#   finished: {shlex.join(released)}, and they exit with 0")
             print(f"#   no progress: {shlex.join(commands.end_array(plan.array))}")
         else:
-            print(f"#   stopped, or lost with too few nodes: {shlex.join(batch_script.requeue(plan.job))}")
+            most = plan.limits.lives
+            again = (
+                f"{shlex.join(batch_script.requeue(plan.job))}, for up to {most} lives" if most > 1 else "end: 1 life"
+            )
+            print(f"#   stopped, or lost with too few nodes: {again}")
             print("#   finished: end with 0; no progress: end with 93")
         if plan.excludes_bad_nodes:
             print(f"#   before that, to exclude bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")

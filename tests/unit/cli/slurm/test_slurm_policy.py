@@ -227,7 +227,9 @@ def test_dry_run_on_a_login_node_needs_no_job(
     out = capsys.readouterr().out
     assert out.startswith("srun --nodes=17 --ntasks=17 ")
     assert "--nnodes=16 t.py" in out
-    assert "scontrol requeue JOBID" in out
+    assert "scontrol requeue JOBID, for up to 20 lives" in out
+    assert main(["slurm", "--dry-run", "--max-lives", "1", "--", "t.py"]) == 0
+    assert "requeue" not in capsys.readouterr().out
     assert main(["slurm", "--dry-run", "--chain", "--", "t.py"]) == 0
     assert "scancel --state=PENDING ARRAYJOBID" in capsys.readouterr().out
 
