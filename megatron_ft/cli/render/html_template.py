@@ -24,13 +24,14 @@ style-src 'unsafe-inline'; img-src data: blob:">
 body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5em auto; max-width: 1500px; padding: 0 1.5em;
 background: var(--page); color: var(--text); overflow-wrap: anywhere; }
 h1 { font-size: 1.35em; margin: 0 0 .3em; } h2 { font-size: 1.1em; margin: 1.6em 0 .4em; }
+h3 { font-size: 1em; margin: 1.2em 0 .4em; }
 .wide { overflow-x: auto; overflow-wrap: normal; }
 table { border-collapse: collapse; }
-th, td { padding: .3em .8em; border-bottom: 1px solid var(--line); text-align: right; }
+th, td { padding: .3em .8em; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { vertical-align: bottom; white-space: pre-line; }
 #cycles td:nth-child(2), #cycles th:nth-child(2), #timeouts td:first-child, #timeouts th:first-child
 { text-align: left; }
-#cycles td:nth-child(2) { min-width: 16em; }
+#cycles td:nth-child(2) { min-width: 16em; white-space: normal; }
 tr.failed td { background: var(--failed); }
 button { font: inherit; padding: .15em .7em; margin: 0 .4em .3em 0; cursor: pointer; }
 #where { min-height: 1.5em; font-variant-numeric: tabular-nums; color: var(--soft); }
@@ -48,12 +49,13 @@ svg { width: 100%; font-size: 12px; } svg text { fill: var(--soft); }
 path.tick { stroke: var(--line); } path.bins { fill: var(--bins); fill-opacity: .45; stroke: var(--bins); }
 path.timeout, path.reference { stroke: var(--fault); stroke-width: 2; stroke-dasharray: 7 4; }
 path.reference { stroke: var(--reference); stroke-dasharray: 2 3; }
-@media (max-width: 600px) { body { margin: .8em auto; padding: 0 .8em; } }
+@media (max-width: 600px) { body { margin: .8em auto; padding: 0 .8em; } svg { font-size: 15px; } }
 </style>
 </head>
 <body>
 <h1>@@title@@</h1>
-<p title="@@definition@@">@@goodput@@</p>
+<p>@@goodput@@</p>
+<p class="hint">@@definition@@</p>
 <h2>Ranks over time</h2>
 <div id="buttons"></div>
 <p class="hint">Drag to zoom, scroll to zoom at the pointer, double-click to see all again. Click a rank or a mark for
@@ -75,7 +77,6 @@ ended (its rank hung, was ended, or died) is no observed interval.</p>
 <p class="hint">Both axes are logarithmic; the dashed line is the timeout, the dotted one what the rule of
 nvidia-resiliency-ext would have learned by the end of the run.</p>
 <div id="distributions">@@distributions@@</div>
-<p class="hint">@@definition@@</p>
 <script type="application/json" id="data">@@data@@</script>
 <script>
 "use strict";
@@ -111,7 +112,8 @@ function show(rank, cycle) {
   const marks = data.marks.filter(each => each.cycle === cycle && (rank === null || each.rank === rank));
   for (const each of marks.slice(0, 50)) add(evidence, "div", each.at.toFixed(3) + " s: " + each.text);
   for (const each of own) {
-    add(evidence, "h3", "rank " + each.rank + ", cycle " + each.cycle + ": " + each.summary);
+    const of = "rank " + each.rank, summary = each.summary.replace(of + ": ", "");
+    add(evidence, "h3", of + ", cycle " + each.cycle + ": " + summary);
     if (each.text) add(evidence, "pre", each.text);
     if (each.note) add(evidence, "p", each.note, "note");
     else add(evidence, "p", each.file, "hint");

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
-GOODPUT = "The share of productive steps in the time from the start of the launchers to their end."
+GOODPUT = "Goodput is the share of productive steps in the time from the start of the launchers to their end."
 _SHOWN_S = 0.005
 _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
 
