@@ -92,7 +92,7 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
     from megatron_ft.cli.analysis.analysis import analyze
 
     analyses = [analyze(run) for run in runs]
-    _print(analyses, as_json=args.json)
+    written = []  # before anything is printed: `| head` ends this process
     for option in ("html", "png", "trace"):
         path = getattr(args, option)
         if path is None:
@@ -101,8 +101,10 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
             note = _write(option, path, analyses[-1], args.log_dirs)
         except OSError as error:
             raise ConfigError(f"{path} can't be written: {error.strerror}") from None
-        # stdout must hold nothing but JSON
-        print(f"wrote {path}{note}", file=sys.stderr if args.json else sys.stdout)
+        written.append(f"wrote {path}{note}")
+    _print(analyses, as_json=args.json)
+    for line in written:
+        print(line, file=sys.stderr if args.json else sys.stdout)  # stdout must hold nothing but JSON
 
 
 def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_ft.cli import main
+from megatron_ft.cli import main, report
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
@@ -288,3 +288,14 @@ def test_sections_beyond_the_number_of_states_share_the_last_one(tmp_path: Path)
     draw_png(analysis, str(tmp_path / "out.png"))
     assert share_of(image_of(tmp_path / "out.png"), theme.colors(300)[-1]) > 0.05
     assert len(theme.colors(250)) == len(raster.state_names(names[:250])) == 255
+
+
+def test_page_is_written_even_if_nobody_reads_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_as_head_does(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    write_kill_then_hang(Logs(tmp_path))
+    monkeypatch.setattr(report, "_print", end_as_head_does)
+    with pytest.raises(BrokenPipeError):
+        main.main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")])
+    assert (tmp_path / "page.html").stat().st_size > 10_000
