@@ -226,6 +226,8 @@ def test_two_nodes_go_on_from_the_iteration_that_both_have(launcher: Launcher, u
     assert sorted(line for each in ended for line in weights(each)) == expected(launcher, undisturbed)
     restored = f"restored iteration {KILLED_AT} from memory"
     assert [sum(restored in line for line in each.lines) for each in ended] == [1, 1]  # the second one prints copies
+    alone = "no other node keeps copies of memory checkpoints: this takes FT_SECRET, the same on all nodes"
+    assert [sum(line == alone for line in each.lines) for each in ended] == [1, 1]
 
 
 def test_restore_that_fails_is_told_to_the_launcher_and_tried_again(launcher: Launcher, undisturbed: list[str]) -> None:

@@ -233,3 +233,16 @@ def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
     count = MOST_SOURCES + 1
     nodes = [replace(kept((place + 1) % count, key(7), world=2 * count), port=1) for place in range(count)]
     assert choose(nodes, LAST).key is None
+
+
+def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_names_a_node() -> None:
+    """Of four nodes, each with copies of the one before, those at 1 and 2 are lost: the segments of 1 were on both."""
+    newcomer = Kept(local_ranks=2)
+    first = merged(kept(0, key(7), world=8), kept(3, key(7), world=8).snapshots)
+    last = merged(kept(3, key(7), world=8), kept(2, key(7), world=8).snapshots)
+    assert choose([first, newcomer, newcomer, last], LAST) == SnapshotChoice(
+        reason="node 1 has no snapshot of iteration 7"
+    )
+    neighbour = merged(kept(2, key(7), world=8), kept(1, key(7), world=8).snapshots)
+    choice = choose([first, newcomer, neighbour, replace(kept(3, key(7), world=8), port=1)], LAST)
+    assert choice == SnapshotChoice(key(7), copies=((2, (2, 3)),))
