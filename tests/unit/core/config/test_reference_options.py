@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.config.reference import IGNORED
+from megatron_ft.core.config.reference import IGNORED, SERVED
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import add_torchrun_options
 
@@ -30,6 +30,7 @@ WORKS = """
     --ft_per_cycle_applog_prefix --ft-segment --ft_segment
     --ft-enable-dist-storage-healthcheck --ft_enable_dist_storage_healthcheck
     --ft-node-health-check-interval --ft-node_health_check_interval --ft-param-node_health_check_interval
+    --ft-segment-health-check-dir
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
 IGNORED_WITH_A_LINE = """
@@ -92,12 +93,13 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_list_of_reference_options_is_complete() -> None:
-    assert len({*WORKS.split(), *IGNORED_WITH_A_LINE.split(), *TORCHRUNS.split()}) == 184
+    assert len({*WORKS.split(), *IGNORED_WITH_A_LINE.split(), *TORCHRUNS.split()}) == 185
 
 
 @pytest.mark.parametrize("word", sorted(set(WORKS.split()) - set(FLAGS)))
 def test_reference_option_with_a_counterpart_sets_it(word: str) -> None:
     (option,) = [each for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) if word in each.spellings]
+    assert option.field in SERVED, "--ft-dry-run says what differs"
     value = VALUES.get(option.field, "7")
     namespace = parser().parse_args([word, value])
     assert getattr(namespace, option.dest) == value
