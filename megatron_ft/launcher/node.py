@@ -81,16 +81,7 @@ class LauncherNode:
         become_subreaper()
         self._reactor = Reactor()
         self._inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent] = Inbox()
-        self.telemetry = Telemetry(
-            line.options,
-            run_id=line.run_id,
-            node=socket.gethostname(),
-            infra_rank=reference_names.infra_rank(line, os.environ),
-            reactor=self._reactor,
-            setpriv=find_setpriv() if line.options.on_event else (),
-            say=say,
-        )
-        self._children.add(self.telemetry.pids)
+        self.telemetry = self._make_telemetry()
         self._orphan_watch = OrphanWatch(
             self._reactor,
             lambda text: self._inbox.put(Abandoned(text=text)),
@@ -115,34 +106,44 @@ class LauncherNode:
         with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
             secret = read_secret(os.environ)
         self._keeper = self._make_keeper(secret)
-        self._files = SnapshotFiles(
-            line.options.memory_checkpoint_dir,
-            timeout_s=line.options.memory_checkpoint_write_timeout,
-            ranks=ranks,
-            say=self._say,
-            announce=announce,
-            takes_copies=secret is not None,
-        )
+        self._files = self._make_files(ranks, announce, takes_copies=secret is not None)
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
         self.joins_by = joining.JoinContext(
             self._reactor, self._stop, self._children, self._say, says_all=line.says_all
         )
-        self.for_agent = LauncherServices(
-            line=line,
+        self.for_agent = self._services()
+
+    def _services(self) -> LauncherServices:
+        return LauncherServices(
+            line=self._line,
             reactor=self._reactor,
             signals=self._signals,
             stop=self._stop,
             inbox=self._inbox,
             orphan_watch=self._orphan_watch,
             control=self._control,
-            log=log,
+            log=self._log,
             say=self._say,
-            status=status,
+            status=self._status,
             keeper=self._keeper,
             telemetry=self.telemetry,
             files=self._files,
         )
+
+    def _make_telemetry(self) -> Telemetry:
+        line = self._line
+        telemetry = Telemetry(
+            line.options,
+            run_id=line.run_id,
+            node=socket.gethostname(),
+            infra_rank=reference_names.infra_rank(line, os.environ),
+            reactor=self._reactor,
+            setpriv=find_setpriv() if line.options.on_event else (),
+            say=self._say,
+        )
+        self._children.add(telemetry.pids)
+        return telemetry
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
@@ -215,6 +216,17 @@ class LauncherNode:
         self._children.add(keeper.pids)
         self._run_dir.add(keeper)
         return keeper
+
+    def _make_files(self, ranks: int, announce: Callable[[str], None], *, takes_copies: bool) -> SnapshotFiles:
+        options = self._line.options
+        return SnapshotFiles(
+            options.memory_checkpoint_dir,
+            timeout_s=options.memory_checkpoint_write_timeout,
+            ranks=ranks,
+            say=self._say,
+            announce=announce,
+            takes_copies=takes_copies,
+        )
 
     def _make_health_check(self) -> HealthCheck | None:
         options = self._line.options

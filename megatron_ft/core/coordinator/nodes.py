@@ -101,7 +101,7 @@ class Node:
 
     @property
     def kept(self) -> Kept:
-        """What its keeper can restore, and serve to others."""
+        """Return what its keeper can restore, and serve to others."""
         kept = self.standing.kept
         return kept if self.address else replace(kept, port=0)
 

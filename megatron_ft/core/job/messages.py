@@ -137,7 +137,7 @@ class NodeStatus:
     restored: bool = False
     """This node has `Restored`."""
     keeper_port: int = 0
-    """Where this node's keeper takes copies in that cycle; 0: nowhere."""
+    """Port at which this node's keeper takes copies in that cycle; 0: none."""
 
     def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""

@@ -42,7 +42,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What was offered or wanted isn't taken or given, and why."""
+    """Refuse what was offered or wanted, and say why."""
 
     why: str
 

@@ -23,7 +23,7 @@ def test_copies_are_kept_in_another_segment(nodes: int, segment: int) -> None:
         assert target // segment != place // segment
 
 
-def test_one_node_alone_has_no_copies() -> None:
+def test_job_of_one_node_has_no_copies() -> None:
     assert copy_place(0, 1, 0) is None
     assert SnapshotCopies(0, 1, 0).serves(0, "a:1") == []
 
