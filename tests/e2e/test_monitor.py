@@ -564,7 +564,10 @@ os.write(1, b'end')
         )
     text = trace.read_text()
     between = text[text.index('"begin"') : text.index('"end"')].splitlines()[1:-1]
-    assert between == []
+    # the interpreter hands itself to a thread that has asked for it: on a busy machine once or twice in 12,000 hooks
+    handovers = [line for line in between if line.startswith("futex(") and "FUTEX_WA" in line]
+    assert [line for line in between if line not in handovers] == []
+    assert len(handovers) <= 12
 
 
 def sockets_of(pid: int) -> int:
