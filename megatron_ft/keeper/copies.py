@@ -43,7 +43,7 @@ class Lent:
 
 
 class Host(Protocol):
-    """The keeper's loop, as threads see it. Each call waits for the loop."""
+    """What the keeper's loop answers. To be called there."""
 
     def admit(self, offer: Offer) -> int | str:
         """Return the number of the segment that will hold the copy, or why it isn't taken."""
@@ -58,6 +58,12 @@ class Host(Protocol):
         """Return the segment, or why there is none; None: it isn't verified yet."""
 
 
+class Ask(Protocol):
+    """Has the keeper's loop make a call."""
+
+    def __call__(self, call: Callable[[], T], /) -> T: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ToCopy:
     """Segment that another node gets. ``fd`` is the thread's own."""
@@ -69,10 +75,16 @@ class ToCopy:
 
 @dataclass(eq=False, slots=True)
 class Copying:
-    """Copying of a snapshot that is under way. ``moved_s``: when the last piece was sent."""
+    """Copying of a snapshot that is under way.
+
+    Args:
+        complete: newest snapshot that all ranks of the job have, when it began.
+        moved_s: when the last piece was sent.
+    """
 
     key: SnapshotKey
     address: str
+    complete: SnapshotKey | None = None
     is_wanted: bool = True
     moved_s: float = field(default_factory=time.monotonic)
 
@@ -89,7 +101,7 @@ def send(copying: Copying, key: bytes, segments: Sequence[ToCopy], world: int, b
         try:
             for each in segments:
                 copying.check()
-                peer.send(Offer(copying.key, each.rank, world, each.nbytes))
+                peer.send(Offer(copying.key, each.rank, world, each.nbytes, copying.complete))
                 _expect_accepted(peer.receive())
                 peer.send_segment(each.fd, each.nbytes, bytes_per_s, copying.check)
                 _expect_accepted(peer.receive(_VERIFY_S))
@@ -123,12 +135,16 @@ def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted:
 
 
 class Door:
-    """Serves the keepers of other nodes, each connection in a thread, until the process ends."""
+    """Serves the keepers of other nodes, each connection in a thread, until the process ends.
 
-    def __init__(self, listener: socket.socket, key: bytes, host: Host) -> None:
+    ``ask`` has the keeper's loop make a call, and waits for what it returns.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: Ask) -> None:
         self._listener = listener
         self._key = key
         self._host = host
+        self._ask = ask
         self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         listener.setblocking(True)
         threading.Thread(target=self._accept, name="ft_door", daemon=True).start()
@@ -165,24 +181,24 @@ class Door:
             self._connections.release()
 
     def _take(self, peer: Link, offer: Offer) -> None:
-        number = self._host.admit(offer)
+        number = self._ask(lambda: self._host.admit(offer))
         if isinstance(number, str):
             peer.send(Refused(number))
             return
         fd, why = -1, "the connection has ended"
+        is_verified = partial(self._ask, lambda: self._host.is_verified(number))
         try:
             peer.send(Accepted())
-            fd = peer.receive_segment(offer.nbytes, _RoomMaker(lambda: self._host.is_verified(number) is None))
+            fd = peer.receive_segment(offer.nbytes, _RoomMaker(lambda: is_verified() is None))
         except (OSError, ProtocolError, _NoLongerWantedError) as error:
             why = _why(error)
             raise ConnectionAbortedError(why) from None
         finally:
-            self._host.take(number, fd, why)
-        is_verified = _awaited(lambda: self._host.is_verified(number))
-        peer.send(Accepted() if is_verified else Refused("it is damaged, or no longer needed"))
+            self._ask(lambda: self._host.take(number, fd, why))
+        peer.send(Accepted() if _awaited(is_verified) else Refused("it is damaged, or no longer needed"))
 
     def _give(self, peer: Link, want: Want) -> None:
-        found = _awaited(partial(self._host.lend, want))
+        found = _awaited(partial(self._ask, lambda: self._host.lend(want)))
         if not isinstance(found, Lent):
             peer.send(Refused(str(found or "it isn't verified yet")))
             return

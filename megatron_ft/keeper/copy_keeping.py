@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from megatron_ft.core.memory.retention import COPIES
 from megatron_ft.core.memory.segment_layout import MAX_LAYOUT_BYTES
 from megatron_ft.core.memory.snapshots import CopyTo, SnapshotKey
 from megatron_ft.core.messages.copies import Offer, Want
@@ -73,7 +72,7 @@ class CopyKeeping:
         elif self._door is None:
             (fd,) = fds
             self.key, self._bytes_per_s = bytes.fromhex(order.key), order.bytes_per_s
-            self._door = Door(socket.socket(fileno=fd), self.key, _InLoop(self, self._calls))
+            self._door = Door(socket.socket(fileno=fd), self.key, self, self._calls.wait_for)
         else:
             close_fds(fds)
 
@@ -92,25 +91,34 @@ class CopyKeeping:
         """Return when copying counts as failed, unless a piece is sent before."""
         return None if self._copying is None else self._copying.moved_s + _SILENT_S
 
-    def may_be_told(self, newest: SnapshotKey) -> SnapshotKey | None:
+    def may_be_told(
+        self, newest: SnapshotKey, complete: SnapshotKey | None, released: SnapshotKey | None
+    ) -> SnapshotKey | None:
         """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
 
         Another node gets a copy first, if one keeps copies: what the job takes for complete outlives a node. Begins to
-        copy the newest one, if nothing is being copied.
+        copy the newest one once it is decided whether the one copied before is complete: the other node has room for
+        the complete one, and for one that comes.
+
+        Args:
+            complete: newest snapshot that all ranks of the job have.
+            released: newest one up to which incomplete ones needn't be kept.
         """
         due_s = self.due_s()
         if due_s is not None and time.monotonic() >= due_s:
             self._failed("it doesn't answer")
         if not self._address:
             return newest
-        if self._copying is None and (self._done is None or newest > self._done):
-            self._copy(newest)
-        return self._done
+        done, decided = self._done, max(filter(None, (complete, released)), default=None)
+        is_decided = done is None or (decided is not None and decided >= done)
+        if self._copying is None and is_decided and (done is None or newest > done):
+            self._copy(newest, complete)
+        return done
 
-    def _copy(self, key: SnapshotKey) -> None:
+    def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
         prepared = self._prepared
         assert prepared is not None
-        copying = self._copying = Copying(key, self._address)
+        copying = self._copying = Copying(key, self._address, complete)
         held = [self._segments.verified(rank)[key] for rank in prepared.ranks]
         segments = [ToCopy(each.rank, os.dup(each.fd), each.nbytes) for each in held]
 
@@ -160,8 +168,9 @@ class CopyKeeping:
         own = max((each.nbytes for each in segments.values() if each.rank in prepared.ranks), default=0)
         if own and offer.nbytes > 2 * own + MAX_LAYOUT_BYTES:
             return "the segment is far larger than those of this node"
-        for old in segments.of_copy(offer.rank)[: 1 - COPIES]:
-            self._drop(old)
+        for old in segments.of_copy(offer.rank):
+            if old.key != offer.complete:
+                self._drop(old)
         held = segments.add(offer.rank, -1, offer.nbytes, SegmentState.ALLOCATING)
         held.key = offer.key
         return held.number
@@ -190,23 +199,3 @@ class CopyKeeping:
         if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):
             return None
         return f"there is no verified segment of rank {want.rank}"
-
-
-class _InLoop:
-    """`copies.Host` for threads."""
-
-    def __init__(self, keeping: CopyKeeping, calls: LoopCalls) -> None:
-        self._keeping = keeping
-        self._calls = calls
-
-    def admit(self, offer: Offer) -> int | str:
-        return self._calls.wait_for(lambda: self._keeping.admit(offer))
-
-    def take(self, number: int, fd: int, why: str) -> None:
-        self._calls.wait_for(lambda: self._keeping.take(number, fd, why))
-
-    def is_verified(self, number: int) -> bool | None:
-        return self._calls.wait_for(lambda: self._keeping.is_verified(number))
-
-    def lend(self, want: Want) -> Lent | str | None:
-        return self._calls.wait_for(lambda: self._keeping.lend(want))

@@ -103,9 +103,8 @@ class Segments(dict[int, HeldSegment]):
         )
 
     def of_copy(self, rank: int) -> list[HeldSegment]:
-        """Return the copies of another node's rank that aren't about to go, the oldest first."""
-        found = [(each.key, each.number) for each in self.of(rank) if each.key is not None]
-        return [self[number] for _, number in sorted(found) if self[number].state is not SegmentState.LEAVING]
+        """Return the copies of another node's rank that aren't about to go."""
+        return [each for each in self.of(rank) if each.state is not SegmentState.LEAVING]
 
     def copied_ranks(self, local_ranks: Collection[int], cycle: int) -> set[int]:
         """Return the ranks of another node of which there are copies of that cycle."""

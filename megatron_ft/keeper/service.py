@@ -547,7 +547,7 @@ class KeeperService:
             return
         newest = max(self._segments.common(self._prepared.ranks), default=None)
         if newest is not None and newest.cycle == self._prepared.cycle:
-            told = self._copies.may_be_told(newest)
+            told = self._copies.may_be_told(newest, self._complete, self._released)
             if told is not None and (self._saved is None or told > self._saved):
                 self._saved = told
                 self._tell(Saved(told))

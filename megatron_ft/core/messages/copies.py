@@ -19,12 +19,18 @@ PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A verified segment of ``nbytes``. ``world``: number of ranks of the job."""
+    """A verified segment of ``nbytes``. ``world``: number of ranks of the job.
+
+    Args:
+        complete: newest snapshot that all ranks of the job have, as far as the node that offers has been told: of this
+            one the copy stays until the one that is offered is complete, too.
+    """
 
     key: SnapshotKey
     rank: Rank
     world: WorldSize
     nbytes: Count
+    complete: SnapshotKey | None = None
 
 
 @dataclass(frozen=True, slots=True)

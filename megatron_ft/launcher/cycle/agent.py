@@ -7,7 +7,6 @@ wherever the launcher is.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -107,7 +106,7 @@ class FaultTolerantAgent(TorchAgent):
         self._health = health
         self._ranks = ranks
         self._coordination = coordination
-        options = _options(launcher.line)
+        options = _options(launcher.line, checks_health=health is not None)
         self._machine = Agent(options, monitors.paused, coordination.assignment, launcher.files.found)
         self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
@@ -390,7 +389,7 @@ class FaultTolerantAgent(TorchAgent):
         )
 
 
-def _options(line: CommandLine) -> Options:
+def _options(line: CommandLine, *, checks_health: bool) -> Options:
     """The part of the command line that the launcher's machine decides by."""
     given = line.options
     configured = {name: getattr(given.config, name) for name in CONFIGURED_FIELDS if given.config.is_set(name)}
@@ -406,7 +405,7 @@ def _options(line: CommandLine) -> Options:
         hang_signal=given.config.rank_termination_signal,
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
-        checks_health=given.health_command(sys.executable) is not None,
+        checks_health=checks_health,
         watches_collectives=given.watches_collectives,
         collectives_timeout_s=given.collectives_timeout_s,
         ends_for_collectives=given.ends_for_collectives,

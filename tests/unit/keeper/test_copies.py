@@ -21,7 +21,7 @@ from megatron_ft.ipc.net.secure_channel import NONCE_BYTES
 from megatron_ft.keeper import copies, link
 from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy
 
-KEY, SNAPSHOT = b"k" * 32, SnapshotKey(1, 7)
+KEY, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 7), SnapshotKey(1, 6)
 CONTENT = random.Random(1).randbytes(9 << 20)
 """Three pieces, the last one shorter."""
 
@@ -41,7 +41,7 @@ class Loop:
         self.verified = True
 
     def admit(self, offer: Offer) -> int | str:
-        assert (offer.key, offer.world) == (SNAPSHOT, 4)
+        assert (offer.key, offer.world, offer.complete) == (SNAPSHOT, 4, COMPLETE)
         return self.refuses or 1
 
     def take(self, number: int, fd: int, why: str) -> None:
@@ -66,10 +66,10 @@ class Peer:
         self.loop = Loop()
         listener = tcp.listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        Door(listener, KEY, self.loop)
+        Door(listener, KEY, self.loop, lambda call: call())
 
     def send(self, key: bytes = KEY, bytes_per_s: int = 0, address: str = "") -> str:
-        copying = Copying(SNAPSHOT, address or self.address)
+        copying = Copying(SNAPSHOT, address or self.address, COMPLETE)
         return copies.send(copying, key, [ToCopy(2, made(), len(CONTENT))], 4, bytes_per_s)
 
     def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
@@ -172,7 +172,7 @@ def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> 
 
 
 def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
-    copying = Copying(SNAPSHOT, peer.address, is_wanted=False)
+    copying = Copying(SNAPSHOT, peer.address, COMPLETE, is_wanted=False)
     assert copies.send(copying, KEY, [ToCopy(2, made(), len(CONTENT))], 4, 0) == "no longer needed"
     assert peer.loop.taken == []
 
