@@ -143,6 +143,7 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
         "lost_events": analysis.timeline.lost,
         "goodput": _goodput(analysis),
         "cycles": run["cycles"],
+        "slow_ranks": [dataclasses.asdict(each) for each in analysis.slow_ranks],
         "timeouts": [{**dataclasses.asdict(each), "margin": each.margin} for each in analysis.intervals],
     }
 

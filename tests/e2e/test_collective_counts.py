@@ -17,9 +17,9 @@ print(counts())
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 for _ in range(2):
     dist.all_reduce(torch.ones(1))
-    while any(entered != completed for entered, completed in counts().values()):
+    while any(each.is_in_one for each in counts().values()):
         time.sleep(0.001)  # a thread of torch's notes the completion
-    print(sum(map(sum, counts().values())))
+    print(sum(each.entered + each.completed for each in counts().values()))
 dist.destroy_process_group()
 print(counts())
 """

@@ -80,6 +80,7 @@ def job_facts(
         "observe_only": False,
         "paused_since_ns": paused.since_ns,
         "last_cause": LastCause(cycle=0, text="rank 1 hung", rank=1, kind="hang"),
+        "slow_ranks": (),
         "ranks": rows,
         "now_ns": now_ns,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
 from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
 from megatron_ft.cli.analysis.intervals import LoggedInterval, intervals_of, timeouts_in_force
+from megatron_ft.cli.analysis.slow_ranks import SlowRankSummary, slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.goodput.classify import Goodput, classify
@@ -22,6 +23,7 @@ class Analysis:
     intervals: tuple[LoggedInterval, ...]
     failures: tuple[Failure, ...]
     windows: tuple[Window, ...]
+    slow_ranks: tuple[SlowRankSummary, ...]
 
 
 def analyze(run: RunLogs) -> Analysis:
@@ -35,4 +37,5 @@ def analyze(run: RunLogs) -> Analysis:
         intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
         failures=tuple(failures_of(timeline)),
         windows=tuple(windows_of(timeline)),
+        slow_ranks=tuple(slow_ranks_of(run.records, timeline)),
     )

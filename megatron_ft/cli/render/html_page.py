@@ -19,10 +19,12 @@ from megatron_ft.cli.render.report_tables import (
     CYCLE_COLUMNS,
     GOODPUT,
     INTERVAL_COLUMNS,
+    SLOW_COLUMNS,
     cycle_row,
     goodput_line,
     interval_notes,
     interval_row,
+    slow_row,
 )
 from megatron_ft.ipc.files.atomic_write import write_whole
 
@@ -122,12 +124,19 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
             (*CYCLE_COLUMNS, ""), [(*cycle_row(cycle), "") for cycle in analysis.summary.cycles], "cycles"
         ),
         "timeouts": _table(INTERVAL_COLUMNS, map(interval_row, analysis.intervals), "timeouts"),
+        "slow": _slow(analysis),
         "notes": "".join(f'<p class="hint">{escape(note)}</p>' for note in interval_notes(analysis)),
         "distributions": (distributions(analysis) or "<p>No section was observed from its beginning to its end.</p>"),
     }
     # one pass over the template only: a text from a log can't name a placeholder
     pieces = PAGE.split("@@")
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def _slow(analysis: Analysis) -> str:
+    if not analysis.slow_ranks:
+        return ""
+    return f"<h2>Slow ranks</h2>{_table(SLOW_COLUMNS, map(slow_row, analysis.slow_ranks), 'slow')}"
 
 
 def _table(columns: Iterable[str], rows: Iterable[Sequence[str]], name: str) -> str:

@@ -67,6 +67,7 @@ its evidence, below.</p>
 <div id="evidence"></div>
 <h2>Cycles</h2>
 @@cycles@@
+@@slow@@
 <p class="hint">Times count from the fault; redone are iterations that had been finished before it.</p>
 <h2>Timeouts beside the observed intervals</h2>
 @@timeouts@@

@@ -17,10 +17,22 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
     from megatron_ft.cli.analysis.cycles import CycleSummary, RestartPhases, RunSummary
     from megatron_ft.cli.analysis.intervals import LoggedInterval
+    from megatron_ft.cli.analysis.slow_ranks import SlowRankSummary
     from megatron_ft.core.goodput.classify import Goodput
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
+SLOW_COLUMNS = (
+    "slow rank",
+    "node",
+    "cycle",
+    "named after",
+    "lasted",
+    "others wait\nfor it",
+    "takes longer in",
+    "on average",
+    "on others",
+)
 GOODPUT = "Goodput is the share of productive steps in the time from the start of the launchers to their end."
 _SHOWN_S = 0.005
 _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
@@ -168,6 +180,21 @@ def interval_row(interval: LoggedInterval) -> tuple[str, ...]:
     )
 
 
+def slow_row(slow: SlowRankSummary) -> tuple[str, ...]:
+    """Return the cells of one slow rank, in the order of ``SLOW_COLUMNS``; a dash is unknown."""
+    return (
+        str(slow.rank),
+        slow.node,
+        str(slow.cycle),
+        took(slow.after_s),
+        took(slow.lasted_s),
+        f"{slow.lag:.0%}",
+        slow.section or "-",
+        took(slow.section_s),
+        took(slow.others_s),
+    )
+
+
 def interval_notes(analysis: Analysis) -> list[str]:
     """Return notes to print below the table."""
     notes = []
@@ -189,6 +216,11 @@ def print_analysis(analysis: Analysis, file: TextIO | None = None) -> None:
     """Print everything after the tables of the cycles."""
     console = terminal(file)
     console.print(goodput_line(analysis.goodput), markup=False)
+    if analysis.slow_ranks:
+        console.print()
+        table = _table("ranks that held the others back", SLOW_COLUMNS, left="takes longer in")
+        add_rows(table, map(slow_row, analysis.slow_ranks))
+        console.print(table)
     if analysis.intervals:
         console.print()
         console.print(_intervals_table(analysis))

@@ -226,6 +226,7 @@ def job_object(facts: JobFacts) -> dict[str, Any]:
         "observe_only": facts.observe_only,
         "paused_s": _since(facts.paused_since_ns, now_ns),
         "last_cause": None if cause is None else fields(cause),
+        "slow_ranks": [fields(each) for each in facts.slow_ranks],
         "ranks": [_rank_object(row) for row in facts.ranks],
     }
 

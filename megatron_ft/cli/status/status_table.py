@@ -101,6 +101,8 @@ def _head(facts: JobFacts, note: str | None) -> Iterator[Text]:
         yield Text("observe-only: hung ranks are reported, not killed", style="yellow")
     if facts.last_cause is not None:
         yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
+    for each in facts.slow_ranks:
+        yield Text(plain(each.text), style="yellow")
     yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")
     if note is not None:
         yield Text(note, style="bold red")

@@ -23,6 +23,7 @@ from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.step import AgentPhase, Options, Step
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
+from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import (
     Abandoned,
     Cause,
@@ -158,6 +159,12 @@ class Agent:
         return self._printer.is_spokesman
 
     @property
+    def lags(self) -> Lags:
+        """How much which ranks of the running cycle hold the others back, on the launcher that speaks for the job."""
+        waits = self.cycle.waits if self.phase is AgentPhase.RUNNING else None
+        return Lags(self.cycle.record.cycle, 0.0) if waits is None else waits.lags
+
+    @property
     def activity(self) -> NodeActivity:
         """State of the node for metrics."""
         waits = self.phase in (AgentPhase.JOINING, AgentPhase.CHECKING, AgentPhase.READY)
@@ -207,7 +214,7 @@ class Agent:
                 self._would_be_hang(event)
             case DiagnoseHang() | Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
-            case Suspected() | RankProgressing():
+            case Suspected() | RankProgressing() | Lags():
                 self.cycle.told(event, self._turn)
             case NodeLost():
                 self._do(Write(event))

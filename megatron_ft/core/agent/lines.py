@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.diagnosis.cycle_cause import describe_overdue
+from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Reviewed
@@ -142,6 +143,15 @@ def most_time_is_over(verdict: RankHung, most_s: float) -> str:
 
 def _at(verdict: RankHung) -> str:
     return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
+
+
+def slow_rank(lag: RankLag) -> str:
+    """Format that the other ranks wait for one."""
+    return f"{lag.text} (reported only)"
+
+
+def slow_no_more(rank: int) -> str:
+    return f"rank {rank} no longer holds the others back"
 
 
 def no_collective(review: Reviewed, *, ends: bool) -> str:

@@ -15,9 +15,11 @@ from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.step import Options, Step
 from megatron_ft.core.agent.suspicion import NodeSuspicions
+from megatron_ft.core.agent.waits import NodeWaits
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain, WouldHaveEnded
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
@@ -42,6 +44,7 @@ class NodeCycle:
         self._options = options
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
+        self.waits: NodeWaits | None = None
         self._reported: set[tuple[str, int | None]] = set()
         """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, without consequence.
         """
@@ -50,6 +53,9 @@ class NodeCycle:
         """Watch deadlines and collectives from now on: all ranks were created."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
         self._collectives = NodeCollectiveWatch(self._options, self.record, pauses, turn.now_ns)
+        if self.met is not None:
+            nodes, world = self.met.nodes, self.met.world_size
+            self.waits = NodeWaits(self._options, self.record, nodes=nodes, world=world, now_ns=turn.now_ns)
 
     def excuse_stop(self, now_ns: int) -> None:
         """Exclude a stop of the whole node."""
@@ -173,8 +179,8 @@ class NodeCycle:
             elif is_secondary_failure(ended):
                 self.diagnosis.lost_peer(ended, turn)
 
-    def told(self, message: Suspected | RankProgressing, turn: Step) -> None:
-        """Another node asks for a check of progress, or reports progress, because a learned timeout is over."""
+    def told(self, message: Suspected | RankProgressing | Lags, turn: Step) -> None:
+        """Another node asks for a check of progress, or reports it, because a learned timeout is over; or ranks lag."""
         if message.cycle != self.record.cycle:
             return
         match message:
@@ -182,6 +188,8 @@ class NodeCycle:
                 self.suspicion.check_progress(between_s, turn)
             case RankProgressing(progress=progress):
                 self.suspicion.moving(progress, turn)
+            case Lags() if self.waits is not None:
+                self.waits.hear(message, turn)
 
     def alarm_ns(self, now_ns: int) -> int | None:
         """Latest time of the next ``go_on`` and ``state``."""
@@ -191,6 +199,7 @@ class NodeCycle:
             self.suspicion.alarm_ns,
             None if self._deadlines is None else self._deadlines.alarm_ns,
             None if self._collectives is None else self._collectives.alarm_ns,
+            None if self.waits is None else self.waits.alarm_ns,
             None if grace_due_s is None else round(grace_due_s * 1e9),
         )
 
@@ -201,6 +210,8 @@ class NodeCycle:
         self.suspicion.go_on(turn)
         if self._collectives is not None:
             self._collectives.go_on(turn, is_stopping=is_stopping)
+        if self.waits is not None:
+            self.waits.go_on(turn, is_stopping=is_stopping)
         self.diagnosis.go_on(turn)
 
 

@@ -26,7 +26,7 @@ from megatron_ft.core.rerun import rerun_meaning
 _HUNG_AND_ALIVE_S = 20.0
 """Time from a verdict after which its rank should be gone: the monitor signals, and kills after a grace of 5 s."""
 _COUNTED_LATE_NS = 3_000_000_000
-"""Longest delay from a collective's completion to its note on the board: the watch looks once a second."""
+"""Longest delay from a collective's completion to its note on the board: its thread may get no processor."""
 
 
 class CycleRecord:

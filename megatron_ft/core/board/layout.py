@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0008
+MAGIC = 0x4D46545F424F0009
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -67,6 +67,9 @@ W_SAVES = 43  # persistent saves that have ended
 W_ITERATIONS_BACK = 44  # how often the iteration number went down: it is no measure of progress then
 W_GROUP_TIMEOUT = 45  # timeout of the default process group; 0: unknown
 W_STATE_WRITTEN = 46  # (launcher) STATE_ values: what became of the last timeouts that were to be written
+W_LOOKS = 47  # looks at the collectives
+W_LOOKS_WAITING = 48  # those that found the rank in a collective
+W_WAITS = 49  # those of them that didn't find it in one the time before
 
 MOST_COUNT = 2**48
 """Upper bound of every count."""
@@ -90,7 +93,7 @@ STATE_WRITTEN, STATE_NOT_WRITTEN = 1, 2
 ARMED_ENFORCED = 1
 """Flag: a rank that exceeds the armed timeout may be terminated; without it, the rank is only reported."""
 
-SECTION_TABLE = 48
+SECTION_TABLE = 56
 SECTION_WORDS = 16
 MAX_SECTIONS = 64 + 8  # as many as may be configured, and those that our hooks add
 NAME_BYTES = 64
@@ -169,6 +172,12 @@ class CollectiveCounts(NamedTuple):
     completed: int
     group_timeout_ns: int | None = None
     """Timeout of the default process group; None if unknown."""
+    looks: int = 0
+    """Number of readings so far."""
+    waiting: int = 0
+    """Readings that found the rank in a collective."""
+    waits: int = 0
+    """Those of them that followed one which didn't."""
 
 
 class BoardSnapshot(NamedTuple):
@@ -323,7 +332,14 @@ def _check_words(words: tuple[int, ...], now_ns: int) -> None:
         raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
     if words[W_LEARNING_FACTS] > _ALL_FACTS:
         raise BoardDamagedError(f"facts for learning are {words[W_LEARNING_FACTS]:#x}")
-    for what, word in (("steps", W_STEPS), ("saves", W_SAVES), ("iterations back", W_ITERATIONS_BACK)):
+    for what, word in (
+        ("steps", W_STEPS),
+        ("saves", W_SAVES),
+        ("iterations back", W_ITERATIONS_BACK),
+        ("looks", W_LOOKS),
+        ("looks that found a collective", W_LOOKS_WAITING),
+        ("waits", W_WAITS),
+    ):
         if words[word] > MOST_COUNT:
             raise BoardDamagedError(f"number of {what} is {words[word]}")
     count = words[W_SECTION_COUNT]
@@ -361,7 +377,10 @@ def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
 
 def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
     at = W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED
-    found = CollectiveCounts(*(words[word] for word in at))._replace(group_timeout_ns=words[W_GROUP_TIMEOUT] or None)
+    looks = words[W_LOOKS], words[W_LOOKS_WAITING], words[W_WAITS]
+    seen_ns, moved_ns, entered, completed = (words[word] for word in at)
+    timeout_ns = words[W_GROUP_TIMEOUT] or None
+    found = CollectiveCounts(seen_ns, moved_ns, entered, completed, timeout_ns, *looks)
     return found if found.seen_ns and found.moved_ns else None
 
 

@@ -15,7 +15,9 @@ from megatron_ft.core.coordinator.learning import CycleLearning, SurveyLog
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
+from megatron_ft.core.coordinator.slow_ranks import SlowRanks
 from megatron_ft.core.coordinator.votes import Proposal
+from megatron_ft.core.diagnosis.waits import Waits
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator_locator import LONGEST_SKIP_S
@@ -32,7 +34,7 @@ _LINGER_S = 5.0
 _SEARCH_S = 4.0
 """Added to the time for which nodes in search are waited for: some of them stay at a coordinator that doesn't lead."""
 _SHOWN_NAME = 200
-_SETTLES_NOTHING = (m.Beat, Saved)
+_SETTLES_NOTHING = (m.Beat, Saved, Waits)
 
 
 class Coordinator:
@@ -68,6 +70,7 @@ class Coordinator:
         self._surveys = SurveyLog()
         self._learning = CycleLearning(-1, self._surveys)
         """The learning of ``_cycle``."""
+        self._slow_ranks = SlowRanks(-1, 0)
         self._next_cycle = NextCycle(self._state, self._consensus, self._nodes)
         self._notices = Notices(self._state, self._nodes)
         self._is_owned = owned
@@ -222,6 +225,8 @@ class Coordinator:
             return
         if isinstance(message, m.Report):
             cycle.changed(place, message)
+        elif isinstance(message, Waits):
+            self._slow_ranks.heard(node.name, message, self._clock.now_s)
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
             self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
@@ -231,12 +236,17 @@ class Coordinator:
             self._heard_of_snapshot(cycle, place, node, message)
         elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
-        elif isinstance(message, Milestone):
-            self._learning.reached(place, message)
-        elif isinstance(message, Intervals):
-            self._learning.answered(place, message)
-        elif isinstance(message, Raised):
-            self._raised(node, message)
+        elif isinstance(message, Milestone | Intervals | Raised):
+            self._heard_of_timeouts(place, node, message)
+
+    def _heard_of_timeouts(self, place: int, node: Node, message: Milestone | Intervals | Raised) -> None:
+        match message:
+            case Milestone():
+                self._learning.reached(place, message)
+            case Intervals():
+                self._learning.answered(place, message)
+            case Raised():
+                self._raised(node, message)
 
     def _heard_of_snapshot(
         self, cycle: JobCycle, place: int, node: Node, message: Saved | m.Restored | KeeperPort
@@ -351,6 +361,7 @@ class Coordinator:
             self._state.move(CoordinatorMove.CYCLE)
         cycle = self._cycle = JobCycle(rules, decision, self._state)
         self._learning = CycleLearning(decision.cycle, self._surveys)
+        self._slow_ranks = SlowRanks(decision.cycle, decision.world)
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
             if (member := known.get(place)) is None or member.link is None:
@@ -385,6 +396,7 @@ class Coordinator:
             self._conclude()
             self._propose_due()
             self._learn()
+            self._look_for_slow_ranks()
         elif self._consensus.is_deserted and not self._state.is_over:
             self._dismiss_standby()
         self._alarms += [self._over_s] if self._state.is_over else []
@@ -537,6 +549,16 @@ class Coordinator:
             links, healthy = lambda: cycle.links(self._nodes.values()), lambda: cycle.healthy
             self._out += self._learning.take(self._clock.now_s, links, healthy)
             self._alarms += [] if self._learning.alarm_s is None else [self._learning.alarm_s]
+
+    def _look_for_slow_ranks(self) -> None:
+        """Tell the launcher that speaks for the job which ranks hold the others back."""
+        cycle = self._cycle
+        if cycle is None or cycle.outcome is not None:
+            return
+        lags = self._slow_ranks.take(self._clock.now_s)
+        if lags is not None and (links := cycle.links(self._nodes.values())):
+            self._out.append(Send([links[min(links)]], lags))
+        self._alarms += [] if self._slow_ranks.alarm_s is None else [self._slow_ranks.alarm_s]
 
     def _propose_due(self) -> None:
         if self._admission.rules is None or self._state.is_over:

@@ -572,6 +572,27 @@ class NoCollective:
     ends: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """A rank holds the others back, which wait for it in collectives. The launcher that speaks for the job writes it.
+
+    Args:
+        node: name of its node.
+        lag: share of their time that the others, by their median, wait for it.
+        waits: share of its time that the rank itself spends in collectives.
+        over_s: length of the last measurement.
+        is_over: it does so no more; ``lag`` and ``waits`` are as before.
+    """
+
+    cycle: Cycle
+    rank: Rank
+    node: str
+    lag: float
+    waits: float
+    over_s: Seconds
+    is_over: bool = False
+
+
 Record = (
     Config
     | Meeting
@@ -588,6 +609,7 @@ Record = (
     | NodeLost
     | Finding
     | NoCollective
+    | SlowRank
     | TrainingAgain
     | SnapshotRestored
     | RestoreFailed

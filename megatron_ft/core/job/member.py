@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.job import edge, give_up_policy
 from megatron_ft.core.job import messages as m
@@ -305,7 +306,7 @@ class Member:
                 if message.cycle == self.standing.cycle:
                     self.standing = replace(self.standing, verdict=message)
                 self._out.append(message)
-            case m.DiagnoseHang(cycle) | m.Reviewed(cycle) if self._is_running(cycle):
+            case m.DiagnoseHang(cycle) | m.Reviewed(cycle) | Lags(cycle) if self._is_running(cycle):
                 self._out.append(message)
             case Survey(cycle) if self._is_running(cycle):
                 self._out.append(message)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.diagnosis.waits import Lags, Waits
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.facts.shared import RankHung
@@ -639,6 +640,7 @@ OfRanks = (
     | Saved
     | Restored
     | KeeperPort
+    | Waits
 )
 NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
@@ -646,5 +648,6 @@ FromMember = Hello | Away | Follow | Newer | Accept | NodeMessage | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
 OfLearning = Survey | Learned | Raised
 OfSnapshots = Complete | Passed | CopyTo
-OfCycle = End | Verdict | NodeLost | DiagnoseHang | Reviewed | Suspected | RankProgressing | OfLearning | OfSnapshots
+OfHangs = DiagnoseHang | Reviewed | Suspected | RankProgressing
+OfCycle = End | Verdict | NodeLost | OfHangs | Lags | OfLearning | OfSnapshots
 ToMember = FromJob | OfCycle | Tell | PrintJobLines

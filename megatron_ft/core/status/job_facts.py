@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.pauses import Pauses
 
 _STOPPED = frozenset("Tt")
@@ -151,6 +152,8 @@ class JobFacts:
     last_cause: LastCause | None
     ranks: tuple[RankRow, ...]
     """Ranks of this node."""
+    slow_ranks: tuple[RankLag, ...]
+    """Ranks of any node that hold the others back, as far as this launcher was told: that at place 0 is."""
     now_ns: int
     """Time of these facts."""
 

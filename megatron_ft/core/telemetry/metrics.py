@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
 from megatron_ft.core.goodput.classify import Goodput
@@ -93,7 +94,13 @@ SECTIONS = Metric(
     help="Times of sections on the ranks of the node.",
     of_job=False,
 )
-METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, GOODPUT, TIME, ITERATION, TIMEOUT, NODE_STATE, SECTIONS)
+RANK_LAG = Metric(
+    name="megatron_ft_rank_lag_ratio",
+    kind=MetricKind.GAUGE,
+    labels=("rank", "node"),
+    help="Share of their time that the others wait for this rank; of the worst eight.",
+)
+METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, GOODPUT, TIME, ITERATION, TIMEOUT, RANK_LAG, NODE_STATE, SECTIONS)
 
 
 class NodeActivity(enum.Enum):
@@ -131,6 +138,7 @@ class Readings:
     timeouts: Mapping[str, float] = field(default_factory=dict)
     nodes: Mapping[str, NodeActivity] = field(default_factory=dict)
     sections: Mapping[str, Histogram] = field(default_factory=dict)
+    lags: Sequence[RankLag] = ()
 
 
 @dataclass(slots=True)
@@ -221,6 +229,7 @@ def _gauges(now: Readings) -> Iterable[Series]:
     yield Series(TIME, {} if goodput is None else {(of.value,): seconds for of, seconds in goodput.seconds.items()})
     yield Series(ITERATION, {} if now.iteration is None else {(): now.iteration})
     yield Series(TIMEOUT, {(section,): seconds for section, seconds in now.timeouts.items()})
+    yield Series(RANK_LAG, {(str(each.rank), each.node): each.lag for each in now.lags})
 
 
 def _state_set(nodes: Mapping[str, NodeActivity]) -> dict[tuple[str, ...], float]:

@@ -75,6 +75,7 @@ class JobStatus:
             iteration=self.last_iteration(),
             timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
             nodes={self._node: NodeActivity.WAITING if agent is None else agent.activity},
+            lags=() if agent is None else agent.lags.worst,
         )
 
     def facts(self) -> JobFacts:
@@ -99,6 +100,7 @@ class JobStatus:
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,
             last_cause=None if agent is None or agent.failed is None else _last_cause(agent.failed),
+            slow_ranks=() if agent is None else agent.lags.named,
             ranks=make_rows(ranks, paused, now_ns),
             now_ns=now_ns,
         )

@@ -1,8 +1,8 @@
-"""The watch of a rank's collectives: writes torch's counts to the rank's board once a second.
+"""The watch of a rank's collectives: writes torch's counts to the rank's board, several times a second.
 
-A daemon thread reads the counts, and the launcher detects silence by them (`core.agent.collectives`). The training
-thread only starts it. If the script calls hooks, the thread uses their board; otherwise it connects the rank to its
-monitor itself.
+A daemon thread reads the counts. The launcher detects silence by them (`core.agent.collectives`), and the coordinator a
+rank that holds the others back (`core.coordinator.slow_ranks`). The training thread only starts the thread. If the
+script calls hooks, it uses their board; otherwise it connects the rank to its monitor itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 import socket
 import threading
 import time
@@ -27,7 +28,11 @@ from megatron_ft.rank.base.connection import MONITOR_SOCKET, MonitorWelcome, say
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts, group_timeout_ns
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 
-_EVERY_S = 1.0
+_BETWEEN_S = (0.1, 0.2)
+"""Seconds between two looks, at random: regular ones might meet each step at the same point."""
+_LATE_S = 0.05
+"""A look that comes later than this had to wait for the interpreter: the rank was computing, not in a collective."""
+_PLACE_EVERY_S = 1.0
 _THREAD = "megatron_ft_collectives"
 _LAST_LOOK_S = 1.0
 """Seconds to wait at the interpreter's exit for a look in progress, which takes less than a millisecond."""
@@ -98,6 +103,11 @@ class CollectiveWatch:
         self._own_board: Board | None = None
         self._known: Counts | None = None
         self._moved_ns = 0
+        self._looks = self._waiting = self._waits = 0
+        self._was_waiting = False
+        self._next_place_s = 0.0
+        self._place = ""
+        self._timeout_ns: int | None = None
         self._placed: tuple[Board | None, str] = None, ""
 
     def start(self) -> None:
@@ -134,9 +144,12 @@ class CollectiveWatch:
                 self._take(say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True))
             except RankMonitorClientError:
                 pass  # the script has called hooks in the meantime; or there is no monitor, which the launcher reports
+        late_s = 0.0
         while (self._own_board is not None or _calls_hooks) and not self._is_over.is_set():
-            self._look()
-            self._is_over.wait(_EVERY_S)
+            self._look(is_late=late_s > _LATE_S)
+            due_s = time.monotonic() + random.uniform(*_BETWEEN_S)
+            self._is_over.wait(max(0.0, due_s - time.monotonic()))
+            late_s = time.monotonic() - due_s
 
     def _take(self, welcome: MonitorWelcome) -> None:
         """Get ready to answer questions, unless the script has begun to call hooks in the meantime."""
@@ -150,33 +163,46 @@ class CollectiveWatch:
         os.close(welcome.stack_fd)
         os.close(welcome.ask_fd)
 
-    def _look(self) -> None:
-        """Read the counts and the main thread's place, in some tenths of a millisecond."""
+    def _look(self, *, is_late: bool) -> None:
+        """Read the counts, in some hundredths of a millisecond; once a second also the main thread's place."""
         found, now_ns = counts(), time.monotonic_ns()
         if found != self._known:
             self._known, self._moved_ns = found, now_ns
-        timeout_ns = None if found is None else group_timeout_ns()
-        frame = user_frame(main_stack(), library=LIBRARIES)
-        place = "" if frame is None else str(frame)
+        if found is not None:
+            self._count(not is_late and any(each.is_in_one for each in found.values()))
+        if now_ns / 1e9 >= self._next_place_s:
+            self._next_place_s = now_ns / 1e9 + _PLACE_EVERY_S
+            frame = user_frame(main_stack(), library=LIBRARIES)
+            self._place = "" if frame is None else str(frame)
+            self._timeout_ns = None if found is None else group_timeout_ns()
         with _lock:  # held only for the stores: the training thread may wait for it
             board = _hooks_board if _calls_hooks else self._own_board
             if board is not None and not self._is_over.is_set():
-                self._write(board, now_ns, timeout_ns, place)
+                self._write(board, now_ns)
 
-    def _write(self, board: Board, now_ns: int, timeout_ns: int | None, place: str) -> None:
+    def _count(self, is_waiting: bool) -> None:
+        self._looks += 1
+        self._waiting += is_waiting
+        self._waits += is_waiting and not self._was_waiting
+        self._was_waiting = is_waiting
+
+    def _write(self, board: Board, now_ns: int) -> None:
         words: Any = board.words
         if self._known is None:
             words[layout.W_COLLECTIVES_SEEN_AT] = 0
         else:
-            words[layout.W_COLLECTIVES_ENTERED] = sum(entered for entered, _ in self._known.values())
-            words[layout.W_COLLECTIVES_COMPLETED] = sum(completed for _, completed in self._known.values())
+            words[layout.W_COLLECTIVES_ENTERED] = sum(each.entered for each in self._known.values())
+            words[layout.W_COLLECTIVES_COMPLETED] = sum(each.completed for each in self._known.values())
+            words[layout.W_LOOKS] = self._looks
+            words[layout.W_LOOKS_WAITING] = self._waiting
+            words[layout.W_WAITS] = self._waits
             # no stamp may lie before the start of a renewed board
             words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
             words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-        words[layout.W_GROUP_TIMEOUT] = timeout_ns or 0
-        if (board, place) != self._placed:
-            self._placed = board, place
-            board.put_place(place)
+        words[layout.W_GROUP_TIMEOUT] = self._timeout_ns or 0
+        if (board, self._place) != self._placed:
+            self._placed = board, self._place
+            board.put_place(self._place)
 
 
 def _end_before_exit() -> None:

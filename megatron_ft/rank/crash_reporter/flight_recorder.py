@@ -11,12 +11,26 @@ import json
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives
 
-Counts = dict[str, tuple[int, int]]
-"""Numbers of collectives entered and completed, by process group."""
+
+class GroupCounts(NamedTuple):
+    """Numbers of the last collectives of a process group. ``started``: on the GPU; None where that isn't seen."""
+
+    entered: int
+    completed: int
+    started: int | None = None
+
+    @property
+    def is_in_one(self) -> bool:
+        """True if one is under way: it waits for other ranks, or for the network."""
+        return (self.entered if self.started is None else self.started) > self.completed
+
+
+Counts = dict[str, GroupCounts]
+"""By process group."""
 
 _MAX_IN_FLIGHT = 20
 
@@ -77,9 +91,9 @@ def _counts() -> Counts | None:
     found: Counts = {}
     for recorder, dump in enumerate(_dumps()):
         for group, status in json.loads(dump(includeCollectives=False, onlyActive=False))["pg_status"].items():
-            last = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
-            entered, completed = (max(0, number) for number in last)  # -1: none yet
-            found[f"{recorder}/{group}"] = entered, completed
+            last = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed", "started"))
+            entered, completed, started = (max(0, number) for number in last)  # -1: none yet, or not seen
+            found[f"{recorder}/{group}"] = GroupCounts(entered, completed, started or None)
     return found or _numbered()
 
 
@@ -93,7 +107,7 @@ def _numbered() -> Counts | None:
             number = int(group._get_sequence_number_for_group())
         except RuntimeError:
             continue  # a backend that doesn't number them
-        found[str(name)] = number, number
+        found[str(name)] = GroupCounts(number, number)
     return found or None
 
 

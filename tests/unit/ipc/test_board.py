@@ -485,7 +485,10 @@ def test_counts_of_collectives_are_there_once_they_were_read(board: Board) -> No
         board.words[word] = value
     assert board.snapshot().collectives is None, "it isn't known yet that there is a process group"
     board.words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None)
+    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None, 0, 0, 0)
+    for word, value in {layout.W_LOOKS: 7, layout.W_LOOKS_WAITING: 5, layout.W_WAITS: 2}.items():
+        board.words[word] = value
+    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None, 7, 5, 2)
     board.words[layout.W_COLLECTIVE_AT] = 7
     with pytest.raises(BoardDamagedError, match="last collective is 7"):
         board.snapshot()

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
+from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded
@@ -85,7 +86,7 @@ class FakeLauncher:
         )
         met = SimpleNamespace(nodes=2, world_size=ranks + 10)
         started = SimpleNamespace(record=record, met=met)
-        self.agent = SimpleNamespace(started=started, ended=None, failed=None, restarts_left=2)
+        self.agent = SimpleNamespace(started=started, ended=None, failed=None, restarts_left=2, lags=Lags(0, 0.0))
         self.status.follow(cast("Any", self.agent))
         return record
 

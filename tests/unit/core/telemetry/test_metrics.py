@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import (
     PHASES,
@@ -22,11 +23,13 @@ from megatron_ft.core.telemetry.metrics import (
     ITERATION,
     METRICS,
     NODE_STATE,
+    RANK_LAG,
     REDONE,
     RESTARTS,
     TIMEOUT,
     JobMetrics,
     Metric,
+    MetricKind,
     NodeActivity,
     Readings,
 )
@@ -116,4 +119,11 @@ def test_every_phase_has_a_series_before_the_first_restart() -> None:
 
 
 def test_no_counter_has_a_label_that_grows_with_a_run() -> None:
-    assert not {label for each in METRICS for label in each.labels} & {"iteration", "pid", "rank", "cycle", "run_id"}
+    found = {label for each in METRICS if each is not RANK_LAG for label in each.labels}
+    assert not found & {"iteration", "pid", "rank", "cycle", "run_id"}
+    assert RANK_LAG.kind is MetricKind.GAUGE
+
+
+def test_lag_is_shown_by_rank_and_node() -> None:
+    found = values(("a", started(0)), readings=Readings(lags=(RankLag(7, "b", 0.25, 0.01),)))
+    assert found[RANK_LAG] == {("7", "b"): 0.25}

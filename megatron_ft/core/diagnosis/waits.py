@@ -1,0 +1,88 @@
+"""How much ranks wait for each other, as launchers tell the coordinator, and what that says of slow ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.core.codec import Count, Cycle, Rank
+
+_WINDOW_S, _NODES_PER_S = 15.0, 100
+"""Shortest window, and messages a second that a coordinator takes beside its others."""
+
+
+def window_s(nodes: int) -> float:
+    """Return the seconds for which looks are summed up and compared. Each node tells its own twice in them."""
+    return max(_WINDOW_S, 2 * nodes / _NODES_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RankWaits:
+    """Looks at a rank's collectives.
+
+    Args:
+        waiting: looks that found it in a collective.
+        waits: those of them that followed one which didn't: at least so many different collectives were seen.
+    """
+
+    rank: Rank
+    looks: Count
+    waiting: Count
+    waits: Count
+
+    @property
+    def share(self) -> float:
+        """Share of its time that the rank spends in collectives."""
+        return self.waiting / self.looks
+
+    def plus(self, more: RankWaits) -> RankWaits:
+        """Return all looks of both."""
+        return RankWaits(self.rank, self.looks + more.looks, self.waiting + more.waiting, self.waits + more.waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Looks at the ranks of a node since it told this last."""
+
+    cycle: Cycle
+    ranks: tuple[RankWaits, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLag:
+    """How much a rank holds the others back. All are shares of time.
+
+    Args:
+        node: name of its node.
+        lag: so much more than this rank the others are in collectives, where they wait for it; the median of them.
+        waits: it is in collectives itself.
+    """
+
+    rank: Rank
+    node: str
+    lag: float
+    waits: float
+
+    @property
+    def text(self) -> str:
+        waits = f"it spends {self.waits:.0%} of its time in collectives, the others {self.waits + self.lag:.0%}"
+        return f"rank {self.rank} on {self.node} holds the others back: {waits}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """Result of the looks at all ranks, for the launcher that speaks for the job.
+
+    Args:
+        over_s: seconds that these looks cover.
+        worst: ranks that lag, the worst first.
+        slow: those of them that are named to the user; None: too little is known yet.
+    """
+
+    cycle: Cycle
+    over_s: float
+    worst: tuple[RankLag, ...] = ()
+    slow: tuple[Rank, ...] | None = None
+
+    @property
+    def named(self) -> tuple[RankLag, ...]:
+        return tuple(each for each in self.worst if each.rank in (self.slow or ()))

@@ -1,0 +1,99 @@
+"""How much the ranks of a node wait: what its launcher tells of it, and what it prints of the answer."""
+
+from __future__ import annotations
+
+from megatron_ft.core.agent.edge import Write
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.core.diagnosis.waits import Lags, RankLag, RankWaits, Waits
+from megatron_ft.core.facts.launcher import SlowRank
+from tests.support.agents import Driven, attached
+
+LAG = RankLag(10, "node-b", 0.18, 0.02)
+LINE = "rank 10 on node-b holds the others back: it spends 2% of its time in collectives, the others 20%"
+CLOSED = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(  # type: ignore[arg-type]
+    sections=(), closing=True, collectives=None
+)
+
+
+def running(*, ranks: int = 2, **options: object) -> Driven:
+    driven = Driven(**{"watches_collectives": True, **options})
+    driven.run(ranks)
+    for local_rank in range(ranks):
+        driven.hear(attached(local_rank, 0, driven.now_ns, watch_only=True))
+    return driven
+
+
+def sees(driven: Driven, local_rank: int, looks: int, waiting: int, waits: int) -> None:
+    now_ns = driven.now_ns
+    driven.collectives[local_rank] = CollectiveCounts(now_ns, now_ns, 5, 5, None, looks, waiting, waits)
+
+
+def told(driven: Driven) -> list[tuple[RankWaits, ...]]:
+    return [each.ranks for each in driven.told if isinstance(each, Waits)]
+
+
+def test_looks_since_the_last_time_are_told() -> None:
+    driven = running()
+    sees(driven, 0, 50, 10, 4)
+    driven.wait(8.0)
+    sees(driven, 0, 120, 15, 6)
+    sees(driven, 1, 70, 70, 1)
+    driven.wait(8.0)
+    driven.wait(8.0)
+    assert told(driven) == [
+        (RankWaits(0, 50, 10, 4),),
+        (RankWaits(0, 70, 5, 2), RankWaits(10, 70, 70, 1)),
+    ]
+
+
+def test_looks_of_a_renewed_board_begin_anew() -> None:
+    driven = running()
+    for looks in (50, 20, 60):
+        sees(driven, 0, looks, 0, 0)
+        driven.wait(8.0)
+    assert told(driven) == [(RankWaits(0, 50, 0, 0),), (RankWaits(0, 40, 0, 0),)]
+
+
+def test_rank_that_has_ended_its_monitoring_is_not_told_of() -> None:
+    driven = running()
+    for local_rank in range(2):
+        sees(driven, local_rank, 50, 10, 4)
+    driven.boards[1] = CLOSED
+    driven.wait(8.0)
+    assert told(driven) == [(RankWaits(0, 50, 10, 4),)]
+
+
+def test_nothing_is_told_if_collectives_are_not_watched_or_there_is_one_rank() -> None:
+    for driven in (running(watches_collectives=False), running(ranks=1)):
+        sees(driven, 0, 50, 10, 4)
+        driven.wait(60.0)
+        assert told(driven) == []
+
+
+def test_slow_rank_is_printed_and_logged_once_and_so_is_its_end() -> None:
+    driven = running()
+    driven.hear(Lags(0, 15.0, (LAG,)))
+    assert driven.said[-1] == "cycle 0 started: 2 ranks on 1 node"
+    for slow in ((10,), (10,), (), ()):
+        driven.hear(Lags(0, 15.0, (LAG,), slow))
+    assert driven.said[-2:] == [f"{LINE} (reported only)", "rank 10 no longer holds the others back"]
+    records = [each.record for each in driven.all_of(Write) if isinstance(each.record, SlowRank)]
+    assert [(each.rank, each.node, each.lag, each.is_over) for each in records] == [
+        (10, "node-b", 0.18, False),
+        (10, "node-b", 0.18, True),
+    ]
+    assert driven.orders() == []
+
+
+def test_lags_of_another_cycle_are_not_told() -> None:
+    driven = running()
+    driven.hear(Lags(3, 15.0, (LAG,), (10,)))
+    assert "slow_rank" not in driven.written
+
+
+def test_lags_are_shown_while_ranks_run() -> None:
+    driven = running()
+    driven.hear(Lags(0, 15.0, (LAG,), (10,)))
+    assert driven.agent.lags.named == (LAG,)
+    driven.ends()
+    assert driven.agent.lags.worst == ()
