@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -113,6 +115,33 @@ def test_kernel_that_never_ends_is_noticed_and_its_rank_restarted(fresh_launcher
     assert f"begins cycle 1 at {KILLED_AT}" in finished.out
     assert "rank 0" in finished.err
     assert "hung" in finished.err or "no heartbeat" in finished.err
+
+
+@pytest.mark.parametrize(("timing", "is_waiting"), [("1", "False"), ("0", "True")])
+def test_enqueued_collective_is_waited_in_only_where_torch_does_not_see_its_start(
+    tmp_path: Path, timing: str, is_waiting: str
+) -> None:
+    code = f"""
+import time, torch, torch.distributed as dist
+from megatron_ft.rank.crash_reporter.flight_recorder import counts
+torch.cuda.set_device(0)
+dist.init_process_group("nccl", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(8, device="cuda"))
+torch.cuda.synchronize()
+time.sleep(1)  # NCCL's watchdog looks every 100 ms
+print(any(each.is_in_one for each in counts().values()))
+torch.cuda._sleep(1 << 33)  # some seconds
+dist.all_reduce(torch.ones(8, device="cuda"))
+time.sleep(1)
+print(any(each.is_in_one for each in counts().values()))
+torch.cuda.synchronize()
+"""
+    env = {**os.environ, "TORCH_NCCL_ENABLE_TIMING": timing, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, timeout=120
+    )
+    assert done.stdout.split() == ["False", is_waiting]
 
 
 def test_example_trains_through_a_kill_and_a_hang(fresh_launcher: Launcher, tmp_path: Path) -> None:
