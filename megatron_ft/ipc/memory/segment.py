@@ -21,7 +21,6 @@ from megatron_ft.ipc.memory.digests import MakeHasher
 
 BLOCK_BYTES = 16 << 20
 _GATHERED_BYTES = 1 << 20
-_LARGEST_GAP = 4096
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 NAME = "ft_snapshot"
 
@@ -145,7 +144,7 @@ def write(fd: int, data: memoryview, offset: int) -> None:
 
 
 class Gathered:
-    """Writes small blocks that follow each other together; gaps between them become zeros. Large ones at once."""
+    """Writes small blocks that follow each other without a gap together, large ones at once."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -153,15 +152,15 @@ class Gathered:
 
     def write(self, block: memoryview, offset: int) -> None:
         """Write a block at its offset, now or with the next ones. Raises as `write`."""
-        gap = offset - self._offset - len(self._bytes)
-        if self._bytes and not (0 <= gap <= _LARGEST_GAP and len(self._bytes) + gap + len(block) <= _GATHERED_BYTES):
+        # what is between two blocks may have been written before
+        follows = offset == self._offset + len(self._bytes)
+        if not follows or len(self._bytes) + len(block) > _GATHERED_BYTES:
             self.flush()
         if len(block) >= _GATHERED_BYTES:
             write(self._fd, block, offset)
             return
         if not self._bytes:
-            self._offset, gap = offset, 0
-        self._bytes += bytes(gap)
+            self._offset = offset
         self._bytes += block
 
     def flush(self) -> None:

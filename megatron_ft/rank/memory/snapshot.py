@@ -56,7 +56,7 @@ class Snapshot:
         self._values = gathered.values
         self._data_bytes = gathered.data_bytes
         self._later = list(later)
-        self._copied = list(copied)
+        self._copied = sorted(copied, key=lambda each: each.entry.offset)
         self._event = event
         self._versions = [_version(each) for each in later]
         self._lock = threading.Lock()

@@ -79,19 +79,21 @@ def test_blocks_are_where_they_belong_whether_they_are_gathered_or_not(monkeypat
     monkeypatch.setattr(segment, "write", lambda *args: (written.append(len(args[1])), write(*args)))
     blocks = [
         (0, b"a" * 10),
-        (16, b"b" * 5),
+        (12, b"b" * 9),
         (21, b"c" * 40),
         (64, b"d" * 100),
         (164, b"e"),
         (10_000, b"f" * 3),
         (5_000, b"g"),
     ]
+    os.pwrite(fd, b"..", 10)
     small = segment.Gathered(fd)
     for offset, block in blocks:
         small.write(memoryview(block), offset)
     small.flush()
     small.flush()
-    assert written == [61, 100, 1, 3, 1]
+    assert written == [10, 49, 100, 1, 3, 1]
+    assert os.pread(fd, 2, 10) == b"..", "what lies between two blocks stays"
     for offset, block in blocks:
         assert os.pread(fd, len(block), offset) == block
     os.close(fd)

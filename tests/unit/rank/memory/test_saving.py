@@ -104,6 +104,27 @@ def test_process_that_has_saved_can_restore_and_save_again(in_rank_0: Path) -> N
     keeper.close()
 
 
+def test_small_tensors_that_are_read_by_turns_are_saved_as_they_are(in_rank_0: Path) -> None:
+    """An optimizer's are read after `save` has returned, others are copied: one kind lies between the other."""
+    keeper = RealKeeper(in_rank_0)
+    layers = [each for _ in range(4) for each in (torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+    for iteration in (6, 7):  # what an optimizer owns is known from its first step after a save
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        memory_checkpoint.save(iteration, state)
+        memory_checkpoint.wait()
+    target = {"model": {name: torch.zeros_like(each) for name, each in state["model"].items()}, "optimizer": {}}
+    assert memory_checkpoint.restore(target) == 7
+    assert all(torch.equal(each, state["model"][name]) for name, each in target["model"].items())
+    kept = target["optimizer"]["state"]
+    for number, each in state["optimizer"]["state"].items():
+        assert all(torch.equal(kept[number][name], value) for name, value in each.items())
+    keeper.close()
+
+
 def test_failed_restore_of_a_process_that_has_saved_is_told(in_rank_0: Path) -> None:
     keeper = RealKeeper(in_rank_0)
     memory_checkpoint.save(7, {"w": torch.ones(2)})
