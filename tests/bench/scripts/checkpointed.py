@@ -1,14 +1,18 @@
-"""A training that counts: ``python checkpointed.py ITERATIONS STEP_S SAVE_INTERVAL FILE``.
+"""A training that goes on until it is ended: ``python checkpointed.py STEP_S FILE_EVERY MEMORY_EVERY DIRECTORY``.
 
 With the imports of a Megatron job; a small model, its gradients averaged over the ranks, the rest of an iteration is
-sleep, so that a busy machine changes its pace little. Resumes from the last checkpoint.
+sleep, so that a busy machine changes its pace little. The state goes to a file every so many iterations, and to memory
+(0: never). SIGUSR1 makes a rank stand still; a file ``slow-RANK`` makes its next process start so many seconds later.
 """
 
 # ruff: noqa: E402
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import os
+import signal
 import sys
 import time
 import warnings
@@ -22,6 +26,8 @@ import torch
 import torch.distributed as dist
 from stamp import stamp, stamp_imported
 
+hangs: list[int] = []
+
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replaced whole: a rank that is killed in the middle leaves the one of before."""
@@ -30,21 +36,57 @@ def save(path: Path, state: dict[str, Any]) -> None:
     os.replace(new, path)
 
 
-def main(iterations: int, step_s: float, save_interval: int, path: Path) -> None:
-    """Until all iterations are done."""
-    dist.init_process_group("gloo")
+def client() -> Any:
+    """Heartbeats for a launcher that watches them; both peers serve this name."""
+    if os.environ["FT_BENCH_HEARTBEATS"] != "1":
+        return None
+    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+    made = RankMonitorClient()
+    made.init_workload_monitoring()
+    return made
+
+
+def start_slowly(directory: Path, rank: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        seconds = float((directory / f"slow-{rank}").read_text())
+        (directory / f"slow-{rank}").unlink()
+        time.sleep(seconds)
+
+
+def restored(path: Path, state: dict[str, Any], *, from_memory: bool) -> int:
+    """Put what was kept into the state; return the iterations that are done."""
+    loaded = torch.load(path, weights_only=True) if path.exists() else None
+    done = 0 if loaded is None else int(loaded["done"])
+    if from_memory:
+        from megatron_ft import memory_checkpoint
+
+        newer = memory_checkpoint.restore(state, newer_than=done)
+        if newer is not None:
+            return newer
+    if loaded is not None:
+        state.update(loaded)
+    return done
+
+
+def main(step_s: float, file_every: int, memory_every: int, directory: Path) -> None:
+    """Until it is ended."""
+    signal.signal(signal.SIGUSR1, lambda *_: hangs.append(1))
+    rank = int(os.environ["RANK"])
+    start_slowly(directory, rank)
+    monitor = client()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(os.environ["FT_BENCH_GROUP_TIMEOUT"])))
     stamp("group")
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters())
-    done = 0
-    if path.exists():
-        state = torch.load(path, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        done = state["done"]
+    path = directory / "checkpoint.pt"
+    state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    done = restored(path, state, from_memory=memory_every > 0)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
     due = time.monotonic()
-    while done < iterations:
+    while True:
         optimizer.zero_grad()
         model(torch.randn(16, 64)).square().mean().backward()
         for parameter in model.parameters():
@@ -55,13 +97,21 @@ def main(iterations: int, step_s: float, save_interval: int, path: Path) -> None
         time.sleep(due - now)
         done += 1
         stamp("step", done)
-        if done % save_interval == 0:
-            if dist.get_rank() == 0:
-                save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done})
+        if monitor is not None:
+            monitor.send_heartbeat()
+        while hangs:
+            time.sleep(1)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}
+        if memory_every:
+            from megatron_ft import memory_checkpoint
+
+            memory_checkpoint.save(done, state, every=memory_every)
+        if done % file_every == 0:
+            if rank == 0:
+                save(path, state)
             dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     stamp_imported()
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench import goodput, jobs, restarts
+from tests.bench import jobs, restarts
 from tests.bench.figures import Row, compare, median, middle, percentile
 from tests.bench.stamps import Stamp, last_pids, parse, phases, steps_done
 
@@ -85,29 +85,6 @@ def test_a_row_without_a_figure_shows_dashes() -> None:
     assert row.cells() == ["time", "0.5 s", "-", "-", "-", "-"]
     assert compare("time", "s", {"torchrun": 2.0}).cells() == ["time", "-", "2 s", "-", "-", "-"]
     assert compare("time", "s", {"ours": 0.5, "torchrun": 2.0}).cells()[2:4] == ["2 s", "4.00x"]
-
-
-def test_faults_are_the_same_for_the_same_seed() -> None:
-    plan = goodput.faults(1, 15.0, 100.0, 2)
-    assert plan == goodput.faults(1, 15.0, 100.0, 2)
-    assert plan != goodput.faults(2, 15.0, 100.0, 2)
-    times = [at for at, _ in plan]
-    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
-    assert all(12.0 <= gap <= 18.0 for gap in gaps)
-    assert {rank for _, rank in plan} <= {0, 1}
-    assert times[-1] < 100.0
-
-
-def test_goodput_is_the_share_of_the_undisturbed_pace() -> None:
-    assert goodput.share(30.0, 40.0) == 0.75
-    assert goodput.share(None, 40.0) is None
-    assert goodput.share(30.0, None) is None
-
-
-def test_the_last_step_is_that_of_the_last_rank() -> None:
-    done = [Stamp(0, 10, "step", goodput.ITERATIONS, 7.0)]
-    assert goodput.last_step(done, 2) is None
-    assert goodput.last_step([*done, Stamp(1, 11, "step", goodput.ITERATIONS, 8.0)], 2) == 8.0
 
 
 @pytest.mark.parametrize("recovered", [0, 2])
