@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.codec import Count, Cycle, Rank
 
-_WINDOW_S, _NODES_PER_S = 15.0, 100
+_WINDOW_S, _NODES_PER_S = 12.0, 100
 """Shortest window, and messages a second that a coordinator takes beside its others."""
 
 

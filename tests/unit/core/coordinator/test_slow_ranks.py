@@ -16,7 +16,7 @@ from megatron_ft.core.job import messages as m
 from tests.support.job_machines import begun
 
 LOOK_S = (0.1, 0.2)
-TELL_S = 7.5
+TELL_S = 6.0
 
 
 @dataclass
@@ -178,7 +178,7 @@ def two_ranks() -> dict[int, RankWaits]:
 
 
 def test_windows_of_large_jobs_are_longer() -> None:
-    assert [window_s(nodes) for nodes in (1, 100, 10_000)] == [15.0, 15.0, 200.0]
+    assert [window_s(nodes) for nodes in (1, 100, 10_000)] == [12.0, 12.0, 200.0]
 
 
 def test_result_goes_to_the_launcher_that_speaks_for_the_job() -> None:
