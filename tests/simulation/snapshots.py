@@ -208,13 +208,19 @@ class Snapshots:
             self._check_line(job, send.message.text)
 
     def _check_line(self, job: Job, text: str) -> None:
-        cycle = next(made for made in reversed(job.made) if made.decision.world)
-        have = {each.launcher for each in self.restored if each.cycle == cycle.decision.cycle}
-        restore = cycle.decision.restore
-        if restore is None or not text.startswith(f"{_SAVED}{restore.key.iteration} from memory"):
-            self.wrong.append(f"'{text}' is said in cycle {cycle.decision.cycle}, which restores {restore}")
-        if len(have) < cycle.decision.world:
-            self.wrong.append(f"'{text}' is said of {len(have)} of {cycle.decision.world} nodes")
+        """The line names no cycle: a coordinator that was frozen may say what is true of an earlier one."""
+        have = {
+            made.decision.cycle: {each.launcher for each in self.restored if each.cycle == made.decision.cycle}
+            for made in job.made
+            if (restore := made.decision.restore) is not None
+            if text.startswith(f"{_SAVED}{restore.key.iteration} from memory")
+        }
+        if not have:
+            self.wrong.append(f"'{text}' is said, and no cycle restores that")
+        elif not any(
+            len(have[made.decision.cycle]) >= made.decision.world for made in job.made if made.decision.cycle in have
+        ):
+            self.wrong.append(f"'{text}' is said, and not all nodes of a cycle have restored that")
 
     def begins(self, decision: Decision) -> None:
         """A cycle was decided."""

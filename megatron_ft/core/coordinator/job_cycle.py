@@ -384,13 +384,17 @@ class JobCycle:
             if self._missing:
                 return None  # it ended before this coordinator came, and a missing node may know why
             self.decided_by = first_failure(self.seats, None)
-        if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.cause.follows:
-            place = first_failure(self.seats, self.decided_by)
-            is_known = place not in (None, self.decided_by) and self.seats[place].state is not NodeState.EXCLUDED
-            within_s = _CAUSE_S if self.seats[self.decided_by].report.cause.rerun is None else RERUN_S
-            if not is_known and (self._missing or has_absent or now_s < self._ended_s + within_s):
+        by = self.decided_by
+        if by is not None and self.seats[by].report.cause.follows and self._lacks_evidence:
+            place = first_failure(self.seats, by)
+            is_known = place not in (None, by) and self.seats[place].state is not NodeState.EXCLUDED
+            within_s = _CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S
+            may_come = self.diagnosis is None and now_s < self._ended_s + within_s
+            if not is_known and (self._missing or has_absent or may_come):
                 self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause
+            if is_known:
+                self.diagnosis = None  # the node that it lacked evidence from has failed
         verdict = self._judge(nodes_left)
         self._take_verdict(verdict)
         return verdict
@@ -491,6 +495,14 @@ class JobCycle:
         cause = Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, section=first.timed)
         hung = Report(cycle, NodeState.UNHEALTHY, cause)
         self.seats[diagnosis.asker].change(hung)
+
+    @property
+    def _lacks_evidence(self) -> bool:
+        """Whether no rank is known to be the cause of a failure that follows from another one."""
+        if self.diagnosis is None:
+            return True
+        found = self.diagnosis.cause(several=len(self.seats) > 1)
+        return self.diagnosis.is_of_lost_peer and bool(self.diagnosis.unheard) and (found is None or found.rank is None)
 
     def _has_exited(self, place: int, rank: int | None) -> bool:
         """Whether the node at that place has failed by the end of that rank, and not by a hang of it."""

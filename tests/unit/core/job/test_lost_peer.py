@@ -178,14 +178,14 @@ def reports(text: str, *, follows: bool) -> m.Report:
     return m.Report(0, NodeState.UNHEALTHY, Cause(text=text, kind=CauseKind.CRASH, rank=1, follows=follows))
 
 
-def failing(*, dies: int | None = None) -> Coordinator:
+def failing(*, dies: int | None = None, is_reset: bool = False) -> Coordinator:
     """Its node 1 has lost a peer and asked for evidence, just after the launcher on another one died."""
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(5):
         answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
     at_s = 0.0 if dies is None else 1.0
     if dies is not None:
-        machine.handle(edge.Broken(dies), at_s)
+        machine.handle(edge.Broken(dies, reset=is_reset), at_s)
     effects = machine.handle(edge.Heard(1, m.Hang(0, FIRST)), at_s)
     assert links(effects, m.DiagnoseHang) == [link for link in range(5) if link != dies]
     machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), at_s)
@@ -221,6 +221,20 @@ def test_node_whose_launcher_died_just_before_the_diagnosis_is_named_for_the_los
     assert verdicts(machine, 1.2) == []
     (judged,) = verdicts(machine, 1.31)
     assert (judged.node, judged.cause.text) == (3, "its launcher exited")
+
+
+def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_does_not_come_in_time() -> None:
+    """Node 0 says nothing, so the cause is undetermined when the time is over; by then node 3 may yet come back."""
+    machine = failing(dies=3, is_reset=True)
+    for link in (1, 2, 4):
+        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(link),))), 1.1)
+    judged = []
+    for at_s in (2.0, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0):
+        for link in (0, 1, 2, 4):
+            machine.handle(edge.Heard(link, m.Beat()), at_s)
+        judged += verdicts(machine, at_s)
+    assert [each.node for each in judged] == [3]
+    assert "connection" in judged[0].cause.text
 
 
 def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:
