@@ -9,17 +9,17 @@ import pytest
 
 from tests.support.extras import skip_module_without
 from tests.support.launching import Finished, Launched, Launcher, launcher
-from tests.support.netns import Hosts, four_hosts
+from tests.support.netns import Hosts, four_hosts, seven_hosts
 from tests.support.nodes import wait_for_all
 
 skip_module_without("xxhash")
 
-__all__ = ["four_hosts", "launcher"]
+__all__ = ["four_hosts", "launcher", "seven_hosts"]
 
 pytestmark = pytest.mark.timeout(300)
 
 SECRET = "0123456789abcdef0123456789abcdef"
-ITERATIONS, LOST_AT = 12, 6
+ITERATIONS, SAVED_AT, LOST_AT = 12, 3, 6
 SCRIPT = f"""
 import hashlib, pathlib, torch
 from megatron_ft import memory_checkpoint
@@ -36,10 +36,13 @@ def meet(name):
     (WHERE / f"{{CYCLE}}.{{name}}.{{RANK}}").touch()
     while not all((WHERE / f"{{CYCLE}}.{{name}}.{{rank}}").exists() for rank in range(WORLD)):
         time.sleep(0.01)
-state = state_after(0)
-if memory_checkpoint.restore(state) is not None:
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["torch"])
+state, saved = state_after(0), WHERE / f"saved.{{RANK}}"
+if saved.exists():
+    state = torch.load(saved, weights_only=True)
+memory_checkpoint.restore(state, newer_than=state["iteration"])
+model.load_state_dict(state["model"])
+optimizer.load_state_dict(state["optimizer"])
+torch.set_rng_state(state["torch"])
 say("rank", RANK, "begins cycle", CYCLE, "at", state["iteration"])
 for iteration in range(state["iteration"], {ITERATIONS}):
     meet(iteration)
@@ -50,6 +53,8 @@ for iteration in range(state["iteration"], {ITERATIONS}):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    if iteration + 1 == {SAVED_AT}:
+        torch.save(state_after(iteration + 1), saved)
     memory_checkpoint.save(iteration + 1, state_after(iteration + 1))
     memory_checkpoint.wait()
     time.sleep(0.3)
@@ -87,19 +92,16 @@ def start(
     ]
 
 
-@pytest.fixture
-def undisturbed(launcher: Launcher) -> list[str]:
-    """What three ranks end with that nobody disturbs, on one node."""
+def undisturbed(launcher: Launcher, ranks: int) -> list[str]:
+    """What ranks end with that nobody disturbs, on one node."""
     script, where = SCRIPT.replace(f"iteration == {LOST_AT}", "False"), launcher.directory / "undisturbed"
     where.mkdir()
-    finished = launcher.run(script, "--nproc-per-node=3", script_args=[str(where)])
+    finished = launcher.run(script, f"--nproc-per-node={ranks}", script_args=[str(where)])
     assert finished.code == 0, finished.err
     return weights([finished])
 
 
-def test_lost_nodes_ranks_go_on_from_its_copy_with_equal_weights(
-    launcher: Launcher, four_hosts: Hosts, undisturbed: list[str]
-) -> None:
+def test_lost_nodes_ranks_go_on_from_its_copy_with_equal_weights(launcher: Launcher, four_hosts: Hosts) -> None:
     place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job", "--nnodes=3:3"]
     nodes = start(launcher, place, "lost", four_hosts, (0, 1, 2))
     for node in nodes:
@@ -110,7 +112,29 @@ def test_lost_nodes_ranks_go_on_from_its_copy_with_equal_weights(
     four_hosts.power_off(3, nodes[2])
     ended = wait_for_all([nodes[0], nodes[1], *spare])
     assert [each.code for each in ended] == [0, 0, 0], ended[0].err
-    assert weights(ended) == undisturbed
+    assert weights(ended) == undisturbed(launcher, 3)
     (iteration,) = beginnings(ended, 1)
     assert LOST_AT - 1 <= iteration <= LOST_AT
     assert f"restored iteration {iteration} from memory (rank 2 from " in ended[0].err
+
+
+def test_two_neighbours_lost_at_once_fall_back_to_the_persistent_checkpoint(
+    launcher: Launcher, seven_hosts: Hosts
+) -> None:
+    """The copy of the first one's snapshot was on the second one."""
+    place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job", "--nnodes=5:5"]
+    nodes = start(launcher, place, "lost", seven_hosts, range(5))
+    for node in nodes:
+        node.wait_for("^rank . begins cycle 0 at 0", timeout_s=120)
+    spares = start(launcher, place, "lost", seven_hosts, (5, 6))
+    for node in nodes:
+        node.wait_for("^rank . waits to be lost", timeout_s=120)
+    for number in (3, 4):
+        seven_hosts.cut(number)
+    for number in (3, 4):
+        seven_hosts.power_off(number, nodes[number - 1])
+    ended = wait_for_all([nodes[0], nodes[1], nodes[4], *spares])
+    assert [each.code for each in ended] == [0] * 5, ended[0].err
+    assert weights(ended) == undisturbed(launcher, 5)
+    assert beginnings(ended, 1) == {SAVED_AT}
+    assert "cycle 1 restores nothing from memory: " in ended[0].err
