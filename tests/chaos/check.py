@@ -13,7 +13,12 @@ from tests.chaos.plan import HOSTS, ITERATIONS, KILLING, Event, Outcome, Plan, e
 __all__ = ["CHECKS", "HOST_CHECKS", "Launch", "Seen", "problems"]
 
 Record = Mapping[str, Any]
-_EXIT_CODES = {"launcher_killed": (-9,), "launcher_int": (130,), "launcher_term": (0, 1)}
+_EXIT_CODES = {
+    "launcher_killed": (-9,),
+    "launcher_and_keeper_killed": (-9,),
+    "launcher_int": (130,),
+    "launcher_term": (0, 1),
+}
 """After SIGTERM it ends with 0 if all ranks do, which save and end then."""
 _MAY_HIT_NOTHING = ("server_killed", "server_stopped")
 """There may be no server: ranks that are fresh interpreters need none, nor does a launcher that won't restart them."""

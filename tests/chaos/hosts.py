@@ -86,7 +86,7 @@ class HostsRun(Run):
         number = len(self._started)
         logs = self.directory / f"logs-{number}"
         self._started.append((host, logs))
-        own = {_HOST: f"{self.directory.name}-{host}"}
+        own = {_HOST: f"{self.directory.name}-{host}", **({"FT_SECRET": "of the campaign"} if self.plan.memory else {})}
         command = [*self._hosts.enter(host), sys.executable, "-m", "megatron_ft.launcher", "--nproc-per-node=1"]
         command += [f"--nnodes={HOSTS}", "--max-restarts=10", f"--ft-log-dir={logs}", "--rdzv-backend=c10d"]
         command += ["--rdzv-endpoint=node1:29500", "--rdzv-id=chaos", *TIMEOUTS, f"--ft-preload={MEGATRON}"]
@@ -129,6 +129,9 @@ class HostsRun(Run):
             launcher = next(n for n, process in self._running.items() if self._started[n][0] == host)
             self._running[launcher].kill()
             hits += 1
+        elif event.fault == "keeper_killed":
+            own = set(self._pids(host))
+            hits += signal_all([pid for pid in self._keepers() if pid in own], signal.SIGKILL)
         elif event.fault == "coordinator_killed":
             hits += signal_all(self._coordinators(), signal.SIGKILL)
         elif event.fault == "host_suspended":

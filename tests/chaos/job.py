@@ -14,8 +14,10 @@ import os
 import queue
 import random
 import runpy
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,6 +83,10 @@ class Rank:
             from tests.support.more_faults import inject
 
             # Each in a way of its own: after two starts in a row that failed in the same way the launcher gives up.
+            if fault == "rank_killed_soon":  # in the middle of a copy, of its commit, or of its verification
+                after_s = random.Random(f"{event['seed']}, {number}").uniform(0.0, 0.06)
+                threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                return
             if fault == "exception":
                 raise InjectedFault(f"simulated fault {'abcdef'[number]}")
             inject(fault, exit_code=3 + number)
@@ -139,6 +145,7 @@ def main() -> None:
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     from megatron_ft import fault_tolerance as ft
+    from megatron_ft import memory_checkpoint
 
     filesystem_async._results_queue = _Results()
 
@@ -163,6 +170,8 @@ def main() -> None:
 
     after(ft, "setup", lambda *_: rank.reach("setup"))
     before(gpt_checkpoint, "load_checkpoint", lambda *_: rank.reach("load"))
+    before(memory_checkpoint, "restore", lambda *_, **__: rank.reach("load"))
+    before(memory_checkpoint, "save", lambda iteration, *_, **__: rank.reach("memory", iteration))
     after(ft, "on_training_step_start", lambda state: rank.step(state.train_state.step))
     after(ft, "on_eval_step_start", lambda _: rank.reach("evaluation", rank.iteration + 1))
     before(gpt_checkpoint, "save_checkpoint", lambda iteration, *_: rank.reach("save", iteration))

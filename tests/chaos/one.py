@@ -237,6 +237,10 @@ class Run:
                 return self._signal(self._monitor(event.rank), event.fault)
             case "server_killed" | "server_stopped":
                 return self._signal(self._servers(), event.fault)
+            case "keeper_killed" | "keeper_stopped":
+                return self._signal(self._keepers(), event.fault)
+            case "launcher_and_keeper_killed":
+                return self._signal([*self._keepers(), self._process.pid], event.fault)
             case "launcher_killed" | "launcher_term" | "launcher_int":
                 return self._end_launcher(event.fault)
             case "node_suspended":
@@ -273,6 +277,9 @@ class Run:
         started = {r["pid"] for r in records if (r["ev"], r.get("state")) == ("fork_server", "started")}
         named = [stat.pid for stat in marked(self.mark) if stat.comm == FORK_SERVER_NAME]
         return [pid for pid in named if pid in started]
+
+    def _keepers(self) -> list[int]:
+        return [stat.pid for stat in marked(self.mark) if "--xxhash" in command_line(stat.pid)]
 
     def _monitor(self, rank: int) -> list[int]:
         """Its process id; none if there is none and none comes. A launcher replaces monitors after a pause."""
@@ -369,6 +376,7 @@ def training(plan: Plan, directory: Path) -> list[str]:
     command = [str(Path(job.__file__)), str(directory), f"--save={directory / 'save'}"]
     command += [f"--hash-file={directory / 'weights'}", f"--train-iters={ITERATIONS}"]
     command += [f"--save-interval={SAVE_INTERVAL}", f"--eval-interval={EVAL_INTERVAL}", "--eval-iters=1"]
+    command += ["--memory-checkpoint-interval=1"] if plan.memory else []
     return [*command, *LAYOUTS[plan.layout], *(["--calc-ft-timeouts"] if plan.learns else [])]
 
 

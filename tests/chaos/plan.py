@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
+    "ALL_FAULTS",
     "FAULTS",
     "HOSTS",
     "HOST_FAULTS",
     "ITERATIONS",
     "KILLING",
     "LAYOUTS",
+    "MEMORY_FAULTS",
     "RANKS",
     "Event",
     "Outcome",
@@ -68,7 +70,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "launcher_killed": (Outcome.LEAVES, ""),
 }
 """Fault -> what it has to come to, and the cause that the launcher has to name."""
-BY_RANK = ("rank_killed", "rank_hung", "sleep", "gil", "exception", "segfault", "exit", "board")
+BY_RANK = ("rank_killed", "rank_killed_soon", "rank_hung", "sleep", "gil", "exception", "segfault", "exit", "board")
 HANGS = ("rank_hung", "sleep", "gil")
 _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", "launcher_killed", "node_suspended")
 """What can happen while there is no rank that waits for it: at the rendezvous."""
@@ -96,7 +98,17 @@ Whichever host it is, the same is due: one that has the coordinator is replaced 
 """
 KILLING = ("host_killed", "host_off", "launcher_lost")
 """Those that kill a launcher, which its scheduler starts again."""
-_WEIGHTS = {"rank_killed": 3, "exception": 2, "launcher_killed": 2}
+MEMORY_FAULTS: dict[str, tuple[str, str]] = {
+    "rank_killed_soon": FAULTS["rank_killed"],
+    "keeper_killed": (Outcome.NOTHING, ""),
+    "keeper_stopped": (Outcome.NOTHING, ""),
+    "launcher_and_keeper_killed": (Outcome.LEAVES, ""),
+}
+"""What is added where the job keeps its state in memory. Killed soon: some milliseconds after a save has begun."""
+_GOES_ON = {"rank_killed_soon": 4}
+"""Iterations that a rank may do before such a fault comes, and that the next cycle goes on from."""
+ALL_FAULTS = {**FAULTS, **HOST_FAULTS, **MEMORY_FAULTS}
+_WEIGHTS = {"rank_killed": 3, "exception": 2, "launcher_killed": 2, "rank_killed_soon": 4, "keeper_killed": 2}
 
 _BEFORE_TRAINING = ("start", "setup", "load")
 _AT_END = ("shutdown", "exit")
@@ -145,13 +157,20 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run. ``preload``: the launcher's --ft-preload; ``learns``: with --calc-ft-timeouts."""
+    """One run.
+
+    Args:
+        preload: the launcher's --ft-preload.
+        learns: with --calc-ft-timeouts.
+        memory: the state is kept in memory after each iteration.
+    """
 
     seed: int
     layout: str
     preload: str
     learns: bool
     events: tuple[Event, ...] = field(default=())
+    memory: bool = False
 
     @property
     def needs_small_disk(self) -> bool:
@@ -165,7 +184,7 @@ class Plan:
 
     def describe(self) -> str:
         """One line."""
-        more = f", --ft-preload {self.preload}" + (", learns" if self.learns else "")
+        more = f", --ft-preload {self.preload}" + (", learns" if self.learns else "") + (", memory" * self.memory)
         return f"seed {self.seed} ({self.layout}{more}): " + "; ".join(event.describe() for event in self.events)
 
 
@@ -173,12 +192,12 @@ def outcome_of(fault: str, phase: str) -> str:
     """What a fault has to come to at that phase."""
     if phase == "exit" and fault in HANGS:
         return Outcome.MAY_END
-    return (FAULTS | HOST_FAULTS)[fault][0]
+    return ALL_FAULTS[fault][0]
 
 
 def expected_cause(event: Event, *, forked: bool) -> str:
     """The pattern that the cause of its cycle has to match; ``forked``: ranks are forks of the launcher's server."""
-    pattern = (FAULTS | HOST_FAULTS)[event.fault][1]
+    pattern = ALL_FAULTS[event.fault][1]
     if event.phase == "start" and event.fault in HANGS:
         pattern += r"|rank {rank}( \(\w+\))? did not start monitoring within "
     if event.phase == "start" and event.fault == "exception" and not forked:
@@ -186,16 +205,16 @@ def expected_cause(event: Event, *, forked: bool) -> str:
     return pattern.format(rank=event.rank)
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int, *, memory: bool = False) -> Plan:
     """The run of that seed: one to three faults, of which some hit both ranks at once."""
-    chance = random.Random(seed)
+    chance = random.Random(f"memory {seed}" if memory else seed)
     layout = chance.choice(("dp", "dp", "dp", "async", "async", "tp", "pp"))
     learns = chance.random() < 0.4
     preload = chance.choice((*["megatron"] * 6, "default", "none"))
     events: list[Event] = []
     launch = cycle = 0
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
-        drawn = _event(chance, layout, learns, launch, cycle, events)
+        drawn = _event(chance, layout, learns, memory, launch, cycle, events)
         events += drawn
         if drawn[0].outcome == Outcome.ENDS:
             cycle += 1
@@ -203,12 +222,13 @@ def draw(seed: int) -> Plan:
             launch, cycle = launch + 1, 0
         elif drawn[0].outcome == Outcome.MAY_END:
             break
-    return Plan(seed=seed, layout=layout, preload=preload, learns=learns, events=tuple(events))
+    return Plan(seed=seed, layout=layout, preload=preload, learns=learns, events=tuple(events), memory=memory)
 
 
-def draw_for_hosts(seed: int) -> Plan:
+def draw_for_hosts(seed: int, *, memory: bool = False) -> Plan:
     """The run of that seed on three hosts: one or two faults, of which the second may hit the restart."""
-    chance = random.Random(seed)
+    chance = random.Random(f"memory {seed}" if memory else seed)
+    faults = [*HOST_FAULTS, *(["keeper_killed"] if memory else [])]
     events: list[Event] = []
     cycle = 0
     for _ in range(chance.choice((1, 1, 2))):
@@ -222,16 +242,22 @@ def draw_for_hosts(seed: int) -> Plan:
         past = [event.iteration for event in events if event.cycle == cycle]
         if iteration >= 0 and (iteration in (event.iteration for event in events) or iteration < max(past, default=0)):
             break  # the one before was at the last place
-        fault, rank = chance.choice(list(HOST_FAULTS)), chance.randrange(HOSTS)
+        fault, rank = chance.choice(faults), chance.randrange(HOSTS)
         events.append(Event(fault=fault, phase=phase, launch=0, cycle=cycle, rank=rank, iteration=iteration))
         if events[-1].outcome == Outcome.MAY_END:
             break
         cycle += events[-1].outcome == Outcome.ENDS
-    return Plan(seed=seed, layout="dp3", preload="megatron", learns=False, events=tuple(events))
+    return Plan(seed=seed, layout="dp3", preload="megatron", learns=False, events=tuple(events), memory=memory)
 
 
 def _event(
-    chance: random.Random, layout: str, learns: bool, launch: int, cycle: int, before: Sequence[Event]
+    chance: random.Random,
+    layout: str,
+    learns: bool,
+    memory: bool,
+    launch: int,
+    cycle: int,
+    before: Sequence[Event],
 ) -> list[Event]:
     """One fault, which may hit both ranks, after those ``before``."""
     now = {"launch": launch, "cycle": cycle}
@@ -241,20 +267,20 @@ def _event(
     if is_first and chance.random() < (0.4 if before else 0.2):
         phase, iteration = chance.choice(_BEFORE_TRAINING), -1
     else:
-        phase, iteration = _place(chance, layout, before)
-    fault = _fault(chance, phase, learns=learns)
+        phase, iteration = _place(chance, layout, before, memory=memory)
+    fault = _fault(chance, phase, learns=learns, memory=memory)
     rank = 0 if phase == "written" else chance.randrange(RANKS)
     event = Event(fault=fault, phase=phase, rank=rank, iteration=iteration, **now)
     is_double = fault == "rank_killed" and phase != "written" and chance.random() < 0.25
     return [event, dataclasses.replace(event, rank=1 - rank)] if is_double else [event]
 
 
-def _place(chance: random.Random, layout: str, before: Sequence[Event]) -> tuple[str, int]:
+def _place(chance: random.Random, layout: str, before: Sequence[Event], *, memory: bool) -> tuple[str, int]:
     """A phase and an iteration that a rank comes to that goes on from the last checkpoint before all these."""
     if any(event.phase in _AT_END for event in before):
         return "exit" if before[-1].phase in _AT_END and before[-1].outcome == Outcome.NOTHING else "shutdown", -1
-    least = max((event.iteration for event in before), default=-1)
-    phases = ["step", "step", "save", "evaluation", "shutdown", "exit"]
+    least = max((event.iteration + _GOES_ON.get(event.fault, 0) for event in before), default=-1)
+    phases = ["step", "step", "save", "evaluation", "shutdown", "exit", *(["memory"] * 4 if memory else [])]
     # an asynchronous save may be final long after its iteration: then "written" is anywhere
     phase = chance.choice([*phases, *(["finalization"] * 2 if layout == "async" else ["written"])])
     later = [iteration for iteration in _iterations(phase) if iteration > least]
@@ -268,13 +294,16 @@ def _iterations(phase: str) -> Sequence[int]:
         "step": range(ITERATIONS),
         "evaluation": range(EVAL_INTERVAL, ITERATIONS, EVAL_INTERVAL),
         "save": saves,
+        "memory": range(1, ITERATIONS - _GOES_ON["rank_killed_soon"]),
         "written": saves,
         "finalization": [save + more for save in saves for more in (0, 1) if save + more <= ITERATIONS],
     }.get(phase, ())
 
 
-def _fault(chance: random.Random, phase: str, *, learns: bool) -> str:
-    faults = {name: _WEIGHTS.get(name, 1) for name in FAULTS}
+def _fault(chance: random.Random, phase: str, *, learns: bool, memory: bool) -> str:
+    faults = {name: _WEIGHTS.get(name, 1) for name in (FAULTS | MEMORY_FAULTS if memory else FAULTS)}
+    if phase != "memory":
+        faults.pop("rank_killed_soon", None)
     for name, where in (("disk_full", "save"), ("state_disk_full", "shutdown")):
         if phase != where or (name == "state_disk_full" and not learns):
             del faults[name]

@@ -2,6 +2,7 @@
 
     python tests/chaos/run.py [--runs 500] [--seed 0] [--minutes 60] [--out out/chaos] [--jobs 2]
     python tests/chaos/run.py --hosts ...      on three hosts, which are network namespaces
+    python tests/chaos/run.py --memory ...     with the state kept in memory, too
     python tests/chaos/run.py --only 17        one seed again, with all that was written kept
 
 A campaign goes on where it was left: seeds whose result is in ``<out>/results.jsonl`` aren't run again, and one that
@@ -23,6 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def main() -> int:
     """Run what is still to be run; 1 if anything of the campaign wasn't as it has to be, also before."""
     heed_the_terminal()
     args = _parse_args()
-    out = Path(args.out or ("out/chaos-hosts" if args.hosts else "out/chaos"))
+    out = Path(args.out or f"out/chaos{'-hosts' * args.hosts}{'-memory' * args.memory}")
     out.mkdir(parents=True, exist_ok=True)
     if args.table:
         print(table(read_results(out)), end="")
@@ -55,7 +57,7 @@ def main() -> int:
     else:
         done = {result["seed"] for result in read_results(out)}
         seeds = [seed for seed in range(args.seed, args.seed + args.runs) if seed not in done]
-    plan_of = draw_for_hosts if args.hosts else draw
+    plan_of = partial(draw_for_hosts if args.hosts else draw, memory=args.memory)
     seeds = possible(seeds, plan_of)
     hashes = undisturbed(out, sorted({plan_of(seed).layout for seed in seeds}), library)
     end = time.monotonic() + 60.0 * args.minutes
@@ -106,6 +108,7 @@ def run_seed(plan: Plan, hashes: dict[str, str], library: Path | None, *, keep: 
     return {
         "seed": plan.seed,
         "layout": plan.layout,
+        "memory": plan.memory,
         "faults": _faults(seen) if seen is not None else [],
         "cycles": len(list(seen.ended())) if seen is not None else 0,
         "seconds": round(time.monotonic() - began, 1),
@@ -170,8 +173,8 @@ def summary(results: Sequence[Result]) -> str:
     cycles, seconds = sum(r["cycles"] for r in results), sum(r["seconds"] for r in results)
     lines = [f"{len(results)} runs, {cycles} cycles, {seconds:.0f} s of runs, {len(bad)} not as they have to be"]
     for result in bad:
-        hosts = "--hosts " if result["layout"] == HOSTS_LAYOUT else ""
-        lines += [_line(result), f"    again: python tests/chaos/run.py {hosts}--only {result['seed']}"]
+        options = ("--hosts " if result["layout"] == HOSTS_LAYOUT else "") + "--memory " * result.get("memory", False)
+        lines += [_line(result), f"    again: python tests/chaos/run.py {options}--only {result['seed']}"]
     return "\n".join(lines)
 
 
@@ -190,6 +193,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--out", help="default: out/chaos, with --hosts out/chaos-hosts")
     parser.add_argument("--table", action="store_true", help="print what was shown so far, and run nothing")
     parser.add_argument("--hosts", action="store_true", help="on three hosts")
+    parser.add_argument("--memory", action="store_true", help="with memory checkpoints")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these seeds, done or not")
     return parser.parse_args()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.chaos.check import Seen
-from tests.chaos.plan import FAULTS, HOST_FAULTS, Outcome, outcome_of
+from tests.chaos.plan import ALL_FAULTS, Outcome, outcome_of
 
 __all__ = ["back_after_s", "table"]
 
@@ -43,7 +43,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         for fault, phase, back, *hit in result["faults"]:
             if all(hit):
                 met.setdefault((fault, outcome_of(fault, phase)), []).append((phase, back))
-    order = list({**FAULTS, **HOST_FAULTS})
+    order = list(ALL_FAULTS)
     lines = []
     for (fault, outcome), events in sorted(met.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         phases = ", ".join(sorted({phase for phase, _ in events}))

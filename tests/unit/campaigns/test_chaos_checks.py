@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
 from tests.chaos.one import Run
-from tests.chaos.plan import FAULTS, HOST_FAULTS, ITERATIONS, Event, Outcome, Plan, draw, draw_for_hosts
+from tests.chaos.plan import FAULTS, HOST_FAULTS, ITERATIONS, MEMORY_FAULTS, Event, Outcome, Plan, draw, draw_for_hosts
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
 HANG = Event(fault="sleep", phase="load", launch=0, cycle=1, rank=0)
@@ -228,6 +228,19 @@ def test_campaign_on_hosts_draws_every_fault_and_faults_in_a_restart() -> None:
     for plan in plans:  # no rank goes back within a cycle
         for before, event in itertools.pairwise(plan.events):
             assert event.cycle > before.cycle or event.iteration > before.iteration, plan.describe()
+
+
+def test_campaign_with_memory_checkpoints_draws_its_own_faults_and_leaves_the_other_seeds_as_they_are() -> None:
+    plans = [draw(seed, memory=True) for seed in range(500)]
+    events = [event for plan in plans for event in plan.events]
+    assert {event.fault for event in events} == {*FAULTS, *MEMORY_FAULTS}
+    assert {event.phase for event in events if event.fault == "rank_killed_soon"} == {"memory"}
+    assert all(plan.memory for plan in plans)
+    assert not any(event.fault in MEMORY_FAULTS for seed in range(500) for event in draw(seed).events)
+    for plan in plans:  # the next cycle may go on from the iterations that were done before the kill
+        for before, event in itertools.pairwise(plan.events):
+            if before.fault == "rank_killed_soon" and event.iteration >= 0:
+                assert event.iteration > before.iteration + 4, plan.describe()
 
 
 def test_every_check_is_planted(right: Seen) -> None:
