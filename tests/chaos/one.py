@@ -279,7 +279,13 @@ class Run:
         return [pid for pid in named if pid in started]
 
     def _keepers(self) -> list[int]:
-        return [stat.pid for stat in marked(self.mark) if "--xxhash" in command_line(stat.pid)]
+        """Process ids of keepers; a first save may find none yet."""
+        end = time.monotonic() + _MONITOR_S
+        while True:
+            found = [stat.pid for stat in marked(self.mark) if "--xxhash" in command_line(stat.pid)]
+            if found or time.monotonic() > end:
+                return found
+            time.sleep(0.05)
 
     def _monitor(self, rank: int) -> list[int]:
         """Its process id; none if there is none and none comes. A launcher replaces monitors after a pause."""

@@ -2,7 +2,8 @@
 
 Each flip is found twice: by the keeper, which verifies a segment that was written or adopted, and by the rank that
 restores it, whose own tensors must be untouched then. A sealed segment can't be changed, so it is changed before. Those
-in a file, or its manifest, which an earlier life of the job has left, are found by the keeper that loads it.
+in a file, or its manifest, which an earlier life of the job has left, are found by the keeper that loads it; those on
+the way from one keeper to another, by the one or the other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -26,6 +28,7 @@ from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.ipc.memory import digests, segment, segment_files
 from megatron_ft.keeper import work
 from megatron_ft.rank.memory.restoring import fill_from
+from tests.memory.in_flight import Peer, Way, between
 
 _MADE = digests.installed()
 assert _MADE is not None, "xxhash isn't installed"
@@ -33,6 +36,7 @@ HASHER = _MADE
 KEY = SnapshotKey(1, 1207)
 PLACES = ("tensor", "layout", "trailer")
 FILES = ("file", "manifest")
+_LANES = 32
 
 
 def filled(
@@ -101,6 +105,39 @@ def plant_in_files(runs: int, seed: int) -> Counter[str]:
     return counts
 
 
+def plant_in_flight(runs: int, seed: int) -> Counter[str]:
+    """Plant so many flips in copies on their way; the number of those found and missed, by direction.
+
+    They hit nonces, proofs, messages, seals and pieces, in both directions of the connection. After one in a length the
+    other end waits for seconds: many are planted at a time.
+    """
+    shares = [range(lane, runs, _LANES) for lane in range(_LANES)]
+    with ThreadPoolExecutor(_LANES) as pool:
+        return sum(pool.map(lambda share: _plant_in_flight(share, random.Random(f"{seed} {share}")), shares), Counter())
+
+
+def _plant_in_flight(runs: range, draw: random.Random) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    peer = Peer(b"")
+    for run in runs:
+        peer.loop.content = draw.randbytes(draw.randrange(1, 4096))
+        is_fetched = bool(run % 2)
+        with between(peer) as way:
+            assert _copied(peer, way, is_fetched=is_fetched) == ""
+            length = way.passed
+        with between(peer, change_at=draw.randrange(length), bit=draw.randrange(8)) as way:
+            why = _copied(peer, way, is_fetched=is_fetched)
+        # an acknowledgement that has changed comes after a copy that is whole
+        is_found = bool(why) and not any(each.is_changed for each in peer.loop.copies)
+        counts[f"{'fetched' if is_fetched else 'sent'} {'found' if is_found else 'MISSED'}"] += 1
+    return counts
+
+
+def _copied(peer: Peer, way: Way, *, is_fetched: bool) -> str:
+    """Copy over that way; return why that failed."""
+    return peer.fetch(address=way.address)[1] if is_fetched else peer.send(address=way.address)
+
+
 def flip(path: Path, draw: random.Random) -> None:
     """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
@@ -126,8 +163,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
-    in_files = options.runs // 5
-    counts = plant(options.runs - in_files, options.seed) + plant_in_files(in_files, options.seed)
+    fifth = options.runs // 5
+    counts = plant(options.runs - 2 * fifth, options.seed) + plant_in_files(fifth, options.seed)
+    counts += plant_in_flight(fifth, options.seed)
     print(f"seed {options.seed}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
     return 1 if any("MISSED" in what for what in counts) else 0
 

@@ -6,7 +6,8 @@ import pytest
 
 from megatron_ft.core.memory import saved_files
 from megatron_ft.ipc.memory import segment, segment_files
-from tests.memory.flips import plant, plant_in_files
+from megatron_ft.ipc.net import secure_channel
+from tests.memory.flips import plant, plant_in_files, plant_in_flight
 
 
 def test_thousand_planted_flips_are_all_found() -> None:
@@ -15,6 +16,17 @@ def test_thousand_planted_flips_are_all_found() -> None:
 
 def test_planted_flips_in_files_are_all_found() -> None:
     assert plant_in_files(100, seed=41) == {"file found": 50, "manifest found": 50}
+
+
+def test_planted_flips_in_copies_on_their_way_are_all_found() -> None:
+    assert plant_in_flight(100, seed=41) == {"fetched found": 50, "sent found": 50}
+
+
+def test_campaign_notices_copies_whose_seals_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure_channel.hmac, "compare_digest", lambda *_: True)
+    found = plant_in_flight(64, seed=41)
+    assert found["sent MISSED"] > 0
+    assert found["fetched MISSED"] > 0
 
 
 def test_campaign_notices_a_manifest_whose_digest_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

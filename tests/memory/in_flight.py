@@ -1,0 +1,144 @@
+"""A keeper's door that takes copies, and a connection to it on the way of which a bit changes, or everything ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.messages.copies import Offer, Want
+from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.net import tcp
+from megatron_ft.keeper import copies
+from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy
+
+SECRET, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 7), SnapshotKey(1, 6)
+
+
+def made(content: bytes) -> int:
+    fd = segment.create()
+    os.pwrite(fd, content, 0)
+    return fd
+
+
+@dataclass
+class Copy:
+    """What one copy should be, and what has come, or why nothing has; None: it is on its way."""
+
+    content: bytes
+    come: bytes | str | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        return isinstance(self.come, bytes) and self.come != self.content
+
+
+class Loop:
+    """What the keeper's loop would answer. ``content``: of the next copy."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.refuses = ""
+        self.copies: list[Copy] = []
+        self.verified = True
+
+    @property
+    def taken(self) -> list[bytes | str]:
+        return [each.come for each in self.copies if each.come is not None]
+
+    def admit(self, offer: Offer) -> int | str:
+        if (offer.key, offer.world, offer.complete) != (SNAPSHOT, 4, COMPLETE):
+            return f"this isn't what was to come: {offer}"
+        if self.refuses:
+            return self.refuses
+        self.copies.append(Copy(self.content))
+        return len(self.copies) - 1
+
+    def take(self, number: int, fd: int, why: str) -> None:
+        self.copies[number].come = why if fd < 0 else os.pread(fd, 1 << 30, 0)
+        if fd >= 0:
+            os.close(fd)
+
+    def is_verified(self, number: int) -> bool | None:
+        return None if self.copies[number].come is None else self.verified
+
+    def lend(self, want: Want) -> Lent | str | None:
+        if want.rank:
+            return "there is no verified segment of rank 1"
+        return Lent(made(self.content), Offer(want.key, want.rank, 4, len(self.content)))
+
+
+class Peer:
+    """A door, and where it is."""
+
+    def __init__(self, content: bytes) -> None:
+        self.loop = Loop(content)
+        listener = tcp.listen("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        Door(listener, SECRET, self.loop, lambda call: call())
+
+    def send(self, key: bytes = SECRET, bytes_per_s: int = 0, address: str = "") -> str:
+        content = self.loop.content
+        copying = Copying(SNAPSHOT, address or self.address, COMPLETE)
+        return copies.send(copying, key, [ToCopy(2, made(content), len(content))], 4, bytes_per_s)
+
+    def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
+        fd, why = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)
+        content = os.pread(fd, 1 << 30, 0) if fd >= 0 else b""
+        if fd >= 0:
+            os.close(fd)
+        return content, why
+
+
+@dataclass
+class Way:
+    """Where a connection goes through; ``passed``: bytes so far, in both directions counted together."""
+
+    address: str
+    passed: int = 0
+
+
+@contextlib.contextmanager
+def between(peer: Peer, change_at: int = -1, cut_at: int = -1, bit: int = 0) -> Iterator[Way]:
+    """An address whose bytes reach the peer, but for one bit or an end."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    way, lock = Way(f"127.0.0.1:{listener.getsockname()[1]}"), threading.Lock()
+
+    def forward(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(1 << 16)):
+                with lock:
+                    first, way.passed = way.passed, way.passed + len(data)
+                if first <= change_at < first + len(data):
+                    data[change_at - first] ^= 1 << bit
+                if first <= cut_at < first + len(data):
+                    break
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            inner = listener.accept()[0]
+            host, _, port = peer.address.rpartition(":")
+            outer = socket.create_connection((host, int(port)))
+            forwarding = [
+                threading.Thread(target=forward, args=ends, daemon=True) for ends in ((inner, outer), (outer, inner))
+            ]
+            for each in forwarding:
+                each.start()
+            for each in forwarding:
+                each.join()
+            inner.close()
+            outer.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield way
+    finally:
+        listener.close()
