@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from megatron_ft.core.memory.copy_pace import CopyPace
 from megatron_ft.core.memory.segment_layout import MAX_LAYOUT_BYTES
 from megatron_ft.core.memory.snapshots import CopyTo, SnapshotKey
 from megatron_ft.core.messages.copies import Offer, Want
@@ -49,6 +50,7 @@ class CopyKeeping:
         self._bytes_per_s = 0
         self._address = ""
         """Keeper that gets copies of this node's snapshots."""
+        self._pace = CopyPace()
         self._copying: Copying | None = None
         self._done: SnapshotKey | None = None
         """Newest snapshot that was copied, or could not be."""
@@ -62,6 +64,7 @@ class CopyKeeping:
     def begin(self, prepared: Prepare) -> None:
         """Begin a cycle: where copies go is told anew."""
         self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
+        self._pace = CopyPace()
         self._give_up()
 
     def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
@@ -84,8 +87,10 @@ class CopyKeeping:
     # -- copies of this node's snapshots ----------------------------------------------------------------------
 
     @property
-    def being_copied(self) -> SnapshotKey | None:
-        return None if self._copying is None else self._copying.key
+    def needed(self) -> set[SnapshotKey]:
+        """Snapshots that are being copied, or will be next."""
+        copied = None if self._copying is None else self._copying.key
+        return {key for key in (copied, self.waiting) if key is not None}
 
     def due_s(self) -> float | None:
         """Return when copying counts as failed, unless a piece is sent before."""
@@ -97,8 +102,8 @@ class CopyKeeping:
         """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
 
         Another node gets a copy first, if one keeps copies: what the job takes for complete outlives a node. Begins to
-        copy the newest one once it is decided whether the one copied before is complete: the other node has room for
-        the complete one, and for one that comes.
+        copy the next one that all nodes copy, once it is decided whether the one copied before is complete: the other
+        node has room for the complete one, and for one that comes.
 
         Args:
             complete: newest snapshot that all ranks of the job have.
@@ -111,9 +116,24 @@ class CopyKeeping:
             return newest
         done, decided = self._done, max(filter(None, (complete, released)), default=None)
         is_decided = done is None or (decided is not None and decided >= done)
-        if self._copying is None and is_decided and (done is None or newest > done):
-            self._copy(newest, complete)
+        is_free = self._copying is None and is_decided
+        self._pace.saw(newest.iteration, is_free=is_free)
+        if is_free and (waiting := self.waiting) is not None:
+            self._pace.take()
+            is_newer = all(before is None or waiting > before for before in (done, complete))
+            if is_newer and waiting in self._segments.common(self._local_ranks):
+                self._copy(waiting, complete)
         return done
+
+    @property
+    def waiting(self) -> SnapshotKey | None:
+        """Snapshot that is copied next, and must not be dropped."""
+        waiting, prepared = self._pace.waiting, self._prepared
+        return None if waiting is None or prepared is None else SnapshotKey(prepared.cycle, waiting)
+
+    @property
+    def _local_ranks(self) -> tuple[int, ...]:
+        return () if self._prepared is None else tuple(self._prepared.ranks)
 
     def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
         prepared = self._prepared

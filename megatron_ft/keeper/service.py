@@ -397,9 +397,9 @@ class KeeperService:
     def _pinned(self) -> set[SnapshotKey]:
         """Return what the launcher was told of, and hasn't decided about."""
         assert self._prepared is not None
-        common, being_copied = self._segments.common(self._prepared.ranks), self._copies.being_copied
+        common = self._segments.common(self._prepared.ranks)
         told = {key for key in common if self._saved is not None and key <= self._saved}
-        return {key for key in told if self._released is None or key > self._released} | (common & {being_copied})
+        return {key for key in told if self._released is None or key > self._released} | (common & self._copies.needed)
 
     def _release(self) -> None:
         """Drop what was given up for the job."""

@@ -20,8 +20,9 @@ _EXIT_CODES = {
     "launcher_term": (0, 1),
 }
 """After SIGTERM it ends with 0 if all ranks do, which save and end then."""
-_MAY_HIT_NOTHING = ("server_killed", "server_stopped")
-"""There may be no server: ranks that are fresh interpreters need none, nor does a launcher that won't restart them."""
+_MAY_HIT_NOTHING = ("server_killed", "server_stopped", "keeper_killed", "keeper_stopped")
+"""There may be no server: ranks that are fresh interpreters need none, nor does a launcher that won't restart them. Nor
+is there a keeper before a rank has asked for one."""
 
 
 @dataclass(frozen=True, kw_only=True)

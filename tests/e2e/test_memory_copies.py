@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.support.extras import skip_module_without
-from tests.support.launching import Finished, Launched, Launcher, launcher
+from tests.support.launching import Finished, Launched, Launcher, command_line, launcher, wait_until
 from tests.support.netns import Hosts, four_hosts, seven_hosts
-from tests.support.nodes import wait_for_all
+from tests.support.nodes import meeting_place, wait_for_all
 
 skip_module_without("xxhash")
 
@@ -138,3 +142,52 @@ def test_two_neighbours_lost_at_once_fall_back_to_the_persistent_checkpoint(
     assert weights(ended) == undisturbed(launcher, 5)
     assert beginnings(ended, 1) == {SAVED_AT}
     assert "cycle 1 restores nothing from memory: " in ended[0].err
+
+
+LARGE = """
+import pathlib, torch
+from megatron_ft import memory_checkpoint
+WHERE = pathlib.Path(sys.argv[1])
+torch.set_num_threads(1)
+state = {"tensor": torch.zeros(2 << 20), "iteration": 0}
+restored = memory_checkpoint.restore(state)
+say("rank", RANK, "begins cycle", CYCLE, "at", restored, "with", state["tensor"][0].item())
+iteration = state["iteration"]
+while not (WHERE / "end").exists():
+    iteration += 1
+    memory_checkpoint.save(iteration, {"tensor": torch.full((2 << 20,), float(iteration)), "iteration": iteration})
+    time.sleep(0.5)
+"""
+"""Ranks that save 8 MB twice a second, which takes 1 s to copy at the bandwidth that they get below."""
+
+
+def keepers(node: Launched) -> list[int]:
+    return [stat.pid for stat in node.alive() if "--xxhash" in command_line(stat.pid)]
+
+
+def test_keeper_killed_in_the_middle_of_a_copy_is_replaced_and_later_copies_are_restored(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=3:3", "--max-restarts=3", "--ft-memory-checkpoint-bandwidth=8")
+
+    def node(number: int, *options: str) -> Launched:
+        given = [*place, f"--node-rank={number}", *options]
+        return launcher.start(LARGE, *given, script_args=[str(launcher.directory)], env={"FT_SECRET": SECRET})
+
+    nodes = [node(number) for number in range(3)]
+    for each in nodes:
+        each.wait_for("^rank . begins cycle 0 at None", timeout_s=60)
+    wait_until(lambda: len(keepers(nodes[2])) == 1, 30)
+    time.sleep(2.5)
+    os.kill(keepers(nodes[2])[0], signal.SIGKILL)
+    nodes[1].wait_for(r"the node at \S+ has no copy of iteration \d+: ", timeout_s=60)
+    time.sleep(8.0)  # the next keeper gets copies
+    nodes[1].destroy()
+    Path(nodes[1].temp_dir).mkdir()  # where the fixture looks for what is left
+    again = node(1)
+    again.wait_for(r"^rank 1 begins cycle 1 at \d+", timeout_s=90)
+    (launcher.directory / "end").touch()
+    ended = wait_for_all([nodes[0], nodes[2], again])
+    assert [each.code for each in ended] == [0, 0, 0], ended[0].err
+    (begun,) = {line for each in ended for line in re.findall(r"begins cycle 1 (at .*)$", each.out, re.MULTILINE)}
+    (iteration,) = re.findall(r"at (\d+) with", begun)
+    assert begun == f"at {iteration} with {float(iteration)}"
+    assert f"restored iteration {iteration} from memory (rank 1 from " in ended[0].err

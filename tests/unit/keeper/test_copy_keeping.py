@@ -61,7 +61,7 @@ class Keeping:
         """What the launcher may be told of, once a copy that this begins has come."""
         given = of(newest), None if complete is None else of(complete), None if released is None else of(released)
         self.copies.may_be_told(*given)
-        if self.copies.being_copied is not None:
+        if self.copies._copying is not None:
             os.eventfd_read(self.done_fd)
             self.copies.serve()
         return self.copies.may_be_told(*given)
