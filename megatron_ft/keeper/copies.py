@@ -43,7 +43,7 @@ class Lent:
 
 
 class Host(Protocol):
-    """What the keeper's loop answers. To be called there."""
+    """The keeper's loop, which answers its threads; called in the loop only."""
 
     def admit(self, offer: Offer) -> int | str:
         """Return the number of the segment that will hold the copy, or why it isn't taken."""

@@ -14,7 +14,7 @@ from megatron_ft.core.facts.launcher import SlowRank
 
 
 class NodeWaits:
-    """Of one cycle, from the start of its ranks."""
+    """The waits of one cycle, from the start of its ranks."""
 
     def __init__(self, options: Options, record: CycleRecord, *, nodes: int, world: int, now_ns: int) -> None:
         self._record = record

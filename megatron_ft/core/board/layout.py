@@ -177,7 +177,7 @@ class CollectiveCounts(NamedTuple):
     waiting: int = 0
     """Readings that found the rank in a collective."""
     waits: int = 0
-    """Those of them that followed one which didn't."""
+    """Readings that found it in one, after one that hadn't."""
 
 
 class BoardSnapshot(NamedTuple):

@@ -55,7 +55,7 @@ class _Streak:
 
 
 class SlowRanks:
-    """Of one cycle with so many ``nodes``. Times are seconds of the coordinator's own clock."""
+    """The slow ranks of one cycle with so many ``nodes``. Times are seconds of the coordinator's own clock."""
 
     def __init__(self, cycle: int, nodes: int) -> None:
         self._cycle = cycle

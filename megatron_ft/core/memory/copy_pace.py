@@ -15,7 +15,7 @@ _CALM = 32
 
 
 class CopyPace:
-    """Of one node in one cycle."""
+    """The pace of one node in one cycle."""
 
     def __init__(self) -> None:
         self.waiting: int | None = None
