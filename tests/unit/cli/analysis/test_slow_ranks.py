@@ -1,0 +1,68 @@
+"""Slow ranks of a run, from the records of launchers and the minutes of ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from megatron_ft.cli.analysis.slow_ranks import slow_ranks_of
+from megatron_ft.core.facts.launcher import CycleEnded, SlowRank
+from megatron_ft.core.facts.timed import Timed
+
+S = 1_000_000_000
+
+
+def slow(rank: int = 1, cycle: int = 0, *, is_over: bool = False) -> SlowRank:
+    return SlowRank(cycle=cycle, rank=rank, node="b", lag=0.2, waits=0.01, over_s=12.0, is_over=is_over)
+
+
+def track(rank: int, cycle: int = 0, **sections: tuple[float, int]) -> Any:
+    """A rank with a minute; ``sections``: total seconds and number of the intervals of each."""
+    of = {
+        name: SimpleNamespace(total_s=total_s, sketch=SimpleNamespace(ended=ended))
+        for name, (total_s, ended) in sections.items()
+    }
+    return SimpleNamespace(rank=rank, cycle=cycle, minutes=[SimpleNamespace(of=SimpleNamespace(sections=of))])
+
+
+def found(*records: tuple[float, Any], tracks: tuple[Any, ...] = ()) -> list[Any]:
+    timed = [Timed(at_ns=round(at_s * S), offset_ns=0, host="b", record=record) for at_s, record in records]
+    timeline: Any = SimpleNamespace(begin_ns=10 * S, tracks=tracks)
+    return slow_ranks_of(timed, timeline)
+
+
+def test_slow_rank_lasts_until_it_is_over_or_its_cycle_has_ended() -> None:
+    first, second, third = found(
+        (20, slow()),
+        (25, slow(7)),
+        (50, slow(is_over=True)),
+        (60, CycleEnded(cycle=0, outcome="failed")),
+        (80, slow(3, cycle=1)),
+    )
+    assert [(each.rank, each.after_s, each.lasted_s) for each in (first, second, third)] == [
+        (1, 10.0, 30.0),
+        (7, 15.0, 35.0),
+        (3, 70.0, None),
+    ]
+
+
+def test_rank_that_a_second_launcher_names_again_is_one() -> None:
+    (only,) = found((20, slow()), (30, slow()))
+    assert only.after_s == 10.0
+
+
+def test_section_that_takes_longer_than_on_the_others_is_named_with_both_means() -> None:
+    tracks = (
+        track(0, step=(100.0, 100), data=(10.0, 100)),
+        track(1, step=(101.0, 100), data=(30.0, 100)),
+        track(2, step=(100.0, 100), data=(12.0, 100)),
+        track(1, cycle=1, step=(900.0, 10)),
+    )
+    (only,) = found((20, slow()), tracks=tracks)
+    assert (only.section, only.section_s) == ("data", 0.3)
+    assert only.others_s == 0.11
+
+
+def test_no_section_is_named_where_none_takes_longer() -> None:
+    (only,) = found((20, slow()), tracks=(track(0, step=(100.0, 100)), track(1, step=(90.0, 100))))
+    assert (only.section, only.section_s, only.others_s) == ("", None, None)
