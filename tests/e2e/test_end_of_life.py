@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,30 @@ def test_keeper_that_does_not_write_in_time_holds_up_no_end_and_leaves_nothing(l
     (line,) = [line for line in finished.lines if "in memory isn't written" in line]
     assert line.endswith(": there was no more time")
     assert os.listdir(directory) == []
+
+
+def test_launcher_killed_while_its_keeper_writes_leaves_a_whole_snapshot_or_none(
+    launcher: Launcher, undisturbed: list[str]
+) -> None:
+    directory = launcher.directory / "snapshots"
+    text = script(f"{WAITS}os.chdir({str(launcher.directory)!r})\n")
+    large = text.replace('"iteration": iteration}', '"iteration": iteration, "large": torch.ones(1 << 26)}')
+    assert large != text
+    options = (*TWO, f"--ft-memory-checkpoint-dir={directory}")
+    launched = launcher.start(large, *options)
+    wait_until(lambda: all((launcher.directory / f"waits.{rank}").exists() for rank in (0, 1)), 120)
+    launched.signal(signal.SIGTERM)
+    wait_until(lambda: any(path.stat().st_size for path in directory.rglob("*") if path.is_file()), 60)
+    launched.signal(signal.SIGKILL)
+    launched.process.wait()
+    launched.destroy()
+    Path(launched.temp_dir).mkdir()  # where the fixture looks for what is left
+    for path in launcher.directory.glob("0.*"):
+        path.unlink()  # what the ranks of cycle 0 meet by
+    (launcher.directory / "second_life").touch()
+    finished = launcher.start(large, *options).wait(150)
+    assert finished.code == 0, finished.err
+    assert weights(finished) == expected(launcher, undisturbed)
+    begun = beginnings(finished, 0)
+    assert begun in ([0, 0], [KILLED_AT - 1] * 2, [KILLED_AT] * 2)
+    assert ("from the files of an earlier life" in finished.err) == (begun != [0, 0])
