@@ -86,7 +86,10 @@ class HostsRun(Run):
         number = len(self._started)
         logs = self.directory / f"logs-{number}"
         self._started.append((host, logs))
-        own = {_HOST: f"{self.directory.name}-{host}", **({"FT_SECRET": "of the campaign"} if self.plan.memory else {})}
+        own = {
+            _HOST: f"{self.directory.name}-{host}",
+            **({"FT_SECRET": "the secret of a chaos campaign"} if self.plan.memory else {}),
+        }
         command = [*self._hosts.enter(host), sys.executable, "-m", "megatron_ft.launcher", "--nproc-per-node=1"]
         command += [f"--nnodes={HOSTS}", "--max-restarts=10", f"--ft-log-dir={logs}", "--rdzv-backend=c10d"]
         command += ["--rdzv-endpoint=node1:29500", "--rdzv-id=chaos", *TIMEOUTS, f"--ft-preload={MEGATRON}"]
