@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from megatron_ft.ipc.linux.processes import carries, kill_matching
 
 ON_CPU = Path(__file__).with_name("on_cpu.py")
 LAUNCHER = (
@@ -53,6 +56,8 @@ class Case:
         code: the launcher's exit code; a run that doesn't end with 0 has neither weights nor learned timeouts.
         says: what must be among the output.
         restores: one of these iterations is restored from memory; empty: none is.
+        nodes: launchers on this machine, with a rank each, and a spare one; 1: one launcher with two ranks.
+        loses: everything of this node is killed once iteration 20 is logged.
     """
 
     name: str
@@ -63,6 +68,8 @@ class Case:
     code: int = 0
     says: tuple[str, ...] = ()
     restores: tuple[int, ...] = ()
+    nodes: int = 1
+    loses: int | None = None
 
 
 def fault(text: str) -> tuple[tuple[str, str], ...]:
@@ -73,6 +80,7 @@ ASYNC = ("--async-save",)
 LOCAL = ("--non-persistent-ckpt-type=local", "--non-persistent-save-interval=1", "--rerun-mode=disabled")
 ATOMIC, PARALLEL = ((*LOCAL, f"--non-persistent-local-ckpt-algo={algo}") for algo in ("atomic", "fully_parallel"))
 IN_MEMORY = ("FT: local checkpoints are kept in the nodes' memory, not in files",)
+ON_THREE = (*ATOMIC, "--global-batch-size=6")
 INJECTED = ("--error-injection-rate=1",)
 ASKS = "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"
 CONCLUDES = (
@@ -116,6 +124,15 @@ CASES = (
         says=IN_MEMORY,
         restores=(18, 19, 20, 21, 22),
     ),
+    Case("undisturbed on three nodes", flags=ON_THREE, nodes=3),
+    Case(
+        "lost node with local checkpoints",
+        flags=ON_THREE,
+        says=("(rank 2 from ",),
+        restores=tuple(range(16, 24)),
+        nodes=3,
+        loses=2,
+    ),
     Case(
         "NaN in a local checkpoint",
         env=fault("NaN;1;20"),
@@ -147,17 +164,17 @@ def main() -> int:
     args = parser.parse_args()
     problems = []
     for checkout in args.checkout:
-        before, expected = digest(checkout), None
+        before, expected = digest(checkout), dict[int, list[str]]()
         for case in CASES:
-            if expected is not None and args.only not in case.name:
+            if case.nodes in expected and args.only not in case.name:
                 continue
             with tempfile.TemporaryDirectory(prefix="ft_megatron") as directory:
                 began = time.monotonic()
                 found, weights = run(checkout, case, Path(directory), args.longest)
                 took_s = time.monotonic() - began
-            expected = expected or weights
-            if case.code == 0 and weights != expected:
-                found.append(f"ended with other weights: {weights}, not {expected}")
+            of_all = expected.setdefault(case.nodes, weights)
+            if case.code == 0 and weights != of_all:
+                found.append(f"ended with other weights: {weights}, not {of_all}")
             print(f"{checkout.name}: {case.name}: {'; '.join(found) or 'held'} ({took_s:.0f} s)", flush=True)
             problems += found
         if digest(checkout) != before:
@@ -200,16 +217,22 @@ def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[
     files = directory / "files"
     if "--non-persistent-ckpt-type=local" in flags:
         flags.append(f"--non-persistent-local-ckpt-dir={files}")
-    command = [
-        *(*LAUNCHER, f"--ft-log-dir={directory / 'logs'}", str(ON_CPU), str(checkout.resolve() / "pretrain_gpt.py")),
-        *(*MODEL, *flags, f"--save={save}", f"--load={save}"),
-    ]
-    with log.open("w") as out:
-        try:
-            code = subprocess.run(command, env=env, stdout=out, stderr=out, timeout=longest_s, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-    text = log.read_text()
+    script = [str(ON_CPU), str(checkout.resolve() / "pretrain_gpt.py"), *MODEL, *flags]
+    script += [f"--save={save}", f"--load={save}"]
+    launch = [*LAUNCHER, f"--ft-log-dir={directory / 'logs'}"]
+    if case.nodes > 1:
+        code, text = on_nodes(case, launch, script, env, directory, longest_s)
+        log.write_text(text)
+    else:
+        with log.open("w") as out:
+            command = [*launch, *script]
+            try:
+                code = subprocess.run(
+                    command, env=env, stdout=out, stderr=out, timeout=longest_s, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = -1
+        text = log.read_text()
     found = []
     if code != case.code:
         kept = Path(tempfile.gettempdir()) / f"ft_megatron_{checkout.name}_{case.name.replace(' ', '_')}.txt"
@@ -228,6 +251,45 @@ def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[
     if files.exists():
         found.append(f"has made {files}")
     return found, sorted(re.findall(r"weights of (rank \d+: 1 \w+)", text))
+
+
+def on_nodes(
+    case: Case, launch: list[str], script: list[str], env: dict[str, str], directory: Path, longest_s: float
+) -> tuple[int, str]:
+    """Run one job on several launchers and a spare one; return the worst exit code of those left, and all output."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+    place = [f"--nnodes={case.nodes}:{case.nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=megatron"]
+    place += [f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1"]
+    mark, until_s = f"FT_MEGATRON_NODE={directory.name}-", time.monotonic() + longest_s
+    nodes, logs = list[subprocess.Popen[bytes]](), [directory / f"node-{at}.txt" for at in range(case.nodes + 1)]
+    for at, log in enumerate(logs):
+        own = {"FT_SECRET": "the secret of a campaign", "FT_MEGATRON_NODE": f"{directory.name}-{at}"}
+        with log.open("wb") as out:
+            command = [*launch, *place, f"--node-rank={at}", *script]
+            nodes.append(subprocess.Popen(command, env={**env, **own}, stdout=out, stderr=out))
+        while at == case.nodes - 1 and time.monotonic() < until_s and not says(logs, "cycle 0 started"):
+            time.sleep(0.2)  # the spare one comes when the others have met
+    left = set(range(len(nodes))) - ({case.loses} if case.loses is not None else set())
+    has_lost = case.loses is None
+    while time.monotonic() < until_s and any(nodes[at].poll() is None for at in left):
+        if not has_lost and says(logs, " 20/"):
+            has_lost = True
+            end(f"{mark}{case.loses}\0")
+        time.sleep(0.05)
+    end(mark)
+    codes = [nodes[at].wait() for at in left]
+    return max(codes, key=abs), "".join(log.read_text(errors="replace") for log in logs)
+
+
+def end(mark: str) -> None:
+    """Kill everything that has this in its environment."""
+    kill_matching(lambda stat: carries(stat.pid, mark.encode()), timeout_s=10.0)
+
+
+def says(logs: list[Path], words: str) -> bool:
+    """Whether that is among the output so far."""
+    return any(log.exists() and words in log.read_text(errors="replace") for log in logs)
 
 
 def has_strategies(checkout: Path) -> bool:
