@@ -26,7 +26,7 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.memory.snapshots import Complete, Passed, Restore
+from megatron_ft.core.memory.snapshots import Complete, CopyTo, Kept, Passed, Restore
 from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
@@ -204,6 +204,7 @@ class Launcher(Process):
         number = len(job.launchers)
         super().__init__(host, f"launcher{number}@h{host.number}")
         self.job = job
+        self.number = number
         self.instance = f"i{number}"
         self.address = _address_on(host, number)
         self.code: int | None = None
@@ -247,7 +248,8 @@ class Launcher(Process):
         self.keeper = Keeper(self, job.snapshots_s) if job.snapshots_s else None
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
-        self.agent = Agent(_options(job.rules), Pauses())
+        found = Kept(local_ranks=1 if job.snapshots.copies and job.snapshots_s else 0)
+        self.agent = Agent(_options(job.rules), Pauses(), found=found)
         self._agent_ns = self.agent.alarm_ns
         """When the agent is to be told the time; only an event changes that."""
         listener = Listener(self, self.address)
@@ -348,6 +350,7 @@ class Launcher(Process):
                 | Raised()
                 | Complete()
                 | Passed()
+                | CopyTo()
             ):
                 self.hear(effect)
             case edge.StandBy() | m.PrintJobLines():
@@ -441,6 +444,9 @@ class Launcher(Process):
             case Passed(key):
                 if self.keeper is not None:
                     self.keeper.release(key)
+            case CopyTo(address=address):
+                if self.keeper is not None:
+                    self.keeper.copies_to(address)
             case _:
                 if isinstance(message, Raised):
                     self.job.learning.kills.append(Kill(self.world.now_s, self, message))

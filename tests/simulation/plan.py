@@ -72,6 +72,8 @@ class Plan:
     makes_progress: bool = True
     """Each cycle gets further than the one before; else each gets to the same iteration."""
     snapshots_s: float = 0.0
+    copies: bool = False
+    """Nodes keep copies of each other's snapshots."""
     """Seconds from one memory checkpoint to the next; 0: there are none."""
     poisons: bool = False
     """Ranks fail soon after they have restored the first snapshot that any cycle restores."""
@@ -126,6 +128,11 @@ def _with_snapshots(plan: Plan) -> Plan:
         return plan
     faults = list(plan.faults)
     begins_s = 3.0 + (plan.rules.last_call_s or 0.0)
+    of_copies = random.Random(plan.seed ^ 0x636F70)
+    copies = of_copies.random() < 0.6
+    for _ in range(of_copies.choice((0, 1, 1, 2)) if copies else 0):
+        at_s, kind = begins_s + of_copies.uniform(0.0, plan.work_s), of_copies.choice(("host_off", "launcher_killed"))
+        faults.append(_fault(of_copies, at_s, kind, seconds=1.0))
     for _ in range(chance.choice((1, 2, 2, 3))):
         kind = "rank_fails" if chance.random() < 0.8 else "coordinator_killed"
         faults.append(_fault(chance, begins_s + chance.uniform(0.0, plan.work_s), kind, seconds=1.0))
@@ -138,6 +145,7 @@ def _with_snapshots(plan: Plan) -> Plan:
         work_s=plan.work_s + 5.0,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         snapshots_s=chance.choice((0.3, 0.6, 1.2)),
+        copies=copies,
         poisons=chance.random() < 0.3,
     )
 

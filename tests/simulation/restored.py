@@ -13,7 +13,7 @@ from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
 from tests.simulation.history import cycles, members
 
 if TYPE_CHECKING:
-    from tests.simulation.job import Hurt, Job, Made
+    from tests.simulation.job import Hurt, Job, Launcher, Made
     from tests.simulation.plan import Plan
 
 __all__ = ["snapshots"]
@@ -74,9 +74,11 @@ def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iter
     kept = job.snapshots.asked.get(decision.value)
     if kept is None or len(kept) < decision.world:
         return
-    common = set.intersection(*({each.key for each in kept[place].snapshots} for place in range(decision.world)))
-    if any(one.ranks != (place,) or one.world != decision.world for place in kept for one in kept[place].snapshots):
-        common = {key for key in common if all(_fits(kept[place], key, place, decision.world) for place in kept)}
+    common = {
+        key
+        for key in {one.key for each in kept.values() for one in each.snapshots}
+        if all(_has(job, kept, key, place, decision) for place in range(decision.world))
+    }
     newest = max((k for k in common if k.cycle == before.decision.cycle or (last and k == last.key)), default=None)
     if key is not None and key not in common:
         yield f"cycle {decision.cycle} restores {key}, and not all nodes have that"
@@ -88,8 +90,19 @@ def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iter
         yield f"cycle {decision.cycle} restores nothing, and all nodes have {newest}"
 
 
-def _fits(kept: Kept, key: SnapshotKey, place: int, world: int) -> bool:
-    return any(one.key == key and one.ranks == (place,) and one.world == world for one in kept.snapshots)
+def _has(job: Job, kept: dict[int, Kept], key: SnapshotKey, place: int, decision: Decision) -> bool:
+    """Return True if that place has the segment of its rank, or another node has a copy."""
+    if _fits(kept[place], key, place, decision.world):
+        return True
+    restore = decision.restore
+    named = () if restore is None or restore.key != key else restore.sources
+    if any(place in source.ranks for source in named):
+        return True
+    return any(each.port and _fits(each, key, place, decision.world) for each in kept.values())
+
+
+def _fits(kept: Kept, key: SnapshotKey, rank: int, world: int) -> bool:
+    return any(one.key == key and rank in one.ranks and one.world == world for one in kept.snapshots)
 
 
 def _is_past(key: SnapshotKey, decision: Decision, begun: dict[int, Made]) -> bool:
@@ -103,19 +116,30 @@ def _is_past(key: SnapshotKey, decision: Decision, begun: dict[int, Made]) -> bo
 
 
 def _lost(job: Job, before: Made, after: Made) -> Iterator[str]:
-    """What was complete is there for the next cycle, if all its nodes are the same and no keeper has lost anything."""
-    complete = job.snapshots.completed.get(before.decision.cycle)
-    same = members(job, before) == members(job, after) and None not in members(job, after)
-    kinds = {fault.kind for fault in job.snapshots.trouble.struck}
+    """What was complete is there for the next cycle, if each node of the last one is there, or whoever has its copy."""
+    log = job.snapshots
+    complete = log.completed.get(before.decision.cycle)
+    then, now = members(job, before), members(job, after)
+    kinds = {fault.kind for fault in log.trouble.struck}
     reruns = any(j.verdict.cause.rerun for j in job.verdicts if j.verdict.cycle == before.decision.cycle)
-    if complete is None or not same or reruns or kinds & {"keeper_replaced", "segment_rots"}:
+    if complete is None or None in (*then, *now) or reruns or kinds & {"keeper_replaced", "segment_rots"}:
         return
     ran = {each.launcher for each in job.trained if each.cycle == before.decision.cycle}
-    if after.by != after.decision.value[1] or not set(members(job, after)) <= ran:
+    is_own = after.by == after.decision.value[1] and before.decision.world == after.decision.world
+    if not is_own or not set(then) <= ran or not all(_is_there(job, complete, each, now) for each in then):
         return
+    if len(then) - len(set(then) & set(now)):
+        log.outlived += 1
     restore = after.decision.restore
     if restore is None or restore.key < complete:
         yield f"cycle {after.decision.cycle} restores {restore}, and {complete} was complete"
+
+
+def _is_there(job: Job, key: SnapshotKey, launcher: Launcher | None, now: list[Launcher | None]) -> bool:
+    """Return True if that launcher takes part, or the one whose keeper has a copy of its snapshot."""
+    if launcher in now or launcher is None:
+        return launcher is not None
+    return job.snapshots.copied.get((key, launcher.instance)) in {each.instance for each in now if each is not None}
 
 
 def _bad(job: Job) -> Iterator[str]:

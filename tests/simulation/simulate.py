@@ -57,7 +57,7 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     )
     trouble = _Trouble(world, job, len(plan.faults))
     job.snapshots_s = plan.snapshots_s
-    job.snapshots = Snapshots(plan.seed, plan.poisons, trouble)
+    job.snapshots = Snapshots(plan.seed, plan.poisons, trouble, copies=plan.copies)
     order = list(range(len(hosts)))
     world.chance.shuffle(order)
     for number in order:

@@ -11,7 +11,17 @@ from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision
-from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.core.memory.copy_pace import CopyPace
+from megatron_ft.core.memory.snapshots import (
+    Complete,
+    KeeperPort,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restore,
+    Saved,
+    SnapshotKey,
+)
 from tests.simulation.plan import Fault
 
 if TYPE_CHECKING:
@@ -50,6 +60,14 @@ class Keeper:
         self._stride = 1
         self._skew_s = self._chance.choice((0.02, 0.1, 0.4))
         self._is_slow = self._chance.random() < 0.3
+        self.port = launcher.number + 1 if launcher.job.snapshots.copies else 0
+        self._copies: list[Segment] = []
+        """Of another node's rank."""
+        self._to: Keeper | None = None
+        self._pace = CopyPace()
+        self._copying: Segment | None = None
+        self._done: SnapshotKey | None = None
+        self._released: SnapshotKey | None = None
 
     # -- a cycle --------------------------------------------------------------------------------------------------
 
@@ -58,10 +76,41 @@ class Keeper:
         key, self._stride = (None if restore is None else restore.key), 1
         self._segments = [] if key is None else [each for each in self._segments if each.key <= key]
         self._complete = key
+        self._copies = [] if key is None else [each for each in self._copies if each.key == key]
+        self._to = self._copying = self._done = self._released = None
+        self._pace = CopyPace()
+        if self.port:
+            opened = KeeperPort(trained.cycle, self.port)
+            self._launcher._later_in_cycle(self._chance.uniform(0.01, 0.3), lambda: self._launcher.hear(opened))
         if key is not None:
+            assert restore is not None
+            self._fetch(key, place, world, restore)
             delay_s = self._chance.uniform(0.05, 0.4)
             self._launcher._later_in_cycle(delay_s, lambda: self._restores(trained, key))
         self._save_later(trained, place, world)
+
+    def _fetch(self, key: SnapshotKey, place: int, world: int, restore: Restore) -> None:
+        """Get the segment of this place from the node that the decision names, unless it is here."""
+        self._segments = [each for each in self._segments if each.rank == place]
+        if self._segments:
+            return
+        for source in restore.sources:
+            keeper = self._of_address(source.address)
+            found = None if keeper is None else keeper._segment(key, place)
+            if place in source.ranks and found is not None and not found.is_rotten:
+                self._segments = [Segment(key, world, place, is_verified=True)]
+                self._launcher.job.snapshots.fetched += 1
+
+    def _of_address(self, address: str) -> Keeper | None:
+        """Return the keeper that answers there."""
+        launcher = self._launcher
+        keepers = (each.keeper for each in launcher.job.launchers if each.is_alive and each.keeper is not None)
+        found = next((each for each in keepers if each.port == int(address.rpartition(":")[2])), None)
+        return None if found is None or launcher.world.is_cut(launcher.host, found._launcher.host) else found
+
+    def _segment(self, key: SnapshotKey, rank: int) -> Segment | None:
+        all_ = (each for each in (*self._segments, *self._copies) if each.is_verified)
+        return next((each for each in all_ if (each.key, each.rank) == (key, rank)), None)
 
     def _restores(self, trained: Trained, key: SnapshotKey) -> None:
         found = next((each for each in self._segments if each.key == key and each.is_verified), None)
@@ -110,30 +159,94 @@ class Keeper:
         segment.is_verified = True
         launcher = self._launcher
         if launcher._runs():
-            launcher.hear(Saved(segment.key))
+            self._go_on()
         elif launcher.agent.phase is AgentPhase.READY:
             launcher.hear(m.StockTaken(self.kept()))
+
+    def _go_on(self) -> None:
+        """Tell of the newest snapshot, or copy it first, as `CopyKeeping` does."""
+        launcher = self._launcher
+        cycle = launcher.agent.cycle.record.cycle
+        own = [each for each in self._segments if each.is_verified and each.key.cycle == cycle]
+        if not own or not launcher._runs():
+            return
+        newest = max(own, key=lambda each: each.key)
+        if self._to is None:
+            launcher.hear(Saved(newest.key))
+            return
+        done, decided = self._done, max(filter(None, (self._complete, self._released)), default=None)
+        is_decided = done is None or (decided is not None and decided >= done)
+        is_free = self._copying is None and is_decided
+        self._pace.saw(newest.key.iteration, is_free=is_free)
+        if not is_free or (waiting := self._pace.take()) is None:
+            return
+        is_newer = all(
+            before is None or (cycle, waiting) > (before.cycle, before.iteration) for before in (done, decided)
+        )
+        segment = next((each for each in own if each.key.iteration == waiting), None)
+        if segment is not None and is_newer:
+            self._copying = segment
+            complete = self._complete
+            delay_s = self._chance.uniform(0.02, 1.2) * self._interval_s
+            launcher._later_in_cycle(delay_s, lambda: self._copied(segment, complete))
+
+    def _copied(self, segment: Segment, complete: SnapshotKey | None) -> None:
+        """The other node has a copy; or it doesn't answer, and the snapshot counts without one."""
+        if segment is not self._copying:
+            return
+        self._copying, self._done, to = None, segment.key, self._to
+        log = self._launcher.job.snapshots
+        if to is not None and not segment.is_rotten and to._takes(segment, complete, self._launcher):
+            log.copied[segment.key, self._launcher.instance] = to._launcher.instance
+        self._launcher.hear(Saved(segment.key))
+        self._go_on()
+
+    def _takes(self, segment: Segment, complete: SnapshotKey | None, giver: Launcher) -> bool:
+        launcher = self._launcher
+        is_there = launcher.is_alive and not launcher.world.is_cut(giver.host, launcher.host)
+        if not is_there or not launcher._runs() or launcher.agent.cycle.record.cycle != segment.key.cycle:
+            return False
+        self._copies = [each for each in self._copies if each.rank == segment.rank and each.key == complete]
+        self._copies.append(Segment(segment.key, segment.world, segment.rank, is_verified=True))
+        return True
+
+    def copies_to(self, address: str) -> None:
+        """The coordinator has named the keeper that takes copies."""
+        self._to = self._of_address(address)
 
     def is_complete(self, key: SnapshotKey) -> None:
         """All nodes have it."""
         if any(each.key == key and each.is_verified for each in self._segments):
             self._complete = key
             self._segments = [each for each in self._segments if each.key >= key]
+        if self._copies and any(each.key == key for each in self._copies):
+            self._copies = [each for each in self._copies if each.key >= key]
+        self._go_on()
 
     def release(self, key: SnapshotKey) -> None:
         """What isn't complete up to that one isn't needed."""
-        self._segments = [each for each in self._segments if each.key > key or each.key == self._complete]
+        needed = {self._complete, None if self._copying is None else self._copying.key}
+        if self._pace.waiting is not None:
+            needed.add(SnapshotKey(key.cycle, self._pace.waiting))
+        self._segments = [each for each in self._segments if each.key > key or each.key in needed]
+        self._released = key
+        self._go_on()
 
     def kept(self) -> Kept:
         """All that is verified."""
-        verified = (each for each in self._segments if each.is_verified)
-        return Kept(tuple(KeptSnapshot(each.key, each.world, (each.rank,)) for each in verified))
+        found: dict[tuple[SnapshotKey, int], set[int]] = {}
+        for each in (*self._segments, *self._copies):
+            if each.is_verified:
+                found.setdefault((each.key, each.world), set()).add(each.rank)
+        snapshots = (KeptSnapshot(key, world, tuple(sorted(ranks))) for (key, world), ranks in found.items())
+        return Kept(tuple(snapshots), port=self.port)
 
     # -- faults ---------------------------------------------------------------------------------------------------
 
     def replaced(self) -> None:
         """The keeper has died: the launcher has the segments, and the next keeper verifies them again."""
         self._segments = [each for each in self._segments if each.is_verified]
+        self._copies, self._copying = [], None
         for each in self._segments:
             each.is_verified = False
             self._launcher.later(self._chance.uniform(0.1, 1.0), lambda each=each: self._verified(each))
@@ -172,6 +285,13 @@ class Snapshots:
     completed: dict[int, SnapshotKey] = field(default_factory=dict)
     """By cycle, the newest one that a coordinator has called complete."""
     messages: int = 0
+    copies: bool = False
+    """Nodes keep copies for each other."""
+    copied: dict[tuple[SnapshotKey, str], str] = field(default_factory=dict)
+    """By snapshot and launcher, which other launcher's keeper has got a copy."""
+    fetched: int = 0
+    outlived: int = 0
+    """Cycles that had to restore what was complete, though a node of the one before was lost."""
     wrong: list[str] = field(default_factory=list)
 
     def strike(self, kind: str) -> Fault:

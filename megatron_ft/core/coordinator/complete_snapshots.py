@@ -84,6 +84,13 @@ class CompleteSnapshots:
         for each in [each for each in self._have if each <= key]:
             del self._have[each]
 
+    def with_complete(self, answer: OfSnapshots) -> list[OfSnapshots]:
+        """Return what all nodes are told, in this order.
+
+        A node whose connection is new may have missed what is complete, and would give that up with what is passed.
+        """
+        return [self._complete, answer] if isinstance(answer, Passed) and self._complete is not None else [answer]
+
     def missed(self, waiting: tuple[SnapshotKey, ...]) -> list[OfSnapshots]:
         """Return the answers for a node that has ``waiting`` snapshots, and may have missed them."""
         answers = [each for each in (self._complete, self._passed) if each is not None]

@@ -263,7 +263,8 @@ class Coordinator:
 
     def _tell_of_snapshot(self, cycle: JobCycle, answer: m.OfSnapshots | None) -> None:
         if answer is not None and cycle.outcome is None:
-            self._out.append(Send(list(cycle.links(self._nodes.values()).values()), answer))
+            links = list(cycle.links(self._nodes.values()).values())
+            self._out += [Send(links, each) for each in cycle.snapshots.with_complete(answer)]
 
     def _serves_copies(self, cycle: JobCycle, place: int, address: str) -> None:
         """Tell the nodes that copy their snapshots to that one, or take its copies, where to."""

@@ -296,3 +296,13 @@ def test_job_is_given_up_for_lack_of_progress_only_after_a_cycle_that_went_on_fr
     )
     assert policy.decide(Outcome.FAILED, advance=stalled).no_progress
     assert policy.decide(Outcome.FAILED, advance=stalled, restored=True).action is Action.RESTART
+
+
+def test_what_is_complete_is_said_before_what_is_passed_for_nodes_that_have_missed_it() -> None:
+    snapshots = CompleteSnapshots(0, 2)
+    for place, iteration in ((0, 5), (1, 5), (0, 6)):
+        snapshots.saved(place, key(iteration))
+    passed = snapshots.saved(1, key(7))
+    assert passed == Passed(key(6))
+    assert snapshots.with_complete(passed) == [Complete(key(5)), passed]
+    assert CompleteSnapshots(0, 2).with_complete(passed) == [passed]
