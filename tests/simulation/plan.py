@@ -72,9 +72,9 @@ class Plan:
     makes_progress: bool = True
     """Each cycle gets further than the one before; else each gets to the same iteration."""
     snapshots_s: float = 0.0
+    """Seconds from one memory checkpoint to the next; 0: there are none."""
     copies: bool = False
     """Nodes keep copies of each other's snapshots."""
-    """Seconds from one memory checkpoint to the next; 0: there are none."""
     poisons: bool = False
     """Ranks fail soon after they have restored the first snapshot that any cycle restores."""
 

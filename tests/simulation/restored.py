@@ -128,8 +128,6 @@ def _lost(job: Job, before: Made, after: Made) -> Iterator[str]:
     is_own = after.by == after.decision.value[1] and before.decision.world == after.decision.world
     if not is_own or not set(then) <= ran or not all(_is_there(job, complete, each, now) for each in then):
         return
-    if len(then) - len(set(then) & set(now)):
-        log.outlived += 1
     restore = after.decision.restore
     if restore is None or restore.key < complete:
         yield f"cycle {after.decision.cycle} restores {restore}, and {complete} was complete"

@@ -99,7 +99,6 @@ class Keeper:
             found = None if keeper is None else keeper._segment(key, place)
             if place in source.ranks and found is not None and not found.is_rotten:
                 self._segments = [Segment(key, world, place, is_verified=True)]
-                self._launcher.job.snapshots.fetched += 1
 
     def _of_address(self, address: str) -> Keeper | None:
         """Return the keeper that answers there."""
@@ -180,11 +179,8 @@ class Keeper:
         self._pace.saw(newest.key.iteration, is_free=is_free)
         if not is_free or (waiting := self._pace.take()) is None:
             return
-        is_newer = all(
-            before is None or (cycle, waiting) > (before.cycle, before.iteration) for before in (done, decided)
-        )
         segment = next((each for each in own if each.key.iteration == waiting), None)
-        if segment is not None and is_newer:
+        if segment is not None and all(before is None or segment.key > before for before in (done, decided)):
             self._copying = segment
             complete = self._complete
             delay_s = self._chance.uniform(0.02, 1.2) * self._interval_s
@@ -219,7 +215,7 @@ class Keeper:
         if any(each.key == key and each.is_verified for each in self._segments):
             self._complete = key
             self._segments = [each for each in self._segments if each.key >= key]
-        if self._copies and any(each.key == key for each in self._copies):
+        if any(each.key == key for each in self._copies):
             self._copies = [each for each in self._copies if each.key >= key]
         self._go_on()
 
@@ -289,9 +285,6 @@ class Snapshots:
     """Nodes keep copies for each other."""
     copied: dict[tuple[SnapshotKey, str], str] = field(default_factory=dict)
     """By snapshot and launcher, which other launcher's keeper has got a copy."""
-    fetched: int = 0
-    outlived: int = 0
-    """Cycles that had to restore what was complete, though a node of the one before was lost."""
     wrong: list[str] = field(default_factory=list)
 
     def strike(self, kind: str) -> Fault:

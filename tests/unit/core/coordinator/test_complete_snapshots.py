@@ -298,7 +298,7 @@ def test_job_is_given_up_for_lack_of_progress_only_after_a_cycle_that_went_on_fr
     assert policy.decide(Outcome.FAILED, advance=stalled, restored=True).action is Action.RESTART
 
 
-def test_what_is_complete_is_said_before_what_is_passed_for_nodes_that_have_missed_it() -> None:
+def test_passed_snapshot_is_told_after_the_complete_one_where_there_is_one() -> None:
     snapshots = CompleteSnapshots(0, 2)
     for place, iteration in ((0, 5), (1, 5), (0, 6)):
         snapshots.saved(place, key(iteration))
