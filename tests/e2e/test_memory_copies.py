@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -165,6 +165,18 @@ def keepers(node: Launched) -> list[int]:
     return [stat.pid for stat in node.alive() if "--xxhash" in command_line(stat.pid)]
 
 
+def is_copied_to(keeper: int) -> bool:
+    """Whether another node's keeper is connected."""
+    links = set[str]()
+    for each in Path(f"/proc/{keeper}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.add(os.readlink(each))
+    tables = (Path(f"/proc/{keeper}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    rows = [row for table in tables for row in map(str.split, table) if f"socket:[{row[9]}]" in links]
+    port = {row[1].rpartition(":")[2] for row in rows if row[3] == "0A"}
+    return any(row[3] == "01" and row[1].rpartition(":")[2] in port for row in rows)
+
+
 def test_keeper_killed_in_the_middle_of_a_copy_is_replaced_and_later_copies_are_restored(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=3:3", "--max-restarts=3", "--ft-memory-checkpoint-bandwidth=8")
 
@@ -176,10 +188,16 @@ def test_keeper_killed_in_the_middle_of_a_copy_is_replaced_and_later_copies_are_
     for each in nodes:
         each.wait_for("^rank . begins cycle 0 at None", timeout_s=60)
     wait_until(lambda: len(keepers(nodes[2])) == 1, 30)
-    time.sleep(2.5)
-    os.kill(keepers(nodes[2])[0], signal.SIGKILL)
+    (keeper,) = keepers(nodes[2])
+    wait_until(lambda: is_copied_to(keeper), 30)
+    os.kill(keeper, signal.SIGKILL)
     nodes[1].wait_for(r"the node at \S+ has no copy of iteration \d+: ", timeout_s=60)
-    time.sleep(8.0)  # the next keeper gets copies
+    wait_until(lambda: len(keepers(nodes[2])) == 1, 30)
+    (keeper,) = keepers(nodes[2])
+    # its first copy may be of a snapshot that node 2 lacks; the second one is complete once the third one begins
+    for _ in range(3):
+        wait_until(lambda: not is_copied_to(keeper), 30)
+        wait_until(lambda: is_copied_to(keeper), 60)
     nodes[1].destroy()
     Path(nodes[1].temp_dir).mkdir()  # where the fixture looks for what is left
     again = node(1)

@@ -40,7 +40,11 @@ _LANES = 32
 
 
 def filled(
-    content: Mapping[str, bytes], flip: tuple[str, random.Random] | None = None, *, key: SnapshotKey = KEY
+    content: Mapping[str, bytes],
+    flip: tuple[str, random.Random] | None = None,
+    *,
+    key: SnapshotKey = KEY,
+    world: int = 1,
 ) -> int:
     """The descriptor of a segment with these tensors of bytes, not sealed; ``flip``: one bit, in that part of it."""
     fd, entries, end = segment.create(), [], 0
@@ -51,7 +55,7 @@ def filled(
         segment.write(fd, memoryview(data), end)
         end += len(data)
     values = {name: TensorAt(at) for at, name in enumerate(content)}
-    layout = encode(Layout(key, 0, 1, tuple(entries), {**values, "iteration": 1207}))
+    layout = encode(Layout(key, 0, world, tuple(entries), {**values, "iteration": 1207}))
     size = segment.write_end(fd, layout, end, HASHER)
     if flip is not None:
         place, draw = flip

@@ -166,9 +166,9 @@ class Keeper:
             self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)
         self._copy_to = None
-        self._order(self._prepared)
         if self._process is not None:
             self._open_door()
+        self._order(self._prepared)
         if restore is not None and self.is_given_up:
             self._fail_restores("this node keeps no memory checkpoints any more")
 
@@ -258,10 +258,10 @@ class Keeper:
         for number, (rank, key, fd) in list(self._held.items()):
             self._order(Adopt(number, rank, key), (fd,))
         assert self._prepared is not None
+        self._open_door()
         self._order(self._prepared)
         if self._complete is not None:
             self._order(self._complete)
-        self._open_door()
         if self._copy_to is not None:
             self._order(self._copy_to)
         if self._asked is not None:
@@ -270,7 +270,10 @@ class Keeper:
             self._order(self._writing)
 
     def _open_door(self) -> None:
-        """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where."""
+        """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where.
+
+        Before the cycle is prepared: without the key the keeper fetches nothing, and lets go of other nodes' copies.
+        """
         prepared = self._prepared
         assert prepared is not None
         if prepared.world == len(prepared.ranks):

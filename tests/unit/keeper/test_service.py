@@ -33,6 +33,7 @@ from megatron_ft.core.messages.keeper import (
     KeeperSays,
     KeeperWelcome,
     NotKept,
+    OpenDoor,
     Prepare,
     Reserve,
     Segment,
@@ -43,8 +44,9 @@ from megatron_ft.core.messages.keeper import (
 )
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import Hasher
+from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
-from megatron_ft.keeper import service
+from megatron_ft.keeper import copies, service
 from megatron_ft.rank.memory.restoring import fill_from
 from tests.support.extras import skip_module_without
 
@@ -54,6 +56,7 @@ from tests.memory.flips import HASHER, filled  # noqa: E402 - needs xxhash
 
 T = TypeVar("T")
 BOUND_S = 20.0
+KEY = bytes(32)
 
 
 class Peer:
@@ -185,9 +188,9 @@ class HeldClose:
         self._close(fd)
 
 
-def sealed(iteration: int, content: bytes = b"") -> int:
-    """A segment of rank 0, which is all of the job; without content it is another one in each iteration."""
-    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, iteration))
+def sealed(iteration: int, content: bytes = b"", world: int = 1) -> int:
+    """A segment of rank 0; without content it is another one in each iteration."""
+    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, iteration), world=world)
     segment.seal(fd, os.fstat(fd).st_size)
     return fd
 
@@ -366,3 +369,17 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
     served.order(TakeStock(1))
     assert served.launcher.hear(Stock)[0] == Stock(1, Kept())
     os.close(fd)
+
+
+def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
+    fd = sealed(1, world=2)
+    listener = tcp.listen("127.0.0.1", 0)
+    served.order(Adopt(0, 0, SnapshotKey(0, 1)), (fd,))
+    served.order(OpenDoor(key=KEY.hex(), bytes_per_s=0), (listener.fileno(),))
+    served.order(Prepare(0, (1,), 2))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    fetched, why = copies.fetch(address, KEY, SnapshotKey(0, 1), 0, lambda: True)
+    assert why == ""
+    assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
+    listener.close()
+    close_fds([fd, fetched])

@@ -23,6 +23,7 @@ from megatron_ft.core.messages.keeper import (
     DropSegment,
     FilesWritten,
     Hold,
+    OpenDoor,
     Prepare,
     Stock,
     TakeStock,
@@ -225,3 +226,16 @@ def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_l
     assert processes.keeper.is_given_up
     assert kept == [Kept()] * 5
     assert processes.lines[-1].startswith("the keeper of memory checkpoints did not say what it has again and again")
+
+
+def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetch(
+    processes: Processes, reactor: Reactor
+) -> None:
+    processes.heard()
+    processes.keeper.prepare(Prepare(1, (0,), 2))
+    assert [type(each) for each in processes.heard()] == [OpenDoor, Prepare]
+    reader = hold(processes, reactor, 3)
+    processes.die()
+    reactor.run_once(BOUND_S)
+    assert [type(each) for each in processes.heard()] == [Adopt, OpenDoor, Prepare]
+    os.close(reader)
