@@ -479,6 +479,7 @@ MUTANTS = (
         unit="tests/unit/core/memory/test_choice.py::"
         "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
+    Mutant("spares are not asked for copies", _CHOICE, "holders = [*kept, *spares]", "holders = [*kept]"),
     Mutant("a bad snapshot again and again", _CHOICE, "if before.tries + 1 >= MOST_TRIES:", "if False:"),
     Mutant("the tries of a snapshot forgotten", _CHOICE, "tries=before.tries + 1,", "tries=0,"),
     Mutant(

@@ -10,7 +10,7 @@ from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.memory.snapshots import Kept, SnapshotKey
-from tests.simulation.history import cycles, members
+from tests.simulation.history import cut_off, cycles, members
 
 if TYPE_CHECKING:
     from tests.simulation.job import Hurt, Job, Launcher, Made
@@ -74,11 +74,9 @@ def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iter
     kept = job.snapshots.asked.get(decision.value)
     if kept is None or len(kept) < decision.world:
         return
-    common = {
-        key
-        for key in {one.key for each in kept.values() for one in each.snapshots}
-        if all(_has(job, kept, key, place, decision) for place in range(decision.world))
-    }
+    spares = _spares(job, before, after)
+    keys = {one.key for each in [*kept.values(), *spares] for one in each.snapshots} | ({key} - {None})
+    common = {key for key in keys if all(_has(kept, spares, key, place, decision) for place in range(decision.world))}
     newest = max((k for k in common if k.cycle == before.decision.cycle or (last and k == last.key)), default=None)
     if key is not None and key not in common:
         yield f"cycle {decision.cycle} restores {key}, and not all nodes have that"
@@ -90,7 +88,24 @@ def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iter
         yield f"cycle {decision.cycle} restores nothing, and all nodes have {newest}"
 
 
-def _has(job: Job, kept: dict[int, Kept], key: SnapshotKey, place: int, decision: Decision) -> bool:
+def _spares(job: Job, before: Made, after: Made) -> list[Kept]:
+    """What nodes of the last cycle had said that aren't in the next one, but are there, and were all the time."""
+    known, now = job.snapshots.known.get(after.decision.value, {}), members(job, after)
+    left = [each for each in members(job, before) if each is not None and each not in now]
+    return [known[each.instance] for each in left if each.instance in known and _was_there(job, each, before, after)]
+
+
+def _was_there(job: Job, launcher: Launcher, before: Made, after: Made) -> bool:
+    is_hurt = any(
+        hurt.from_s <= after.at_s and hurt.until_s >= before.at_s and not hurt.fault.kind.startswith("rank_")
+        for hurt in launcher.hurts
+    )
+    is_apart = cut_off(job, job.snapshots.trouble, launcher, before.at_s, after.at_s, {before.by, after.by})
+    has_ended = launcher.ended_s is not None and launcher.ended_s <= after.at_s
+    return not (is_hurt or is_apart or has_ended)
+
+
+def _has(kept: dict[int, Kept], spares: list[Kept], key: SnapshotKey, place: int, decision: Decision) -> bool:
     """Return True if that place has the segment of its rank, or another node has a copy."""
     if _fits(kept[place], key, place, decision.world):
         return True
@@ -98,7 +113,7 @@ def _has(job: Job, kept: dict[int, Kept], key: SnapshotKey, place: int, decision
     named = () if restore is None or restore.key != key else restore.sources
     if any(place in source.ranks for source in named):
         return True
-    return any(each.port and _fits(each, key, place, decision.world) for each in kept.values())
+    return any(each.port and _fits(each, key, place, decision.world) for each in [*kept.values(), *spares])
 
 
 def _fits(kept: Kept, key: SnapshotKey, rank: int, world: int) -> bool:

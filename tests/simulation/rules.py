@@ -181,7 +181,8 @@ def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             yield f"cycle {after.decision.cycle} has forgotten {was.stalled - now.stalled} cycles without progress"
         if now.last < 0 and _is_known_to_stall(job, before):
             yield f"how far cycle {before.decision.cycle} got is forgotten"
-        if was.last >= 0 and now.stalled == was.stalled and _is_known_to_stall(job, before):
+        is_first_from_file = was.first < 0 <= now.first  # it may have been a later file than those before
+        if was.last >= 0 and now.stalled == was.stalled and not is_first_from_file and _is_known_to_stall(job, before):
             yield f"cycle {before.decision.cycle} made no progress, and isn't counted"
 
 

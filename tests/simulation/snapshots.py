@@ -278,6 +278,8 @@ class Snapshots:
     """By coordinator and launcher, what that launcher has said last."""
     asked: dict[Ballot, dict[int, Kept]] = field(default_factory=dict)
     """What each place of a cycle that was proposed had said."""
+    known: dict[Ballot, dict[str, Kept]] = field(default_factory=dict)
+    """What each launcher had said then, of a place or not."""
     completed: dict[int, SnapshotKey] = field(default_factory=dict)
     """By cycle, the newest one that a coordinator has called complete."""
     messages: int = 0
@@ -309,6 +311,9 @@ class Snapshots:
         if proposal.place is not None and proposal.ballot == proposal.decision.value:
             kept = self.kept.get((coordinator.name, launcher), Kept())
             self.asked.setdefault(proposal.ballot, {})[proposal.place] = kept
+            if proposal.ballot not in self.known:
+                said = {each: kept for (by, each), kept in self.kept.items() if by == coordinator.name}
+                self.known[proposal.ballot] = said
 
     def sends(self, job: Job, send: edge.Send) -> None:
         """A coordinator sends something."""

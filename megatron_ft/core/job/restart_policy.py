@@ -183,7 +183,8 @@ class JobProgress:
 
     A cycle gets further if it begins an iteration beyond all before, resumes from a later one (a checkpoint was saved
     that none before had), or saves one itself: a job may count the iterations of each epoch from 0. To have resumed
-    from a snapshot in memory (``restored``) is no progress.
+    from a snapshot in memory (``restored``) is no progress. The first cycle known to have resumed without one, after
+    cycles that had restored one, isn't counted: it may have resumed from a later checkpoint than those before.
 
     ``trained``: some cycle was through its start, or may have been. As long as none was, ``starts`` counts those in a
     row that failed in the same way, ``start``. A job that has trained fails at a start for reasons outside of it, too.
@@ -214,8 +215,10 @@ class JobProgress:
         if reached is None or (self.last < 0 and reached.last < 0):
             return self
         first = self.first if restored else max(self.first, reached.first)
-        if self.is_exceeded(reached) or first > self.first:
+        if self.is_exceeded(reached) or first > self.first >= 0:
             return JobProgress(first, max(self.last, reached.last))
+        if first > self.first:
+            return replace(self, first=first)
         return replace(self, stalled=self.stalled + 1)
 
 

@@ -219,6 +219,15 @@ KILLED = Reached(-1, -1, False)
 BEFORE_ANY_STEP_KNOWN = Reached(-1, -1, True)
 
 
+def test_first_cycle_known_to_resume_without_memory_neither_counts_nor_forgets_what_was_counted() -> None:
+    failed = Reached(first=0, last=7)
+    advance = JobProgress().after(failed, restored=True).after(failed, restored=True)
+    assert (advance.first, advance.last, advance.stalled) == (-1, 7, 1)
+    advance = advance.after(failed)
+    assert (advance.first, advance.last, advance.stalled) == (0, 7, 1)
+    assert advance.after(failed).stalled == 2
+
+
 @pytest.mark.parametrize(
     ("cycles", "count"),
     [
