@@ -125,12 +125,12 @@ def learning(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 def _kills(job: Job, trouble: Any) -> Iterator[str]:
-    """A kill raises the timeout on all nodes of its cycle that take part in the next one."""
+    """A kill raises the timeout on all nodes that train in its cycle, and take part in the next one."""
     for kill in job.learning.kills:
         if _may_be_lost(job, kill) or trouble.network:
             continue
         cycle = kill.raised.cycle
-        for launcher in {each.launcher for each in job.trained if each.cycle == cycle}:
+        for launcher in {each.launcher for each in job.trained if each.cycle == cycle and each.from_s <= kill.at_s}:
             arm = launcher.armed.get(cycle + 1)
             is_back = any(each.launcher is launcher and each.cycle == cycle + 1 for each in job.trained)
             if (

@@ -173,7 +173,8 @@ def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """
     for before, after in itertools.pairwise(cycles(job)):
         was, now = before.decision.advance, after.decision.advance
-        if 0 < plan.rules.max_stalled <= now.stalled and before.decision.restore is None:
+        is_whole = _has_outcome(job, before, Outcome.MEMBERSHIP)  # it ended for a node that came, not by a failure
+        if 0 < plan.rules.max_stalled <= now.stalled and before.decision.restore is None and not is_whole:
             yield f"cycle {after.decision.cycle} begins after {now.stalled} cycles without progress"
         if plan.makes_progress or plan.learns:
             continue
@@ -184,6 +185,11 @@ def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         is_first_from_file = was.first < 0 <= now.first  # it may have been a later file than those before
         if was.last >= 0 and now.stalled == was.stalled and not is_first_from_file and _is_known_to_stall(job, before):
             yield f"cycle {before.decision.cycle} made no progress, and isn't counted"
+
+
+def _has_outcome(job: Job, cycle: Made, outcome: Outcome) -> bool:
+    told = [judged.verdict.outcome for judged in job.verdicts if judged.verdict.cycle == cycle.decision.cycle]
+    return outcome in told
 
 
 def _is_known_to_stall(job: Job, cycle: Made) -> bool:
