@@ -64,12 +64,8 @@ class Finished:
 
     @property
     def lines(self) -> list[str]:
-        """The launcher's own lines, without the prefix, and without time and node where there may be several.
-
-        One may follow the first part of a line of a rank, which writes to the same file.
-        """
-        pattern = r"\[ft_launcher\] (?:\d\d:\d\d:\d\d \S+: )?(.*?)(?=\[ft_launcher\] |$)"
-        found = re.findall(pattern, self.err, re.MULTILINE)
+        """The launcher's own lines, without the prefix, and without time and node where there may be several."""
+        found = re.findall(r"^\[ft_launcher\] (?:\d\d:\d\d:\d\d \S+: )?(.*)$", self.err, re.MULTILINE)
         often = ("logs: ", "configuration: ", "ranks are forked at ")
         return [line for line in found if not line.startswith(often)]
 
