@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
 from tests.fuzz.storm import exchange
 from tests.fuzz.stray_writes import attack_board
 from tests.fuzz.watched import CYCLE, figures, watched
+from tests.support.launching import open_files
 from tests.support.monitored import wait_until
 
 SEED = int(os.environ.get("FT_TEST_SEED", "2026"))
@@ -105,15 +105,6 @@ def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
         channel.close()
         assert "is no longer monitored" in both.wait_for("warning")["text"]
         assert both.rank.poll() is None
-
-
-def open_files(pid: int) -> list[str]:
-    """What the descriptors of a process lead to."""
-    found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it has just been closed
-            found.append(os.readlink(entry))
-    return found
 
 
 def test_descriptors_that_nobody_asked_for_are_not_kept(tmp_path: Path) -> None:

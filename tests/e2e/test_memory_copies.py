@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.extras import skip_module_without
-from tests.support.launching import Finished, Launched, Launcher, command_line, launcher, wait_until
+from tests.support.launching import Finished, Launched, Launcher, command_line, launcher, open_files, wait_until
 from tests.support.netns import Hosts, four_hosts, seven_hosts
 from tests.support.nodes import meeting_place, wait_for_all
 
@@ -167,10 +166,7 @@ def keepers(node: Launched) -> list[int]:
 
 def is_copied_to(keeper: int) -> bool:
     """Whether another node's keeper is connected."""
-    links = set[str]()
-    for each in Path(f"/proc/{keeper}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            links.add(os.readlink(each))
+    links = open_files(keeper)
     tables = (Path(f"/proc/{keeper}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
     rows = [row for table in tables for row in map(str.split, table) if f"socket:[{row[9]}]" in links]
     port = {row[1].rpartition(":")[2] for row in rows if row[3] == "0A"}

@@ -16,6 +16,7 @@ import pytest
 from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClientError, RankMonitorServer
 from megatron_ft.ipc import wire
 from megatron_ft.rank.base import connection
+from tests.support.launching import open_files
 from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
 
 FOREVER = "while True: signal.pause()"  # the signal that asks for the stacks ends one of them
@@ -571,11 +572,7 @@ os.write(1, b'end')
 
 
 def sockets_of(pid: int) -> int:
-    targets = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            targets.append(os.readlink(entry))
-    return sum(target.startswith("socket:") for target in targets)
+    return sum(target.startswith("socket:") for target in open_files(pid))
 
 
 def test_monitors_do_not_talk_to_each_other(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 from tests.simulation.history import cut_off, cycles, members
@@ -173,7 +174,8 @@ def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """
     for before, after in itertools.pairwise(cycles(job)):
         was, now = before.decision.advance, after.decision.advance
-        is_whole = _has_outcome(job, before, Outcome.MEMBERSHIP)  # it ended for a node that came, not by a failure
+        # a cycle that ended for a node that came hasn't failed
+        is_whole = any(verdict.outcome is Outcome.MEMBERSHIP for verdict in _verdicts(job, before))
         if 0 < plan.rules.max_stalled <= now.stalled and before.decision.restore is None and not is_whole:
             yield f"cycle {after.decision.cycle} begins after {now.stalled} cycles without progress"
         if plan.makes_progress or plan.learns:
@@ -187,14 +189,13 @@ def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             yield f"cycle {before.decision.cycle} made no progress, and isn't counted"
 
 
-def _has_outcome(job: Job, cycle: Made, outcome: Outcome) -> bool:
-    told = [judged.verdict.outcome for judged in job.verdicts if judged.verdict.cycle == cycle.decision.cycle]
-    return outcome in told
+def _verdicts(job: Job, cycle: Made) -> list[Verdict]:
+    return [judged.verdict for judged in job.verdicts if judged.verdict.cycle == cycle.decision.cycle]
 
 
 def _is_known_to_stall(job: Job, cycle: Made) -> bool:
     """Return True if it failed at a rank: its node has said how far it had got."""
-    told = [judged.verdict for judged in job.verdicts if judged.verdict.cycle == cycle.decision.cycle]
+    told = _verdicts(job, cycle)
     return bool(told) and all(
         verdict.outcome is Outcome.FAILED and verdict.cause.kind is CauseKind.SIGNAL for verdict in told
     )

@@ -322,6 +322,15 @@ def marked(mark: str) -> list[ProcessStat]:
     return [stat for stat in all_processes() if stat.state not in "ZX" and carries(stat.pid, mark.encode())]
 
 
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            found.append(os.readlink(entry))
+    return found
+
+
 def command_line(pid: int) -> list[str]:
     """The words of a process's command line; empty if it is gone."""
     try:
