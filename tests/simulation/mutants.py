@@ -60,6 +60,7 @@ _CONSENSUS = "megatron_ft/core/coordinator/consensus.py"
 _JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
 _NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
 _NODES = "megatron_ft/core/coordinator/nodes.py"
+_NOTICES = "megatron_ft/core/coordinator/notices.py"
 _VERDICT = "megatron_ft/core/coordinator/verdict.py"
 _LOCATOR = "megatron_ft/core/job/coordinator_locator.py"
 _MEMBER = "megatron_ft/core/job/member.py"
@@ -72,6 +73,7 @@ _AGENT = "megatron_ft/core/agent/agent.py"
 _PATIENCE = "megatron_ft/core/job/give_up_policy.py"
 _HANG_REVIEW = "megatron_ft/core/agent/hang_review.py"
 _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
+_TAKING_OVER = "tests/unit/core/coordinator/test_taking_over.py"
 _ENDINGS = "tests/unit/core/job/test_job_endings.py"
 _MACHINES = "tests/unit/core/job/test_job_machines.py"
 _OLDER = f"{_MACHINES}::test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be_decided"
@@ -148,8 +150,8 @@ MUTANTS = (
     Mutant(
         "no grace for a launcher that hadn't followed",
         _NODES,
-        "reset, reset or not self.follows",
-        "reset, reset",
+        "reset, not self.follows",
+        "reset, False",
     ),
     Mutant("no grace after a takeover", _COORDINATOR, "self._clock.mark_unanswered()", "pass"),
     Mutant("half without the head decides", _DECISIONS, "== size > 0 and decision.head in places", "== size > 0"),
@@ -405,9 +407,30 @@ MUTANTS = (
         unit=f"{_COORDINATOR_TESTS}::test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough",
     ),
     Mutant(
+        "that a node has cut itself off isn't told where it waits",
+        _MEMBER,
+        "[edge.Transmit(report)] if self._is_open else []",
+        "[]",
+        unit=f"{_MACHINES}::test_a_coordinator_that_does_not_lead_yet_hears_that_this_node_has_ended_its_ranks_meanwhile",
+    ),
+    Mutant(
+        "an absent launcher is to say why the last cycle ended",
+        _NOTICES,
+        "(proposal is None or (node is not None and node.link is not None))",
+        "True",
+        unit=f"{_TAKING_OVER}::test_why_the_last_cycle_ended_is_said_by_one_that_is_here_while_the_next_one_is_agreed_on",
+    ),
+    Mutant(
+        "launchers that found another coordinator count as searching",
+        _CONSENSUS,
+        "if other.address:",
+        "if False:",
+        unit=f"{_TAKING_OVER}::test_launchers_that_came_before_another_lead_was_known_no_longer_count_as_searching",
+    ),
+    Mutant(
         "a launcher in search is awaited as one that comes back at once",
         _NODES,
-        "(search_s if is_in_search else missing_s)",
+        "(search_s if self.is_in_search else missing_s)",
         "missing_s",
         unit=f"{_COORDINATOR_TESTS}::test_launcher_that_gave_up_waiting_for_an_answer_is_awaited_as_long_as_one_that_never_came",
     ),

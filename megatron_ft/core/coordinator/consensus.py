@@ -231,6 +231,8 @@ class Consensus:
         return last is None or last.held.decision.is_made_by({node.instance for node in nodes if node.link is not None})
 
     def _tell_waiting(self, everybody: Iterable[Node], now_s: float, other: OtherLead) -> None:
+        if other.address:
+            self._visitors = Visitors()  # all are sent there
         self._visitors.are_here(self._here, now_s)
         before, self._told = (
             self._told,

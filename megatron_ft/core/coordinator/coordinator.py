@@ -31,8 +31,9 @@ from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
 
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
-_SEARCH_S = 4.0
-"""Added to the time for which nodes in search are waited for: some of them stay at a coordinator that doesn't lead."""
+_SEARCH_S = 6.0
+"""Added to the time for which nodes in search are waited for: some stay at a coordinator that doesn't lead, for up to
+6.5 s, and the first call here after that may get no answer in time."""
 _SHOWN_NAME = 200
 _SETTLES_NOTHING = (m.Beat, Saved, Waits)
 

@@ -41,7 +41,7 @@ class Node:
     gone_s: float = 0.0
     silent: bool = False
     was_reset: bool = False
-    may_return: bool = False
+    is_in_search: bool = False
     """Its connection has ended, but probably not because its process has."""
     follows: bool = False
     phase: NodePhase = NodePhase.BUSY
@@ -87,10 +87,15 @@ class Node:
         because the answer took too long, and be trying other addresses now.
         """
         self.link, self.silent, self.gone_s = None, silent, now_s
-        self.was_reset, self.may_return = reset, reset or not self.follows
+        self.was_reset, self.is_in_search = reset, not self.follows
 
     def ended(self, now_s: float) -> None:
-        self.gone_s, self.may_return = now_s - GRACE_S, False
+        self.gone_s, self.was_reset, self.is_in_search = now_s - GRACE_S, False, False
+
+    @property
+    def may_return(self) -> bool:
+        """Whether it may be alive, though its connection was closed."""
+        return self.was_reset or self.is_in_search
 
     def heard(self, now_s: float) -> None:
         self.heard_s = now_s
@@ -156,8 +161,8 @@ class Node:
             return max(self.gone_s, self.heard_s + limit_s)
         if self.has_exited(slept_s):
             return self.gone_s + GRACE_S
-        is_in_search, from_s = self.may_return and not self.was_reset, max(self.gone_s, slept_s)
-        return from_s + (search_s if is_in_search else missing_s)  # it couldn't follow here any sooner
+        from_s = max(self.gone_s, slept_s)  # it couldn't follow here any sooner
+        return from_s + (search_s if self.is_in_search else missing_s)
 
     def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.

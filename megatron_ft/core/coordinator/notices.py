@@ -69,7 +69,7 @@ class Notices:
             self._spares_s = now_s + _SOON_S
         if proposal is not None and proposal.decision.kind is DecisionKind.END:
             return [*self._who_says_why(cycle)]
-        told = [] if cycle is None else [*self._who_speaks(cycle), *self._departures(cycle)]
+        told = [] if cycle is None else [*self._who_speaks(cycle, proposal), *self._departures(cycle)]
         if cycle is not None and self._state.is_running:
             self._waits.clear()
             self._waits_s = 0.0
@@ -235,18 +235,23 @@ class Notices:
             links = list(dict.fromkeys([speaker, *(seated[place] for place in places if place in seated)]))
         yield from _by_one(links, speaker, text)
 
-    def _who_speaks(self, cycle: JobCycle) -> Iterable[Send]:
+    def _who_speaks(self, cycle: JobCycle, proposal: Proposal | None) -> Iterable[Send]:
         """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to.
 
-        If all nodes were lost to this coordinator, it is the first one that has come back.
+        So is who isn't here while the next cycle is agreed on. If all nodes were lost to this coordinator, it is the
+        first one that has come back.
         """
         places = range(len(cycle.seats))
         here = (place for place in places if cycle.seats[place].instance in self._nodes)
-        place = next((place for place in places if place not in cycle.gone), next(here, 0))
+        place = next((place for place in places if self._stays(cycle, place, proposal)), next(here, 0))
         node = self._nodes.get(cycle.seats[place].instance)
         if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link
             yield Send([node.link], PrintJobLines())
+
+    def _stays(self, cycle: JobCycle, place: int, proposal: Proposal | None) -> bool:
+        node = self._nodes.get(cycle.seats[place].instance)
+        return place not in cycle.gone and (proposal is None or (node is not None and node.link is not None))
 
     def _who_says_why(self, cycle: JobCycle | None) -> Iterable[Send]:
         """The job is about to end: one that is connected is to say so, also where none has had a place yet."""

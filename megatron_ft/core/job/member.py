@@ -31,7 +31,7 @@ _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
 _IMPATIENCE_S = (0.1, 0.5)
 """Seconds to wait, at random, for a coordinator that few have reached."""
-_GATHERING_S = (6.0, 8.0)
+_GATHERING_S = (5.0, 6.5)
 """Seconds to wait, at random, for the first coordinator, if the other nodes needed have reached it, too."""
 _RETRY_S = (0.02, 0.2)
 _MOST_SAVED = 8
@@ -214,6 +214,7 @@ class Member:
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or too few nodes left)"
                 report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
                 self.standing = replace(self.standing, phase=m.NodePhase.BUSY, report=report)
+                self._out += [edge.Transmit(report)] if self._is_open else []  # its hello said that the ranks run
                 self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 end = m.End(
                     self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True

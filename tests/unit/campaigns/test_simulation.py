@@ -673,7 +673,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_cycles_without_progress, "notices_no_progress", None, 24),
         (_forgets_the_last_cycle_without_progress, "notices_no_progress", None, 2200),
         (_goes_on_without_progress, "notices_no_progress", None, 24),
-        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 320),
+        (_takes_a_voter_that_leaves_for_gone, "one_decision", None, 1150),
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 1180),
         (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),

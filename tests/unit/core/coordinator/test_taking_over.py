@@ -70,13 +70,17 @@ def proposed(sent: Sequence[edge.Send], kind: DecisionKind) -> dict[int, m.Propo
     return {link: message for links, message in found if message.decision.kind is kind for link in links}
 
 
+def sends(effects: Sequence[edge.CoordinatorEffect]) -> list[edge.Send]:
+    return [each for each in effects if isinstance(each, edge.Send)]
+
+
 def test_launcher_absent_after_a_takeover_is_not_awaited_if_none_restarts() -> None:
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3, launchers=5)
     machine, _ = taken_over([hello(place, rules) for place in (0, 1, 2, 4)])
-    assert links(until(machine, 10.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
+    assert links(until(machine, 12.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
     for link in range(4):
-        machine.handle(edge.Heard(link, m.Ready()), 10.0)
-    assert not proposed(until(machine, 69.0, alive=range(4), from_s=10.0), DecisionKind.END)  # it may yet be back
+        machine.handle(edge.Heard(link, m.Ready()), 12.0)
+    assert not proposed(until(machine, 69.0, alive=range(4), from_s=12.0), DecisionKind.END)  # it may yet be back
     ends = proposed(until(machine, 71.0, alive=range(4), from_s=69.0), DecisionKind.END)
     (end,) = {each.decision for each in ends.values()}
     assert (end.kind, end.code) == (DecisionKind.END, 94)
@@ -353,3 +357,32 @@ def test_launchers_that_wait_are_told_where_the_one_on_this_host_has_found_a_coo
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
     machine.handle(edge.Heard(4, replace(hello(4, rules), owns=True)), 0.3)  # it has lost that coordinator again
     assert waits(machine.settle(0.3))[4].elsewhere == ""
+
+
+def test_launchers_that_came_before_another_lead_was_known_no_longer_count_as_searching() -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for place in (1, 2):
+        visited(machine, place, 0.0)
+    machine.handle(edge.Heard(9, m.Moved("job", "there:1", LAST.value, 0, 1.0)), 1.0)
+    machine.settle(1.0)
+    assert visited(machine, 3, 1.5, leaves=False)[3].elsewhere == "there:1"
+    machine.settle(20.0)  # what it was told doesn't hold any more
+    assert not visited(machine, 4, 2.0)[4].gathers
+
+
+def test_why_the_last_cycle_ended_is_said_by_one_that_is_here_while_the_next_one_is_agreed_on() -> None:
+    rules = m.Rules(min_nodes=4, max_nodes=5, max_restarts=3)
+    decided = RestartDecision(action=Action.RESTART, restarts_left=2, reason="")
+    verdict = m.Verdict(0, Outcome.FAILED, Cause(text="its launcher exited"), decided, node=0, nodes=5)
+    following = Decision(1, (0, "old", 2), DecisionKind.CYCLE, 1, 4, 4, 0, restarts=1)
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for place in range(1, 5):  # that of the first one is lost, which this coordinator isn't sure of yet
+        said = hello(place, rules, ended=Outcome.FAILED, verdict=verdict)
+        machine.handle(edge.Heard(place, said), 0.0)
+    sent = machine.settle(0.0)
+    for place in range(1, 5):
+        accepted = AcceptedProposal((0, "old", 2), Assignment(following, place - 1, True))
+        sent += machine.handle(edge.Heard(place, m.Follow((1, "c"), accepted)), 0.0)
+    sent += machine.settle(0.0)
+    assert [each.decision.value for each in proposed(sends(sent), DecisionKind.CYCLE).values()] == [(0, "old", 2)] * 4
+    assert links(sent, m.PrintJobLines) == [1]

@@ -384,6 +384,30 @@ def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_
     assert CUT_OFF_S <= ended_s <= CUT_OFF_S + 10
 
 
+def test_a_coordinator_that_does_not_lead_yet_hears_that_this_node_has_ended_its_ranks_meanwhile() -> None:
+    """Its hello said that they run, and when that coordinator leads it would wait for their end for ever."""
+    machine = led(member())
+    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
+    machine.heard(m.Commit(decision()), 0.0)
+    machine.broken(1.0)
+    sent: list[tuple[m.Hello | m.Report, float]] = []
+    for tenth in range(10, 400):
+        effects = machine.tick(tenth / 10)
+        if any(isinstance(effect, edge.Connect) for effect in effects):
+            effects += machine.opened(tenth / 10) + machine.heard(m.Wait(1, 4, soon=True), tenth / 10)
+        sent += [
+            (each.message, tenth / 10)
+            for each in effects
+            if isinstance(each, edge.Transmit) and isinstance(each.message, m.Hello | m.Report)
+        ]
+    at = next(index for index, (message, _) in enumerate(sent) if isinstance(message, m.Report))
+    (report, report_s), (hello, _) = sent[at], sent[at - 1]
+    assert isinstance(hello, m.Hello)
+    assert hello.standing.phase is m.NodePhase.RUNNING
+    assert report == machine.standing.report
+    assert report_s >= CUT_OFF_S
+
+
 def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> None:
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)

@@ -43,7 +43,7 @@ def next_asked(machine: Member, from_s: float = 2.0) -> tuple[str, float]:
     ("address", "wait", "least_s", "most_s"),
     [
         ("third:1", m.Wait(1, 4, soon=False), 2.0, 5.5),
-        ("third:1", m.Wait(1, 4, soon=False, gathers=True), 6.0, 9.5),
+        ("third:1", m.Wait(1, 4, soon=False, gathers=True), 5.0, 8.0),
     ],
 )
 def test_launcher_waits_longer_at_a_first_coordinator_the_others_have_visited(
