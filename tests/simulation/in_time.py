@@ -135,11 +135,14 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     was_reset = any(cycle.at_s <= at_s < until_s for each in job.coordinators for at_s in each.resets)
     if not is_led or was_reset or set(struck) - _NOTICED_AT_ONCE:
         bound_s += silence_s
-    return bound_s + _wait_s(plan, job, cycle, until_s, is_led=is_led)
+    return bound_s + _wait_s(plan, job, cycle, until_s, is_heard_of=is_led and not was_reset)
 
 
-def _wait_s(plan: Plan, job: Job, cycle: Made, until_s: float, *, is_led: bool) -> float:
-    """How long nodes that are too few wait for others; 0 if they were enough."""
+def _wait_s(plan: Plan, job: Job, cycle: Made, until_s: float, *, is_heard_of: bool) -> float:
+    """How long nodes that are too few wait for others; 0 if they were enough.
+
+    ``is_heard_of``: its coordinator hears of the end of each process.
+    """
     rules = plan.rules
     here = [launcher for launcher in job.launchers if _is_here(launcher, until_s)]
     voters = [launcher for launcher in members(job, cycle) if launcher in here]
@@ -150,7 +153,7 @@ def _wait_s(plan: Plan, job: Job, cycle: Made, until_s: float, *, is_led: bool) 
     if not rules.launchers or rules.launchers - len(gone) >= rules.min_nodes:
         return max(rules.join_timeout_s, GIVE_UP_S)
     leads_s = next((process.started_s for process in job.coordinators if process.name == cycle.by), cycle.at_s)
-    is_heard_of = is_led and all(each.host.is_on and (each.ended_s is None or each.ended_s > leads_s) for each in gone)
+    is_heard_of &= all(each.host.is_on and (each.ended_s is None or each.ended_s > leads_s) for each in gone)
     return _MAY_BE_BACK_S if not (is_heard_of and can_decide) else 0.0
 
 

@@ -153,9 +153,14 @@ MUTANTS = (
         "reset, not self.follows",
         "reset, False",
     ),
-    Mutant("no grace after a takeover", _COORDINATOR, "self._clock.mark_unanswered()", "pass"),
     Mutant("half without the head decides", _DECISIONS, "== size > 0 and decision.head in places", "== size > 0"),
-    Mutant("leavers of the last decision are counted", _DECISIONS, "decision.size - len(left)", "decision.size"),
+    Mutant(
+        "leavers of the last decision are counted",
+        _DECISIONS,
+        "decision.size - len(left)",
+        "decision.size",
+        unit=f"{_MACHINES}::test_quorum_is_a_majority_of_the_voters_that_have_not_left",
+    ),
     Mutant(
         "what may be decided is never proposed again",
         _CONSENSUS,
@@ -527,6 +532,14 @@ MUTANTS = (
         "restore=None,",
         unit="tests/unit/core/coordinator/test_complete_snapshots.py::"
         "test_vote_without_lost_nodes_keeps_what_the_cycle_restores",
+    ),
+    Mutant(
+        "a cycle that ends before its nodes meet had no ranks",
+        _AGENT,
+        " or self._kept.local_ranks",
+        "",
+        unit="tests/unit/core/agent/test_agent_snapshots.py::"
+        "test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before",
     ),
     Mutant("ranks are started without the snapshot", _AGENT, ", restore=decision.restore)", ")"),
     Mutant(

@@ -247,8 +247,9 @@ class Agent:
                     self._do(StockTaken(self._kept))
 
     def _take_stock(self, kept: Kept) -> None:
-        local_ranks = len(self.cycle.record.ranks) if kept.snapshots else self._found.local_ranks
-        found = self._found
+        # ranks of a cycle that ended before its nodes had met aren't known, and are as many as before
+        ran = len(self.cycle.record.ranks) or self._kept.local_ranks
+        found, local_ranks = self._found, ran if kept.snapshots else self._found.local_ranks
         self._kept = replace(kept, local_ranks=local_ranks, files=found.files, reads_files=found.reads_files)
 
     def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:

@@ -60,7 +60,7 @@ def choose(kept: Sequence[Kept], last: CycleEnd, spares: Sequence[Kept] = ()) ->
     holders = [*kept, *spares]
     if not any(each.snapshots for each in holders):
         return SnapshotChoice()
-    without = [place for place, each in enumerate(kept) if not each.snapshots and not each.local_ranks]
+    without = [place for place, each in enumerate(kept) if not each.local_ranks]
     if without:
         return SnapshotChoice(reason=f"node {without[0]} has no snapshot")
     restored = None if last.restored is None else last.restored.key

@@ -53,6 +53,18 @@ def test_node_is_ready_with_what_its_keeper_has_and_the_number_of_its_ranks() ->
     assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
 
 
+def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before() -> None:
+    """Otherwise the next cycle would seem to need no segments, and restore a snapshot of another number of ranks."""
+    driven = Driven(max_nodes=2)
+    failed(driven, STOCK)
+    begun = held(1, nodes=2)
+    driven.hear(job.Begin(begun), m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), edge.NotStarted(None))
+    driven.wait(60.0)
+    driven.hear(edge.RanksEnded(kept=STOCK), replace(verdict(node=1), cycle=1))
+    assert driven.agent.cycle.record.cycle == 1
+    assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
+
+
 def test_ready_node_without_snapshots_says_no_more_than_that() -> None:
     driven = Driven(max_nodes=2)
     failed(driven, Kept())

@@ -42,6 +42,7 @@ LAST = CycleEnd(1, restored=Restore(key(5, 0)))
         ([kept(0, key(7), key(8)), kept(1, key(7))], key(7), ""),
         ([kept(0, key(7)), kept(1, key(8))], None, "node 1 has no snapshot of iteration 7"),
         ([kept(0, key(7)), Kept()], None, "node 1 has no snapshot"),
+        ([replace(kept(0, key(7)), local_ranks=0)], None, "node 0 has no snapshot"),
         ([kept(0, key(5, 0)), kept(1, key(5, 0))], key(5, 0), ""),
         ([kept(0, key(4, 0)), kept(1, key(4, 0))], None, "no snapshot is of cycle 1"),
         ([kept(0, key(9, 0)), kept(1, key(9, 0))], None, "no snapshot is of cycle 1"),
