@@ -245,7 +245,8 @@ class Notices:
         here = (place for place in places if cycle.seats[place].instance in self._nodes)
         place = next((place for place in places if self._stays(cycle, place, proposal)), next(here, 0))
         node = self._nodes.get(cycle.seats[place].instance)
-        if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
+        # one that doesn't follow yet may have to hear of this cycle first, and forgets with it that it was asked
+        if place > 0 and node is not None and node.follows and node.link not in (None, self._speaker):
             self._speaker = node.link
             yield Send([node.link], PrintJobLines())
 

@@ -15,7 +15,14 @@ from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Assignment, Decision, DecisionKind
+from megatron_ft.core.job.decisions import (
+    AcceptedProposal,
+    AcceptorState,
+    Assignment,
+    CoordinatorHost,
+    Decision,
+    DecisionKind,
+)
 from megatron_ft.core.job.restart_policy import Action, JobProgress, Outcome, Reached, RestartDecision
 from tests.support.job_machines import RULES, decision, led, links, member
 
@@ -386,3 +393,17 @@ def test_why_the_last_cycle_ended_is_said_by_one_that_is_here_while_the_next_one
     sent += machine.settle(0.0)
     assert [each.decision.value for each in proposed(sends(sent), DecisionKind.CYCLE).values()] == [(0, "old", 2)] * 4
     assert links(sent, m.PrintJobLines) == [1]
+
+
+def test_launcher_that_has_missed_the_cycle_is_asked_to_print_its_lines_once_it_has_heard_of_it() -> None:
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
+    silent = CoordinatorHost(0, "h0")
+    machine, sent = taken_over([replace(hello(place, rules), found_silent=silent) for place in (2, 3, 4)])
+    assert not links(sent, m.PrintJobLines)  # the first that isn't lost isn't here yet
+    memory = AcceptorState((0, "old"), None, AcceptedProposal((0, "old", 1), Assignment(LAST, 1, True)))
+    late = m.Hello("job", rules, "i1", 1, "h1", memory=memory, standing=m.NodeStatus(m.NodePhase.READY))
+    sent = machine.handle(edge.Heard(9, late), 0.1) + machine.settle(0.1)
+    sent += machine.handle(edge.Heard(9, m.Follow((1, "c"), memory.accepted)), 0.2) + machine.settle(0.2)
+    told = [type(each.message) for each in sends(sent) if 9 in each.links]
+    assert told.index(m.Commit) < told.index(m.PrintJobLines)
+    assert told.count(m.PrintJobLines) == 1
