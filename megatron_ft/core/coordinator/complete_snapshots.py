@@ -29,6 +29,10 @@ class CompleteSnapshots:
         self._passed: Passed | None = None
         self._restored: set[int] = set()
 
+    @property
+    def has_complete(self) -> bool:
+        return self._complete is not None
+
     def saved(self, place: int, key: SnapshotKey) -> OfSnapshots | None:
         """Note that the node at that place holds a snapshot. Return what all nodes are to be told."""
         if not self._holds(place, key):

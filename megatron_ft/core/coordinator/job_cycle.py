@@ -444,6 +444,7 @@ class JobCycle:
             None if reached is None else reached.last,
             self.decision.advance.is_exceeded(reached),
             verdict.cause.rerun is not None,
+            self.decision.restore is not None or self.snapshots.has_complete,
         )
 
     @property

@@ -37,6 +37,7 @@ class CycleEnd:
         reached: iteration at which it ended, -1 if it had begun none; None if unknown.
         advanced: an iteration beyond all before had begun, or a save to a file had ended.
         resumes_from_file: the file has what the next cycle needs, and memory hasn't.
+        had_snapshot: all its nodes had one, which they had restored or saved.
     """
 
     cycle: int
@@ -45,6 +46,7 @@ class CycleEnd:
     reached: int | None = None
     advanced: bool = False
     resumes_from_file: bool = False
+    had_snapshot: bool = False
 
 
 def choose(kept: Sequence[Kept], last: CycleEnd, spares: Sequence[Kept] = ()) -> SnapshotChoice:
@@ -59,7 +61,7 @@ def choose(kept: Sequence[Kept], last: CycleEnd, spares: Sequence[Kept] = ()) ->
     """
     holders = [*kept, *spares]
     if not any(each.snapshots for each in holders):
-        return SnapshotChoice()
+        return SnapshotChoice(reason="no keeper says that it has a snapshot" if last.had_snapshot else "")
     without = [place for place, each in enumerate(kept) if not each.local_ranks]
     if without:
         return SnapshotChoice(reason=f"node {without[0]} has no snapshot")

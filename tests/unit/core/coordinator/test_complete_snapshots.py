@@ -163,7 +163,8 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
     assert decision.restore is not None
     assert (decision.restore.key, decision.restore.files) == (key(9, 1), "")
     decision, said = fails_and_meets(machine, 2, found, other, text="killed again")
-    assert (decision.restore, said) == (None, [])  # the job has left the files behind
+    assert decision.restore is None  # the job has left the files behind
+    assert said == ["cycle 3 restores nothing from memory: no keeper says that it has a snapshot"]
 
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
@@ -206,6 +207,17 @@ def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
 def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
     machine = begun(RULES, "ab")
     decision, said = fails_and_meets(machine, 0, Kept(), Kept())
+    assert (decision.restore, said) == (None, [])
+
+
+def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
+    machine = begun(RULES, "ab")
+    for link in (0, 1):
+        machine.handle(edge.Heard(link, Saved(key(5))), 0.0)
+    decision, said = fails_and_meets(machine, 0, Kept(), Kept())
+    why = "no keeper says that it has a snapshot"
+    assert (decision.restore, said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
+    decision, said = fails_and_meets(machine, 1, Kept(), Kept(), text="again")
     assert (decision.restore, said) == (None, [])
 
 
