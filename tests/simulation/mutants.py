@@ -153,6 +153,13 @@ MUTANTS = (
         "reset, not self.follows",
         "reset, False",
     ),
+    Mutant(
+        "no grace after a takeover",
+        _COORDINATOR,
+        "self._clock.mark_unanswered()",
+        "pass",
+        unit=f"{_COORDINATOR_TESTS}::test_launcher_that_gave_up_on_a_new_coordinator_is_silent_not_ended",
+    ),
     Mutant("half without the head decides", _DECISIONS, "== size > 0 and decision.head in places", "== size > 0"),
     Mutant(
         "leavers of the last decision are counted",

@@ -443,7 +443,7 @@ class Coordinator:
                     self._gone(node, silent=True)
         for node in list(self._absent.values()):
             until_s = node.awaited_until_s(
-                limit_s=limit_s, missing_s=missing_s, search_s=search_s, paused_s=self._clock.paused_s
+                limit_s=limit_s, missing_s=missing_s, search_s=search_s, slept_s=self._clock.slept_s
             )
             if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
@@ -459,7 +459,7 @@ class Coordinator:
             self._next_cycle.node_lost(self._clock.now_s)
 
     def _why_gone(self, node: Node) -> str:
-        if node.has_exited(self._clock.paused_s):
+        if node.has_exited(self._clock.slept_s):
             return lines.LAUNCHER_ENDED
         now_s = self._clock.now_s
         return lines.reset(now_s - node.gone_s) if node.was_reset else lines.silent(now_s - node.heard_s)
@@ -482,6 +482,7 @@ class Coordinator:
         self._next_cycle.node_lost(self._clock.now_s)
         if cycle is not None:
             self._next_cycle.took_over(self._clock.now_s)
+            self._clock.mark_unanswered()
             for place, seat in enumerate(cycle.seats):
                 if seat.instance not in self._nodes:
                     cycle.missing(place, self._clock.now_s)

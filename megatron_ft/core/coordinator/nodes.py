@@ -147,7 +147,7 @@ class Node:
         self.place = None if held is None else held.place
         self.votes = held is not None and held.votes
 
-    def awaited_until_s(self, *, limit_s: float, missing_s: float, search_s: float, paused_s: float) -> float:
+    def awaited_until_s(self, *, limit_s: float, missing_s: float, search_s: float, slept_s: float) -> float:
         """When it counts as lost, if its connection has ended and it isn't back by then.
 
         Args:
@@ -155,22 +155,22 @@ class Node:
                 packets to the node were lost, while those from it came.
             missing_s: seconds to wait for a launcher that comes back here at once.
             search_s: seconds to wait for one that has given up waiting for an answer here, and looks elsewhere first.
-            paused_s: until when the coordinator itself was paused, and didn't answer.
+            slept_s: until when the coordinator itself didn't answer.
         """
         if self.silent:
             return max(self.gone_s, self.heard_s + limit_s)
-        if self.has_exited(paused_s):
+        if self.has_exited(slept_s):
             return self.gone_s + GRACE_S
-        from_s = max(self.gone_s, paused_s)  # it couldn't follow here any sooner
+        from_s = max(self.gone_s, slept_s)  # it couldn't follow here any sooner
         return from_s + (search_s if self.is_in_search else missing_s)
 
-    def has_exited(self, paused_s: float) -> bool:
+    def has_exited(self, slept_s: float) -> bool:
         """Whether that its connection has ended means that its process has.
 
-        If the coordinator itself has just been paused (until ``paused_s``), the launcher may have waited for an answer
-        in vain, and be trying other addresses now.
+        If the coordinator itself has just taken over or been paused (until ``slept_s``), the launcher may have waited
+        for an answer in vain, and be trying other addresses now.
         """
-        return not self.silent and not self.may_return and self.gone_s > paused_s + GRACE_S
+        return not self.silent and not self.may_return and self.gone_s > slept_s + GRACE_S
 
     def held(self, decision: Decision) -> Assignment | None:
         return self.memory.held(decision, self.instance)

@@ -23,6 +23,7 @@ from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job import edge, give_up_policy, lines, member
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.faults import fault_of
+from megatron_ft.core.job.liveness import OwnClock
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import End, NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
@@ -611,6 +612,10 @@ def _takes_every_end_of_a_connection_for_an_exit(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Node, "disconnected", disconnected)
 
 
+def _gives_no_grace_after_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnClock, "mark_unanswered", lambda self: None)
+
+
 def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first: int = 0) -> Run:
     """``kind``: there is one fault, of that kind, and long; with a + what was lost comes back.
 
@@ -677,6 +682,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_forgets_a_shutdown, "shuts_down", None, 270),
         (_hears_no_shutdown_between_cycles, "shuts_down", None, 1180),
         (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),
+        (_gives_no_grace_after_a_takeover, "causes", None, 654419),
     ],
 )
 def test_a_planted_bug_is_found(

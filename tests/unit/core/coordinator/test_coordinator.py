@@ -480,20 +480,26 @@ def test_host_lost_with_the_coordinator_is_named_for_the_hang_it_causes(waits: b
         assert (judged.cause.rank, judged.cause.kind) == (3, CauseKind.HANG)
 
 
-def test_launcher_that_follows_a_new_coordinator_and_closes_its_connection_has_ended() -> None:
+@pytest.mark.parametrize(
+    ("gone_s", "lost_s", "text"), [(0.1, 5.6, lines.silent(5.6)), (1.0, 1.3, lines.LAUNCHER_ENDED)]
+)
+def test_launcher_that_gave_up_on_a_new_coordinator_is_silent_not_ended(
+    gone_s: float, lost_s: float, text: str
+) -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(5):
         machine.handle(edge.Heard(link, hello_again(link)), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    machine.handle(edge.Broken(4, silent=False), 0.1)
     judged: list[tuple[float, str]] = []
-    for tenth in range(1, 80):
+    for tenth in range(80):
+        if tenth == round(10 * gone_s):
+            machine.handle(edge.Broken(4, silent=False), tenth / 10)
         for link in range(4):
             machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
         judged += [(tenth / 10, each.verdict.cause.text) for each in effects if isinstance(each, edge.Judged)]
         effects = []
-    assert judged == [(pytest.approx(0.4, abs=0.11), lines.LAUNCHER_ENDED)]
+    assert judged == [(pytest.approx(lost_s, abs=0.11), text)]
 
 
 def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_met() -> None:
