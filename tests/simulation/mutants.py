@@ -125,6 +125,13 @@ MUTANTS = (
         "if False:\n            return  # a launcher that has said goodbye",
     ),
     Mutant(
+        "a leaver accepts once its store is open",
+        _MEMBER,
+        "self._is_open and self._leaving is None",
+        "self._is_open",
+        unit=f"{_MACHINES}::test_launcher_that_says_goodbye_while_it_opens_the_store_does_not_accept_any_more",
+    ),
+    Mutant(
         "a leaver votes after its goodbye",
         _MEMBER,
         "if self._leaving is not None or not self.memory",

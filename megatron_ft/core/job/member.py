@@ -375,8 +375,8 @@ class Member:
     def store_opened(self, held: Assignment, address: str, now_s: float) -> list[edge.MemberEffect]:
         """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
-        accepted = self.memory.accepted
-        if accepted is not None and accepted.held.decision == held.decision and self._is_open:
+        accepted, votes = self.memory.accepted, self._is_open and self._leaving is None
+        if accepted is not None and accepted.held.decision == held.decision and votes:
             self._out.append(edge.Transmit(m.Accept(accepted.ballot, address)))
         return self._take()
 

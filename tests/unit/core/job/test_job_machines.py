@@ -305,6 +305,14 @@ def test_launcher_that_has_said_goodbye_neither_follows_nor_accepts() -> None:
     assert (machine.memory.promised, machine.memory.accepted) == ((5, "c"), None)
 
 
+def test_launcher_that_says_goodbye_while_it_opens_the_store_does_not_accept_any_more() -> None:
+    machine = led(member(), (5, "c"))
+    (opens,) = machine.heard(m.Propose((5, "c", 1), decision(), 0, True), 0.0)
+    assert isinstance(opens, edge.OpenStore)
+    machine.tell(m.Goodbye("asked to stop"), 0.1)
+    assert machine.store_opened(opens.held, "here:1", 0.2) == []
+
+
 def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it() -> None:
     machine = led(member(), (5, "c"))
     assert machine.heard(m.Lead((4, "z")), 0.0) == [edge.Transmit(m.Newer((5, "c")))]
