@@ -255,7 +255,10 @@ def _does_not_fit(plan: Plan, cycle: Made, judged: Judged, launcher: Launcher, m
     verdict, kinds = judged.verdict, {hurt.fault.kind for hurt in may[launcher]}
     if plan.rules.min_healthy and verdict.nodes > 1:
         return ""
-    if verdict.cause.kind not in set().union(*(_SHOWS_AS.get(kind, {CauseKind.MEMBERSHIP}) for kind in kinds)):
+    shown_as = set().union(*(_SHOWS_AS.get(kind, {CauseKind.MEMBERSHIP}) for kind in kinds))
+    # while a cycle ends for another reason, the exit of a rank is told before what it has asked for
+    shown_as |= {CauseKind.CRASH} if "node_excluded" in kinds and len(may) > 1 else set()
+    if verdict.cause.kind not in shown_as:
         return f"and {launcher.name} is named for {verdict.cause.kind.value}, not {', '.join(sorted(kinds))}"
     if verdict.cause.kind is CauseKind.HANG:
         return _is_wrong_about_hang(cycle, judged, may)

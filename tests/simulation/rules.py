@@ -73,16 +73,23 @@ def has_its_size(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 def meets_at_its_store(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """Require that the ranks of a cycle meet at the store that was opened for this very cycle, if they start.
 
-    Where a decision is made that another coordinator had proposed, the launcher that knows its store may be lost: the
-    cycle ends at once then.
+    Where a decision is made that another coordinator had proposed, or the same one before it lost its lead for a while,
+    the launcher that knows its store may be lost: the cycle ends at once then.
     """
-    untold = {made.decision.origin for made in job.made if made.by != made.decision.value[1]}
+    untold = {
+        made.decision.origin for made in job.made if made.by != made.decision.value[1] or _has_lost_its_first(job, made)
+    }
     for trained in job.trained:
         held = trained.held
         if held is None or (not held.store and held.decision.origin in untold):
             continue
         if job.stores.get(held.store) != held.decision.origin:
             yield f"{trained.launcher.name} starts ranks of cycle {trained.cycle} with the store {held.store!r}"
+
+
+def _has_lost_its_first(job: Job, made: Made) -> bool:
+    first = next(iter(members(job, made)), None)
+    return first is not None and first.ended_s is not None and first.ended_s <= made.at_s
 
 
 def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
