@@ -42,7 +42,7 @@ class Node:
     silent: bool = False
     was_reset: bool = False
     is_in_search: bool = False
-    """Its connection has ended, but probably not because its process has."""
+    """Its connection has ended before it followed: it may be trying other addresses."""
     follows: bool = False
     phase: NodePhase = NodePhase.BUSY
     before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
