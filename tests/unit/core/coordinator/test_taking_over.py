@@ -61,7 +61,7 @@ def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: fl
         now_s = min(to_s, now_s + 0.5)
         effects = [effect for link in alive for effect in machine.handle(edge.Heard(link, m.Beat()), now_s)]
         effects += machine.settle(now_s)
-        for each in [effect for effect in effects if isinstance(effect, edge.Send)]:
+        for each in sends(effects):
             sent.append(each)
             for link in each.links:
                 if isinstance(each.message, m.Lead):
