@@ -144,10 +144,11 @@ class CollectiveWatch:
                 self._take(say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True))
             except RankMonitorClientError:
                 pass  # the script has called hooks in the meantime; or there is no monitor, which the launcher reports
+        chance = random.Random()  # an own generator: the module's one belongs to the program
         late_s = 0.0
         while (self._own_board is not None or _calls_hooks) and not self._is_over.is_set():
             self._look(is_late=late_s > _LATE_S)
-            due_s = time.monotonic() + random.uniform(*_BETWEEN_S)
+            due_s = time.monotonic() + chance.uniform(*_BETWEEN_S)
             self._is_over.wait(max(0.0, due_s - time.monotonic()))
             late_s = time.monotonic() - due_s
 
