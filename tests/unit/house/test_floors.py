@@ -35,7 +35,7 @@ class Floor:
 
 FLOORS = {
     "core": Floor(pure=True),
-    "ipc": Floor(inside=("core",), outside_in_functions=("prometheus_client",)),
+    "ipc": Floor(inside=("core",), outside_in_functions=("prometheus_client", "pynvml")),
     "monitor": Floor(inside=("core", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
     "keeper": Floor(inside=("core", "ipc")),
