@@ -11,7 +11,12 @@ from tests import ROOT
 from tests.support.pages import MAX_CELL_WORDS, cell_words
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_SHORT_CELLS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_LONGER_CELLS = "specification.md"
+"""One promise a row; `test_specification.py` bounds it."""
+WITH_SHORT_CELLS = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != WITH_LONGER_CELLS),
+]
 FOLDERS_THAT_NAME_PAGES = ("megatron_ft", "tests", "examples")
 
 

@@ -194,7 +194,7 @@ def test_two_launchers_on_a_node_are_refused(options: list[str], monkeypatch: py
 def test_two_launchers_on_a_node_are_accepted_as_nodes_or_jobs_of_their_own(
     options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line_in(monkeypatch, TWO_EACH, *options)
+    assert line_in(monkeypatch, TWO_EACH, *options).min_nodes == (6 if options == ["--nnodes=6"] else 1)
 
 
 def test_settings_that_defeat_recovery_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
