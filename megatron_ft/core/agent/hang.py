@@ -14,6 +14,7 @@ from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.step import Options, Step
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
+from megatron_ft.core.diagnosis.exceptions import collective_raised_in
 from megatron_ft.core.diagnosis.exits import one_line
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind, Finding, RankExited
@@ -179,6 +180,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Step) -> RankSnapsh
         raised="" if end is None else end.error or "",
         raised_s=(turn.now_ns - raised_ns) / 1e9,
         frame="" if end is None else end.where,
+        waits_in="" if end is None or not end.error else collective_raised_in(turn.seen.words[local_rank].exception),
     )
     return note if verdict is None else _as_found(note, verdict)
 

@@ -11,15 +11,19 @@ from collections.abc import Iterable
 
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.facts.launcher import Attribution, FailureClass
-from megatron_ft.core.node_health import xids
 
+_XID = re.compile(r"NVRM: Xid \(PCI:([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+))?")
 _FALLEN_OFF = re.compile(r"NVRM: .*fallen off the bus", re.DOTALL)
 _MEMORY_KILL = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+)")
 _OF_THE_PROGRAM = (13, 31)
 """Xids that a kernel's own error raises."""
-_FOLLOW = (43, 45)
-"""Xids of a channel that is reset because of another error: no cause of their own."""
-_TELLING = re.compile(r"NVRM: Xid |NVRM: .*fallen off the bus|[Oo]ut of memory: Kill")
+_NO_FAILURES = (43, 45, 63, 92)
+"""Xids of a channel that is reset because of another error, of a row that was remapped, of a high rate of corrected
+errors: no cause of a failure."""
+_RECENT_S = 300
+"""Seconds before a rank's end within which a line of the kernel's log may be about it."""
+_OF_THE_DEVICE = re.compile(r"cuda|cublas|cudnn|nccl|acceleratorerror|device-side")
+"""Error, in lower case, to which an Xid of the rank's GPU says more than the error itself."""
 _MOST_LINES, _LONGEST_LINE = 8, 200
 _WORKLOAD, _HARDWARE = FailureClass.WORKLOAD, FailureClass.HARDWARE
 _NETWORK, _STORAGE, _CASCADE = FailureClass.NETWORK, FailureClass.STORAGE, FailureClass.CASCADE
@@ -33,23 +37,50 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (_HARDWARE, "no GPU", r"no cuda gpus are available|no cuda-capable device|cuda_error_no_device"),
     (_HARDWARE, "fabric manager not ready", r"system not yet initialized|system_?not_?ready"),
     (_HARDWARE, "driver mismatch", r"driver/library version mismatch|system has unsupported display driver"),
-    (_HARDWARE, "GPU hardware error", r"hardware stack error|cuda_error_hardware|gpu hardware"),
+    (_HARDWARE, "GPU hardware error", r"hardware stack error|cuda_error_hardware|gpu hardware (error|failure|fault)"),
     (_HARDWARE, "machine check", r"machine check exception|hardware error.*mce|\bmce: .*hardware error"),
+    # memory that is a file, and what reads alike
+    (_WORKLOAD, "kernel too large for the GPU", r"outofresources|out of resources?: "),
+    (
+        _WORKLOAD,
+        "shared memory too small",
+        r"(</torch_\d|shared memory|\bshm\b|/dev/shm).{0,200}(no space left|insufficient|too small|size limit)"
+        r"|(no space left|insufficient|out of) .{0,60}(shared memory|/dev/shm)"
+        r"|unable to mmap \d+ bytes from file </torch_",
+    ),
     # storage
     (_STORAGE, "disk full", r"no space left on device|errno 28\b|\benospc\b"),
     (_STORAGE, "disk quota", r"disk quota exceeded|errno 122\b|\bedquot\b"),
     (_STORAGE, "stale file handle", r"stale (nfs )?file handle|errno 116\b|\bestale\b"),
-    (_STORAGE, "input/output error", r"input/output error|remote i/o error|errno (5|121)\b"),
+    (_STORAGE, "input/output error", r"input/output error|remote i/o error|disk i/o error|errno (5|121)\b"),
     (_STORAGE, "read-only file system", r"read-only file system|errno 30\b"),
     (_STORAGE, "lost mount", r"transport endpoint is not connected|transport endpoint shutdown|errno (107|108)\b"),
     (_STORAGE, "failed write", r"pytorchstreamwriter failed writing|file write failed|unexpected pos \d+ vs \d+"),
     (_STORAGE, "damaged file", r"failed finding central directory|pytorchstreamreader failed|metadataincompletebuffer"),
+    (_STORAGE, "damaged file", r"header_?too_?(large|small)|invalid_?header_?(deserialization|length|start)\b"),
+    (_STORAGE, "damaged file", r"invalid load key|pickle data was truncated|unexpected eof, expected|ran out of input"),
+    (
+        _STORAGE,
+        "damaged file",
+        r"unexpected end of file|file is not a zip file|not a gzipped file|file signature not found",
+    ),
+    (
+        _STORAGE,
+        "object store",
+        r"an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50\d)\)",
+    ),
+    (
+        _STORAGE,
+        "object store",
+        r"google\.api_core\.exceptions\.(serviceunavailable|gatewaytimeout|internalservererror)",
+    ),
+    (_STORAGE, "object store", r"azure\.core\.exceptions\.service(request|response)error|serverbusy.*azure"),
     # network: signs of the link itself, not of a peer that is gone
     (_NETWORK, "InfiniBand error", r"got completion .*(status|error)[ =]*\d"),
     (
         _NETWORK,
         "InfiniBand error",
-        r"ibv_\w+ failed|transport retry counter|got async event ?: ?port error|local qp op",
+        r"ibv_\w+ failed|transport retry counter|async event ?: ?port error|local qp op|\bqp[ _]fatal",
     ),
     (_NETWORK, "no route", r"no route to host|network is unreachable|errno (101|113)\b|host is unreachable"),
     (
@@ -64,21 +95,24 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"connectfullmesh failed|socketstartconnect: connect to|failed to connect to .* timed out",
     ),
     (_NETWORK, "no connection", r"\bconnect ((to|from) \S+ )?failed ?: ?(connection timed out|software caused)"),
+    (
+        _NETWORK,
+        "no connection",
+        r"httpsconnectionpool\(.*(max retries exceeded|timed out)|couldn't connect to .?https?://",
+    ),
+    (_NETWORK, "no connection", r"could not connect to the endpoint url|\b50\d server error\b"),
     (_NETWORK, "no interface", r"no socket interface found|bootstrap : no socket interface|unable to find address for"),
     (_NETWORK, "UCX or OFI error", r"\bucx\b.*(endpoint|timeout|unreachable)|net/ofi .*(error|failed)|efa .*error"),
     # the workload: memory, kernels, data
     (_WORKLOAD, "GPU out of memory", r"cuda out of memory|cuda error: out of memory|outofmemoryerror"),
+    (_WORKLOAD, "GPU out of memory", r"cuda failure (\d+ )?'out of memory'"),
     (_WORKLOAD, "GPU out of memory", r"cublas_status_alloc_failed|cuda_error_out_of_memory|failed to cuda calloc"),
-    (
-        _WORKLOAD,
-        "shared memory too small",
-        r"insufficient shared memory|out of shared memory|bus error.*dataloader|/dev/shm",
-    ),
-    (_WORKLOAD, "shared memory too small", r"dataloader worker.*bus error"),
+    (_WORKLOAD, "shared memory too small", r"bus error.*dataloader|dataloader worker.*bus error"),
     (
         _WORKLOAD,
         "host out of memory",
-        r"memoryerror|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b",
+        r"\bmemoryerror|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b"
+        r"|\boom[-_ ]kill|out-of-memory handler",
     ),
     (_WORKLOAD, "dead data loader", r"dataloader worker .*(exited unexpectedly|is killed by signal)"),
     (_WORKLOAD, "assertion on the device", r"device-side assert|assertion `.*` failed|cuda_error_assert"),
@@ -86,13 +120,15 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "invalid kernel",
-        r"illegal instruction was encountered|no kernel image is available|invalid device function",
+        r"illegal instruction was encountered|no kernel image is available|invalid device function"
+        r"|not supported (by|on) this (gpu|device)",
     ),
+    (_WORKLOAD, "incompatible library", r"undefined symbol: |version `?glibc\w*_[\d.]+'? not found"),
     (_WORKLOAD, "too many open files", r"too many open files|errno 24\b"),
     (
         _WORKLOAD,
         "not a number",
-        r"found (nan|inf)|\b(loss|grad\w*|norm)\b.{0,40}\b(is|=|:) ?(nan|inf)\b|unexpected result (nan|inf)",
+        r"\bfound (nan|inf)\b|\b(loss|grad\w*|norm)\b.{0,40}\b(is|=|:) ?(nan|inf)\b|unexpected result (nan|inf)",
     ),
     (
         _WORKLOAD,
@@ -126,55 +162,68 @@ _OF_A_PROGRAM = (
 """Exceptions of Python that come from the program, its arguments or its data."""
 _COMPILED = tuple((kind, sign, re.compile(pattern, re.DOTALL)) for kind, sign, pattern in _SIGNS)
 _LOST_PEER = re.compile(
-    r"closed by (remote )?peer|reset by peer|ncclremoteerror|remote process exit|watchdog caught collective"
-    r"|socket recv failed while polling|broken pipe|communicator was aborted|heartbeat monitor timed out",
+    r"ncclremoteerror|remote process exit|watchdog caught collective|socket recv failed while polling"
+    r"|communicator was aborted|heartbeat monitor timed out",
 )
 
 
 def attribute(error: str, kernel: Iterable[str] = (), *, pid: int | None = None) -> Attribution | None:
     """Return the class of a failure; None if it is unknown.
 
+    An error of the program keeps its class beside an Xid, which is named as well.
+
     Args:
         error: exception, "type: message", or another text of the process; empty if it left none.
-        kernel: lines of the node's kernel log since the rank's start.
+        kernel: lines of the node's kernel log about this rank, as `telling_kernel_lines` returns them.
         pid: process of the rank, which the kernel may have killed for lack of memory.
     """
-    by_kernel = _attribute_kernel(tuple(kernel), pid)
-    if by_kernel is not None:
-        return by_kernel
+    by_kernel, by_error = _attribute_kernel(tuple(kernel), pid), _attribute_error(error)
+    if by_kernel is None or by_error is None or _OF_THE_DEVICE.search(error.lower()):
+        return by_kernel or by_error
+    return Attribution(kind=by_error.kind, sign="; also ".join(filter(None, (by_error.sign, by_kernel.sign))))
+
+
+def _attribute_error(error: str) -> Attribution | None:
     text = error.lower()
     for kind, sign, pattern in _COMPILED:
         if pattern.search(text):
             return Attribution(kind=kind, sign=sign)
     if _LOST_PEER.search(text) or is_peer_loss(error):
         return Attribution(kind=_CASCADE)  # the line says so in its own words
-    is_programs = error.partition(":")[0].strip().endswith(_OF_A_PROGRAM)
-    return Attribution(kind=_WORKLOAD) if is_programs else None
+    names = (part.rpartition(" ")[2] for part in error.split(":")[:-1])  # a group's, and that of its first exception
+    return Attribution(kind=_WORKLOAD) if any(name.endswith(_OF_A_PROGRAM) for name in names) else None
 
 
 def _attribute_kernel(lines: tuple[str, ...], pid: int | None) -> Attribution | None:
-    numbers = [xid for xid in xids(lines) if xid not in _FOLLOW]
-    broken = [xid for xid in numbers if xid not in _OF_THE_PROGRAM]
-    if broken:
-        return Attribution(kind=_HARDWARE, sign=f"Xid {broken[0]}")
+    found = (int(match[2]) for line in lines if (match := _XID.search(line)))
+    numbers = sorted((xid for xid in found if xid not in _NO_FAILURES), key=lambda xid: xid in _OF_THE_PROGRAM)
+    if numbers:
+        kind = _WORKLOAD if numbers[0] in _OF_THE_PROGRAM else _HARDWARE
+        return Attribution(kind=kind, sign=f"Xid {numbers[0]}")
     if any(_FALLEN_OFF.search(line) for line in lines):
         return Attribution(kind=_HARDWARE, sign="lost GPU")
-    if pid in {int(match[1]) for line in lines if (match := _MEMORY_KILL.search(line))}:
-        return Attribution(kind=_WORKLOAD, sign="host out of memory, killed by the kernel")
-    return Attribution(kind=_WORKLOAD, sign=f"Xid {numbers[0]}") if numbers else None
+    killed = {int(match[1]) for line in lines if (match := _MEMORY_KILL.search(line))}
+    return Attribution(kind=_WORKLOAD, sign="host out of memory, killed by the kernel") if pid in killed else None
 
 
-def telling_kernel_lines(records: Iterable[str], since_us: int) -> tuple[str, ...]:
-    """Return the lines of GPUs and of memory, without their prefix.
+def telling_kernel_lines(
+    records: Iterable[str], *, since_us: int, until_us: int, pid: int, gpu: str
+) -> tuple[str, ...]:
+    """Return the lines about a rank's GPU, or its process, without their prefix.
 
     Args:
         records: of /dev/kmsg: "priority,number,microseconds,flags;text".
-        since_us: only those of that time (since the node's boot) or later.
+        since_us: start of the rank, since the node's boot; ``until_us``: its end. Only the last five minutes count.
+        pid: process of the rank; gpu: PCI address of its GPU, "0000:3b:00"; empty if unknown.
     """
-    found = []
+    since_us, found = max(since_us, until_us - _RECENT_S * 1_000_000), []
     for record in records:
         head, _, text = record.partition(";")
         stamp = head.split(",")[2:3]
-        if stamp and stamp[0].isdigit() and int(stamp[0]) >= since_us and _TELLING.search(text):
+        if not (stamp and stamp[0].isdigit() and int(stamp[0]) >= since_us):
+            continue
+        xid, of_gpu = _XID.search(text), bool(gpu) and gpu.lower() in text.lower()
+        is_own = of_gpu or (xid[3] == str(pid) if xid else _MEMORY_KILL.search(text) is not None)
+        if is_own and (xid or _FALLEN_OFF.search(text) or _MEMORY_KILL.search(text)):
             found.append(text[:_LONGEST_LINE])
-    return tuple(found[:_MOST_LINES])
+    return tuple(found[-_MOST_LINES:])

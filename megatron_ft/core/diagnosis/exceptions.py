@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from megatron_ft.core.diagnosis.rank_snapshot import stack_wait
 from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_frame
 from megatron_ft.core.rerun import RerunState, rerun_state
 
@@ -22,8 +23,12 @@ _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
 _FATAL_MARK = "Fatal Python error: "
 _FRAME = re.compile(r'^[ |]+File "(.*)", line (\d+), in (.*)$')
 """A line of a traceback, also of one within an exception group, which draws its tree before it."""
+_TRACEBACK = "Traceback (most recent call last):"
+_LAST_ERROR = re.compile(r"^(?!During |The above )([A-Za-z_][\w.]*(?::.*)?)\Z", re.MULTILINE | re.DOTALL)
+"""Type and message after a traceback, whose own lines are indented."""
 _LOST_A_PEER = (
     "closed by peer",
+    "closed by remote peer",
     "reset by peer",
     "connection was closed",
     "connection refused",
@@ -37,6 +42,15 @@ _LOST_A_PEER = (
     "failed to pass",
 )
 """Messages, in lower case, of gloo, NCCL and torch's store when the other side of a collective is gone."""
+_GAVE_UP = re.compile(
+    r"(?:timed out|timeout|failed to pass)\D{0,60}?\b(\d+(?:\.\d+)?) ?(ms|milli|s\b|sec)"
+    r"|(?:ran for|timeout\(ms\)=) ?(\d+(?:\.\d+)?) ?(ms|milli|s\b|sec)?",
+    re.IGNORECASE,
+)
+_HOW_LOST = {
+    "closed": "closed", "reset": "reset", "refused": "refused", "broken pipe": "reset", "status=": "failed",
+    "timed out": "timed out", "timeout": "timed out",
+}
 _OF_A_COLLECTIVE = (
     *("gloo", "nccl", "c10d", "tcpstore", "processgroup", "monitoredbarrier"),
     *("distbackenderror", "distnetworkerror", "diststoreerror"),
@@ -109,13 +123,14 @@ def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutpu
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
-            return CrashOutput(error=without_empty_message(message))
+            return CrashOutput(error=without_empty_message(innermost_error(message)))
         error, more = str(message["message"]), message["extraInfo"]
         raised_at_s, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return CrashOutput()  # none was written, or the rank was ended while it wrote
     where = _where_raised(traceback, tuple(library))
-    return CrashOutput(error=without_empty_message(error), where=where, exception=traceback, raised_at_s=raised_at_s)
+    error = without_empty_message(innermost_error(error))
+    return CrashOutput(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
 
 
 def without_empty_message(error: str) -> str:
@@ -124,10 +139,40 @@ def without_empty_message(error: str) -> str:
     return error if alone is None else alone[1]
 
 
+def innermost_error(error: str) -> str:
+    """Return the last "type: message" of an exception whose message has the traceback of another one.
+
+    So a data loader reports what its worker raised. Other texts are returned unchanged.
+    """
+    at = error.rfind(_TRACEBACK)
+    found = None if at < 0 else _LAST_ERROR.search(error.rstrip(), at + len(_TRACEBACK))
+    return error if found is None else found[1]
+
+
 def is_peer_loss(error: str) -> bool:
     """Return True if an exception, "type: message", is what a collective raises when its other side is gone."""
     text = error.lower()
     return any(name in text for name in _OF_A_COLLECTIVE) and any(sign in text for sign in _LOST_A_PEER)
+
+
+def waited_s(error: str) -> float | None:
+    """Return the seconds after which a collective or a store gave up waiting; None if the error names none.
+
+    A connection that was closed, reset or refused proves nothing about time.
+    """
+    found = _GAVE_UP.search(error)
+    if found is None:
+        return None
+    number, unit = found[1] or found[3], found[2] or found[4] or "ms"
+    return float(number) / (1000 if unit.startswith("m") else 1)
+
+
+def connection_loss(error: str) -> str:
+    """Return how a collective lost its connection, in short: "gloo connection reset"."""
+    text = error.lower()
+    library = next((name for name in ("gloo", "nccl", "tcpstore") if name in text), "torch.distributed")
+    how = next((how for sign, how in _HOW_LOST.items() if sign in text), "lost")
+    return f"{library} connection {how}"
 
 
 def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
@@ -139,8 +184,17 @@ def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
 
 
 def _where_raised(traceback: str, library: tuple[str, ...]) -> str:
-    raised = traceback[max(0, traceback.rfind("Traceback (most recent call last):")) :]
-    found = [_FRAME.match(line) for line in raised.splitlines()]
-    frames = [Frame(match[1], int(match[2]), match[3]) for match in reversed(found) if match is not None]
-    frame = user_frame(frames, library=library)
+    frame = user_frame(_frames(traceback), library=library)
     return "" if frame is None else str(frame)
+
+
+def collective_raised_in(traceback: str) -> str:
+    """Return the collective in which an exception was raised: "all_reduce"; empty if in none."""
+    return stack_wait(_frames(traceback))
+
+
+def _frames(traceback: str) -> list[Frame]:
+    """Return the calls of the last exception in a traceback, innermost first."""
+    raised = traceback[max(0, traceback.rfind(_TRACEBACK)) :]
+    found = [_FRAME.match(line) for line in raised.splitlines()]
+    return [Frame(match[1], int(match[2]), match[3]) for match in reversed(found) if match is not None]

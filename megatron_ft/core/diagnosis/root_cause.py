@@ -331,18 +331,18 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
         return "root cause undetermined"
     places = {rank: place(by_rank[rank]) if rank in by_rank else "(no evidence received)" for rank in ranks[:_SHOWN]}
     candidates = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
-    spans = _spans(ranks)
-    rest = f", and more ({len(ranks)} in all)" if len(spans) > _MOST_SPANS else ""
-    more = f"; all candidates: ranks {', '.join(spans[:_MOST_SPANS])}{rest}" if len(ranks) > _SHOWN else ""
+    joined = spans(ranks)
+    rest = f", and more ({len(ranks)} in all)" if len(joined) > _MOST_SPANS else ""
+    more = f"; all candidates: ranks {', '.join(joined[:_MOST_SPANS])}{rest}" if len(ranks) > _SHOWN else ""
     return f"root cause undetermined; candidates: {candidates}{more}"
 
 
-def _spans(ranks: Sequence[int]) -> list[str]:
+def spans(ranks: Sequence[int]) -> list[str]:
     """Return ascending ranks with consecutive ones joined: "0-7", "9"."""
-    spans: list[list[int]] = []
+    found: list[list[int]] = []
     for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], rank]
+        if found and rank == found[-1][-1] + 1:
+            found[-1] = [found[-1][0], rank]
         else:
-            spans.append([rank])
-    return ["-".join(map(str, span)) for span in spans]
+            found.append([rank])
+    return ["-".join(map(str, span)) for span in found]

@@ -17,10 +17,10 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     describe_overdue,
     undetermined_hang,
 )
-from megatron_ft.core.diagnosis.exceptions import is_peer_loss
+from megatron_ft.core.diagnosis.exceptions import connection_loss, is_peer_loss, waited_s
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
-from megatron_ft.core.diagnosis.root_cause import RootCause, find
-from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.diagnosis.root_cause import RootCause, find, spans
+from megatron_ft.core.facts.launcher import Attribution, Cause, CauseKind, FailureClass
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
@@ -29,7 +29,9 @@ from megatron_ft.core.wording import listed, when
 _NETWORK_S = 0.3
 """Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
 _MOST = 0.5
-_SHOWN = 4
+_SHOWN, _NAMED = 4, 8
+_SLACK, _SLACK_S = 0.1, 1.0
+"""Share of a timeout, and seconds, by which a rank may have come to its place after others began to wait for it."""
 
 
 class HangDiagnosis:
@@ -129,13 +131,25 @@ def blamed(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, sev
 
 
 def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, several: bool) -> Cause | None:
-    """The rank that others have waited for until they failed; None if the notes are all, and show none as missing."""
-    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
+    """The rank that others have waited for until they failed; None if the notes are all, and show none as missing.
+
+    A rank is accused of another's timeout only if it was late for that long. Where no error tells of a timeout, a
+    connection was lost, for which a rank that lives is no cause.
+    """
+    victims = [note for note in notes if note.raised and is_peer_loss(note.raised)]
+    timeout_s = max(
+        (waited_s(error) or 0.0 for error in (first.error, *(note.raised for note in victims))), default=0.0
+    )
+    finding = find(notes, elapsed_s=timeout_s, are_all=are_all)
     if finding.rank is None:
+        if timeout_s == 0.0 and are_all:
+            return _lost_connection(victims, notes, first)
         return undetermined_hang(first, detail=finding.text) if finding.candidates or not are_all else None
     note = next(note for note in notes if note.rank == finding.rank)
     if note.raised and not is_peer_loss(note.raised):
         return _of_one(finding, note, first, several=several)
+    if not note.gone and not _was_late(note, timeout_s):
+        return _lost_connection(victims, notes, first)
     if is_peer_loss(note.raised):
         return None
     where = f" ({note.host})" if several and note.host else ""
@@ -156,6 +170,43 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
         detail=detail,
         host=note.host,
         section=_overdue(kind, note.section or first.timed),
+    )
+
+
+def _was_late(note: RankSnapshot, timeout_s: float) -> bool:
+    """Return True if a rank hasn't moved for as long as others have waited for it, or was never seen to start.
+
+    It may have come to its place a moment after the others began to wait.
+    """
+    is_unseen = not (note.state or note.has_stack)
+    return timeout_s > 0.0 and (is_unseen or note.quiet_s >= timeout_s - min(_SLACK_S, _SLACK * timeout_s))
+
+
+def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapshot], first: RankHung) -> Cause:
+    """Return the cause that accuses nobody: connections between ranks were lost."""
+    ranks = sorted({first.rank, *(note.rank for note in victims)})
+    names = [
+        name
+        for note in notes
+        if note.rank in ranks
+        for name in (*(each.name for each in note.in_flight), note.waits_in)
+    ]
+    op = next((f" in {name}" for name in names if name), "")
+    *most, last = map(str, ranks) if len(ranks) <= _NAMED else spans(ranks)
+    between = (
+        f"between ranks {listed(most)} and {last}"
+        if most
+        else f"between ranks {last}"
+        if len(ranks) > 1
+        else f"of rank {last}"
+    )
+    ended = next((note.rank for note in notes if note.gone and note.rank not in ranks), None)
+    return Cause(
+        kind=CauseKind.CRASH,
+        text=f"connection lost {between}{op}",
+        iteration=first.iteration,
+        detail="no rank had exited before" if ended is None else f"rank {ended} had exited",
+        attribution=Attribution(kind=FailureClass.NETWORK, sign=connection_loss(first.error)),
     )
 
 

@@ -84,6 +84,14 @@ def ports(sys: Path = Path("/sys")) -> list[Port]:
     ]
 
 
+def gpu_addresses(directory: str = "/proc/driver/nvidia/gpus") -> list[str]:
+    """Return the PCI addresses of NVIDIA's GPUs, "0000:3b:00", in their order; empty where there is no driver."""
+    try:
+        return sorted(name.partition(".")[0] for name in os.listdir(directory))
+    except OSError:
+        return []
+
+
 def kernel_log(path: str = _KERNEL_LOG) -> list[str]:
     """Return the kernel's log, as far as it is kept; empty if this user may not read it."""
     found: list[str] = []

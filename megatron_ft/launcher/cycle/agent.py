@@ -47,7 +47,7 @@ from megatron_ft.launcher.memory.keeper import KeeperEvent
 from megatron_ft.launcher.memory.memory_checkpoints import KeeperOrders, MemoryCheckpoints
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes.crash_evidence import kernel_lines_since
+from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
@@ -236,18 +236,21 @@ class FaultTolerantAgent(TorchAgent):
         self._launcher.control.accept_all()
         self._monitors.hear_all()
         assert worker.exitcode is not None
+        local_rank = worker.local_rank
         failed_alone = worker.exitcode != 0 and not worker.signals_sent
         self._hear(
             RankExited(
-                rank=self._machine.cycle.record.ranks[worker.local_rank],
+                rank=self._machine.cycle.record.ranks[local_rank],
                 cycle=self._machine.cycle.record.cycle,
-                local_rank=worker.local_rank,
+                local_rank=local_rank,
                 pid=worker.pid,
                 exitcode=worker.exitcode,
                 at_ns=worker.exited_at_ns,
                 signals_sent=tuple(sorted(worker.signals_sent)),
                 signalled_at_ns=worker.signalled_at_ns,
-                kernel=kernel_lines_since(worker.started_at_ns) if failed_alone else (),
+                kernel=kernel_lines_about(local_rank, worker.pid, worker.started_at_ns, worker.exited_at_ns)
+                if failed_alone
+                else (),
             )
         )
 

@@ -6,7 +6,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.board.layout import BoardSnapshot
@@ -18,7 +18,7 @@ from megatron_ft.core.facts.launcher import RankExited
 from megatron_ft.core.facts.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
-from megatron_ft.ipc.linux.node_facts import kernel_log
+from megatron_ft.ipc.linux.node_facts import gpu_addresses, kernel_log
 from megatron_ft.launcher.base import bounded_file_calls
 
 _LAST_LINES = 40
@@ -37,9 +37,20 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
     )
 
 
-def kernel_lines_since(started_ns: int) -> tuple[str, ...]:
-    """Return what the kernel has written of GPUs and memory since then; nothing where this user may not read it."""
-    return telling_kernel_lines(bounded_file_calls.call(kernel_log, []), started_ns // 1000)
+def kernel_lines_about(
+    local_rank: int, pid: int, started_ns: int, ended_ns: int, environ: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """Return the kernel's last lines about a rank's GPU or process; nothing where this user may not read them."""
+    gpu = gpu_of(bounded_file_calls.call(gpu_addresses, []), environ.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    records = bounded_file_calls.call(kernel_log, [])
+    return telling_kernel_lines(records, since_us=started_ns // 1000, until_us=ended_ns // 1000, pid=pid, gpu=gpu)
+
+
+def gpu_of(addresses: Sequence[str], visible: str | None, local_rank: int) -> str:
+    """Return the PCI address of a rank's GPU, as the launcher's ``CUDA_VISIBLE_DEVICES`` says; empty if unknown."""
+    numbers = [str(number) for number in range(len(addresses))] if visible is None else visible.split(",")
+    number = numbers[local_rank].strip() if local_rank < len(numbers) else ""
+    return addresses[int(number)] if number.isdecimal() and int(number) < len(addresses) else ""
 
 
 @dataclass(frozen=True)

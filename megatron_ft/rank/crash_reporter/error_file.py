@@ -9,6 +9,8 @@ import time
 import traceback
 from types import TracebackType
 
+from megatron_ft.core.diagnosis.exceptions import innermost_error
+
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
@@ -31,7 +33,10 @@ def write_error_file(kind: type[BaseException], error: BaseException, where: Tra
 
 
 def type_and_message(kind: type[BaseException], error: BaseException) -> str:
-    """Return type and message of an exception, as in "ValueError: no such layer"; of a group, also its first one's."""
+    """Return type and message of an exception, as in "ValueError: no such layer"; of a group, also its first one's.
+
+    Of an exception that hands on a traceback (a data loader's), those at its end.
+    """
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a user's class may raise anything here, and that would hide what it is about
@@ -39,4 +44,4 @@ def type_and_message(kind: type[BaseException], error: BaseException) -> str:
     within = getattr(error, "exceptions", None)
     if isinstance(within, tuple) and within and isinstance(within[0], BaseException):  # a group's, from Python 3.11 on
         text = f"{text}: {type_and_message(type(within[0]), within[0])}"
-    return f"{kind.__name__}: {text}"
+    return innermost_error(f"{kind.__name__}: {text}")

@@ -9,7 +9,8 @@ import yaml
 
 from megatron_ft.core.diagnosis.attribution import attribute, telling_kernel_lines
 from megatron_ft.core.diagnosis.cycle_cause import find_cause
-from megatron_ft.core.facts.launcher import RankExited
+from megatron_ft.core.facts.launcher import FailureClass, RankExited
+from megatron_ft.launcher.processes.crash_evidence import gpu_of
 
 LABELLED = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
 FAILURES = [(label, each["issue"], each["text"]) for label, group in LABELLED.items() for each in group]
@@ -37,14 +38,60 @@ def test_error_that_no_sign_fits_has_no_class(text: str) -> None:
     assert attribute(text) is None
 
 
-def test_xid_of_the_device_counts_more_than_the_ranks_exception() -> None:
-    found = attribute("RuntimeError: CUDA error: an illegal memory access was encountered", [XID.format(79)])
-    assert str(found) == "hardware: Xid 79"
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)", "shared memory too small"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "shared memory too small"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/dev/shm/vocab.bin'", ""),
+        ("RuntimeError: this dtype is not supported by this GPU hardware", "invalid kernel"),
+        ("RuntimeError: Cuda failure 'out of memory'", "GPU out of memory"),
+        ("OutOfResources: out of resource: shared memory, Required: 163840", "kernel too large for the GPU"),
+        ("ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda", "incompatible library"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0", "host out of memory"),
+        ("ExceptionGroup: unhandled (2 sub-exceptions): KeyError: 'lr'", ""),
+    ],
+)
+def test_workloads_errors_that_read_like_another_class_stay_the_workloads(text: str, found: str) -> None:
+    told = attribute(text)
+    assert told is not None
+    assert (told.kind, told.sign) == (FailureClass.WORKLOAD, found)
 
 
-def test_xid_that_only_follows_has_no_class() -> None:
-    assert attribute("", [XID.format(45)]) is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "RuntimeError: found information on 3 nodes",
+        "RuntimeError: the tracker's queue has an entry nanoseconds old",
+    ],
+)
+def test_errors_of_the_programs_own_connections_and_words_have_no_class(text: str) -> None:
+    assert attribute(text) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "xid", "found"),
+    [
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", 79, "hardware: Xid 79"),
+        ("", 79, "hardware: Xid 79"),
+        ("RuntimeError: it broke", 79, "hardware: Xid 79"),
+        ("ValueError: unknown option --lr-decay", 79, "workload: Xid 79"),
+        ("OSError: [Errno 28] No space left on device", 13, "storage: disk full; also Xid 13"),
+        ("ValueError: unknown option --lr-decay", 63, "workload"),
+        ("", 63, "None"),
+        ("", 92, "None"),
+        ("", 45, "None"),
+    ],
+)
+def test_xid_counts_beside_an_error_of_the_program_and_never_instead_of_it(error: str, xid: int, found: str) -> None:
+    assert str(attribute(error, [XID.format(xid)])) == found
+
+
+def test_xid_that_breaks_the_device_counts_more_than_that_of_a_kernel() -> None:
     assert str(attribute("", [XID.format(45), XID.format(31)])) == "workload: Xid 31"
+    assert str(attribute("", [XID.format(31), XID.format(79)])) == "hardware: Xid 79"
 
 
 def test_process_that_the_kernel_killed_for_memory_is_the_workloads() -> None:
@@ -53,9 +100,30 @@ def test_process_that_the_kernel_killed_for_memory_is_the_workloads() -> None:
     assert attribute("", [line], pid=4712) is None
 
 
-def test_kernel_lines_from_before_the_rank_are_left_out() -> None:
-    records = [f"6,1,{us},-;{XID.format(us)}" for us in (10, 20, 30)] + ["6,1,40,-;eth0: link is up", "no record"]
-    assert telling_kernel_lines(records, since_us=20) == (XID.format(20), XID.format(30))
+def test_kernel_lines_count_for_the_ranks_own_gpu_or_process_in_its_last_minutes() -> None:
+    def told(*lines: str, since_us: int = 0, until_us: int = 400_000_000, gpu: str = "0000:3b:00") -> int:
+        records = [f"6,1,{us},-;{line}" for us in (50_000_000, 200_000_000) for line in lines]
+        found = telling_kernel_lines(records, since_us=since_us, until_us=until_us, pid=77, gpu=gpu)
+        assert set(found) <= set(lines)
+        return len(found)
+
+    own, others = XID.format(79), XID.format(79).replace("3b", "99").replace("pid=77", "pid=9")
+    killed = "Memory cgroup out of memory: Killed process 77 (python)"
+    assert told(own) == told(killed) == 1  # the older ones are from six minutes before the end
+    assert told(own, until_us=300_000_000) == 2
+    assert told(own, since_us=300_000_000) == told(others) == told("eth0: link is up") == 0
+    assert told(own, gpu="") == 1, "by its process, where the GPU isn't known"
+    assert told("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus") == 1
+    assert told("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", gpu="") == 0
+    assert telling_kernel_lines(["no record"], since_us=0, until_us=1, pid=1, gpu="") == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "found"),
+    [(None, 1, "0000:4b:00"), ("1,0", 0, "0000:4b:00"), ("GPU-1f", 0, ""), ("7", 0, ""), (None, 2, ""), ("", 0, "")],
+)
+def test_address_of_a_ranks_gpu_follows_the_visible_devices(visible: str | None, local_rank: int, found: str) -> None:
+    assert gpu_of(["0000:3b:00", "0000:4b:00"], visible, local_rank) == found
 
 
 def test_cause_line_ends_with_the_class() -> None:

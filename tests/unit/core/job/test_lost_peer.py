@@ -10,7 +10,7 @@ import pytest
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, waited_s
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
@@ -50,7 +50,7 @@ def waiting(rank: int) -> RankSnapshot:
     )
 
 
-def stuck(rank: int, *, state: str = "S", section: str | None = "step") -> RankSnapshot:
+def stuck(rank: int, *, state: str = "S", section: str | None = "step", quiet_s: float = 5.1) -> RankSnapshot:
     return RankSnapshot(
         rank=rank,
         host=f"host-{rank}",
@@ -61,6 +61,7 @@ def stuck(rank: int, *, state: str = "S", section: str | None = "step") -> RankS
         frame="train.py:7 next_batch",
         section=section,
         open_s=5.1,
+        quiet_s=quiet_s,
         iteration=4,
     )
 
@@ -83,6 +84,77 @@ def test_rank_that_neither_waits_nor_has_lost_a_peer_is_named(others: Sequence[R
     assert found.text == "rank 2 keeps the others waiting in 'step' for 5.1 s"
     assert found.detail.startswith("in train.py:7 next_batch; ")
     assert found.detail.endswith(f"rank 0 raised {TIMED_OUT}")
+
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:27041"
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [
+        (CLOSED, "gloo connection closed"),
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection reset by peer", "gloo connection reset"),
+        ("DistNetworkError: Connection refused", "torch.distributed connection refused"),
+        (
+            "DistBackendError: NCCL error: remote process exited or there was a network error, NET/IB: Got completion "
+            "from peer 10.0.0.2 with status=12 opcode=0 vendor err 129",
+            "nccl connection failed",
+        ),
+        (
+            "RuntimeError: [gloo/transport/tcp/pair.cc:1] Application timeout caused pair closure: closed",
+            "gloo connection closed",
+        ),
+    ],
+)
+def test_connection_that_was_lost_accuses_no_rank_that_lives_however_late_it_is(error: str, how: str) -> None:
+    notes = (failed(0, error), stuck(1, quiet_s=60.0), failed(2, error), failed(3, error))
+    found = blamed(notes, replace(FIRST, error=error), are_all=True, several=True)
+    assert found is not None
+    assert (found.rank, found.host, found.text) == (None, "", "connection lost between ranks 0, 2 and 3")
+    assert found.line.endswith(f"no rank had exited before (network: {how})")
+
+
+def test_rank_is_accused_of_a_timeout_only_if_it_was_late_for_that_long() -> None:
+    late, soon = (cause(failed(0), stuck(2, quiet_s=seconds), failed(1), failed(3)) for seconds in (4.6, 2.5))
+    assert late is not None
+    assert soon is not None
+    assert (late.rank, soon.rank) == (2, None)
+    assert soon.text == "connection lost between ranks 0, 1 and 3"
+
+
+def test_collective_of_a_lost_connection_is_named_where_a_rank_is_still_in_it() -> None:
+    notes = (failed(0, CLOSED), stuck(1), replace(waiting(2), raised=CLOSED))
+    found = blamed(notes, replace(FIRST, error=CLOSED), are_all=True, several=False)
+    assert found is not None
+    assert found.text == "connection lost between ranks 0 and 2 in all_reduce #5"
+
+
+def test_rank_that_was_gone_before_a_connection_closed_is_named() -> None:
+    found = blamed(
+        (failed(0, CLOSED), left(1), failed(2, CLOSED)), replace(FIRST, error=CLOSED), are_all=True, several=False
+    )
+    assert found is not None
+    assert (found.rank, found.kind) == (1, CauseKind.CRASH)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (TIMED_OUT, 5.0),
+        ("DistStoreError: wait timeout after 4000ms, keys: /0", 4.0),
+        ("DistStoreError: Timed out after 31 seconds waiting for clients. 1/2 clients joined.", 31.0),
+        ("RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms", 2.0),
+        (
+            "RuntimeError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, Timeout(ms)=600000) ran "
+            "for 600029 milliseconds before timing out.",
+            600.0,
+        ),
+        (CLOSED, None),
+        ("RuntimeError: gloo: Application timeout caused pair closure", None),
+    ],
+)
+def test_seconds_that_a_collective_waited_are_read_from_its_error(error: str, seconds: float | None) -> None:
+    assert waited_s(error) == seconds
 
 
 @pytest.mark.parametrize("others", [(failed(1), failed(3)), (waiting(1), waiting(3))])
