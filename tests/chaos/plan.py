@@ -77,7 +77,7 @@ _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", 
 HOSTS = 3
 _LOST_HOST = (
     r".*(no (message from its launcher|packet from its host)|its launcher exited|"
-    r", likely a consequence of another rank's exit)|"
+    r", which had lost its connection to another rank|connection lost (between|of) )|"
     r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*"
     r"\brank {rank} \(no evidence received\)"
 )

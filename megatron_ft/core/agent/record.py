@@ -371,8 +371,7 @@ class CycleRecord:
             end,
             iteration=None if board is None else board.iteration,
             error=words.error or None,
-            error_at_s=words.raised_at_s,
-            raised_at_ns=words.raised_at_ns,
+            raised_at_ns=min(words.raised_at_ns, end.at_ns or words.raised_at_ns),
             where=words.where,
             rerun_state=words.rerun,
         )

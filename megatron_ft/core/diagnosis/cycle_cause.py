@@ -137,7 +137,7 @@ def find_cause(
 
     A verdict precedes every exit, because the launcher ends what was found hung. Otherwise the cause is the first exit
     that launcher and monitor didn't cause; among exits seen at the same time a signal from outside is likelier than an
-    error that the loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that
+    error that the loss of a peer would raise, too; otherwise the earliest exit or exception counts. A rank that
     had raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
     ranks that were seen to raise, whenever they were signalled.
     """
@@ -168,7 +168,7 @@ def find_cause(
     cause = min(tied, key=_suspicion)
     parts = [f"in {cause.where}" if cause.where else ""]
     if cause in followed:
-        parts.append("likely a consequence of another rank's exit")
+        parts.append("which had lost its connection to another rank")
     elif followed and cause in others:
         parts.append(f"{counted(len(followed), 'other')} failed because of it")
     detail = ", ".join(part for part in parts if part)
@@ -222,8 +222,7 @@ def _suspicion(rank_exit: RankExited) -> tuple[int, int, int, int]:
     # a library that loses its peer aborts (SIGABRT) or raises an error; nothing sends SIGKILL for it
     is_weak = crashed_of_exception(rank_exit) or name == "SIGABRT" or not name.startswith("SIG")
     grade = 1 if is_weak else 2 if name == "SIGTERM" else 0
-    error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
-    return grade, error_at, rank_exit.at_ns, rank_exit.rank
+    return grade, rank_exit.raised_at_ns or rank_exit.at_ns, rank_exit.at_ns, rank_exit.rank
 
 
 def _kind_of(rank_exit: RankExited) -> CauseKind:

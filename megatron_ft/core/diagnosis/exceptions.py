@@ -48,8 +48,13 @@ _GAVE_UP = re.compile(
     re.IGNORECASE,
 )
 _HOW_LOST = {
-    "closed": "closed", "reset": "reset", "refused": "refused", "broken pipe": "reset", "status=": "failed",
-    "timed out": "timed out", "timeout": "timed out",
+    "closed": "closed",
+    "reset": "reset",
+    "refused": "refused",
+    "broken pipe": "reset",
+    "status=": "failed",
+    "timed out": "timed out",
+    "timeout": "timed out",
 }
 _OF_A_COLLECTIVE = (
     *("gloo", "nccl", "c10d", "tcpstore", "processgroup", "monitoredbarrier"),
@@ -72,9 +77,7 @@ class CrashOutput(NamedTuple):
     crashed_at: str = ""
     """Innermost call in the user's code at that signal."""
     raised_at_ns: int = 0
-    """CLOCK_MONOTONIC; 0 if unknown."""
-    raised_at_s: int | None = None
-    """Whole seconds of the wall clock; None where that isn't known."""
+    """CLOCK_MONOTONIC; the latest possible time where it is known in whole seconds, 0 if unknown."""
     rerun: RerunState | None = None
     """The state of Megatron's rerun state machine at the exit; None if the rank has written none."""
 
@@ -118,19 +121,24 @@ def _words(text: str, mark: str, places: tuple[str, ...]) -> CrashOutput:
     )
 
 
-def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
-    """Read the error file of a rank that raised, written by torch's error handler or in its format."""
+def words_of_error_file(text: str, *, wall_offset_ns: int = 0, library: Iterable[str] = ()) -> CrashOutput:
+    """Read the error file of a rank that raised, written by torch's error handler or in its format.
+
+    ``wall_offset_ns``: time of the wall clock minus CLOCK_MONOTONIC.
+    """
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
             return CrashOutput(error=without_empty_message(innermost_error(message)))
         error, more = str(message["message"]), message["extraInfo"]
-        raised_at_s, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
+        second, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return CrashOutput()  # none was written, or the rank was ended while it wrote
     where = _where_raised(traceback, tuple(library))
     error = without_empty_message(innermost_error(error))
-    return CrashOutput(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
+    return CrashOutput(
+        error=error, where=where, exception=traceback, raised_at_ns=max(0, (second + 1) * 10**9 - wall_offset_ns)
+    )
 
 
 def without_empty_message(error: str) -> str:

@@ -217,7 +217,8 @@ def _place(note: RankSnapshot) -> str:
     if note.closing:
         return _joined("has ended its monitoring", where)
     if not note.has_stack:
-        return "no stack could be collected"
+        state = f", process state {note.state}" if note.state else ""
+        return f"does not answer (no stack could be collected{state})"
     if not note.has_collectives:
         return _joined(where, "holding the GIL")
     return _joined(where, "computing") if note.is_busy else where

@@ -123,7 +123,9 @@ class _Absent:
 
     @functools.cached_property
     def _unseen(self) -> frozenset[int]:
-        return frozenset(note.rank for note in self.by_rank.values() if _is_unseen(note))
+        mute = frozenset(note.rank for note in self.by_rank.values() if _is_mute(note))
+        unseen = frozenset(note.rank for note in self.by_rank.values() if _is_unseen(note))
+        return unseen or (mute if len(mute) == 1 else _NONE)  # several may wait for each other
 
     def from_one(self, collective: Collective) -> frozenset[int]:
         """Return the group members missing from the collective; if none, those of unknown state."""
@@ -182,6 +184,11 @@ def _is_unseen(note: RankSnapshot) -> bool:
     return note.found_hung and not (note.state or note.has_stack) and _may_wait(note)
 
 
+def _is_mute(note: RankSnapshot) -> bool:
+    """Return True if a rank lives and doesn't answer: it holds the GIL, or has no thread that could."""
+    return bool(note.state) and not (note.has_stack or note.has_collectives or note.gone or note.closing)
+
+
 def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float, *, are_all: bool) -> tuple[set[int], bool]:
     """Return the possible causes (none if the snapshots show nothing), and whether a single one is certain."""
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
@@ -209,6 +216,8 @@ def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float, *, 
         return roots, False
     if roots and all(by_rank[rank].raised for rank in roots):
         return set(), False  # a rank that raised because it lost a peer isn't the cause
+    if any(_is_mute(by_rank[rank]) for rank in roots):
+        return roots, False
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
     return _explanations(waits), True

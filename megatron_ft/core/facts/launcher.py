@@ -406,7 +406,7 @@ class RankExited:
         at_ns: when the launcher saw it.
         signals_sent: numbers of the signals that the launcher or the rank's monitor had sent before.
         signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
-        error_at_s: wall-clock time of the exception in whole seconds; raised_at_ns: monotonic time, 0 if unknown.
+        raised_at_ns: time by which its exception was raised; 0 if unknown.
         where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
         rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
         kernel: lines of the kernel's log on GPUs and memory, since the rank's start.
@@ -424,7 +424,6 @@ class RankExited:
     at_ns: Moment = 0
     signals_sent: tuple[int, ...] = ()
     signalled_at_ns: Moment = 0
-    error_at_s: Count | None = None
     raised_at_ns: Moment = 0
     where: str = ""
     rerun_state: RerunState | None = None

@@ -28,12 +28,16 @@ _MAX_BYTES = 16_384
 def read_last_words(reported: str, error_file: str) -> CrashOutput:
     """Return the last exception of a rank, from its report to its monitor (``reported``) and torch's error file."""
     words = last_words(reported, library=LIBRARIES)
-    told = words_of_error_file(bounded_file_calls.call(lambda: _content(error_file), ""), library=LIBRARIES)
+    told = words_of_error_file(
+        bounded_file_calls.call(lambda: _content(error_file), ""),
+        wall_offset_ns=time.time_ns() - time.monotonic_ns(),
+        library=LIBRARIES,
+    )
     return words._replace(
         error=words.error if is_peer_loss(words.error) else told.error or words.error,
         where=words.where or told.where,
         exception=words.exception or told.exception,
-        raised_at_s=told.raised_at_s,
+        raised_at_ns=words.raised_at_ns or told.raised_at_ns,
     )
 
 

@@ -133,9 +133,14 @@ def test_cause_line_has_the_iteration_where_it_is_known() -> None:
         ([ended(0, 1, 0), ended(1, -11, 3)], 1, CauseKind.CRASH),
         # ... but not if it came much later
         ([ended(0, 1, 0), ended(1, -9, 900)], 0, CauseKind.CRASH),
-        # the earlier error, by the time it was recorded
-        ([ended(0, 1, 0, error="e", error_at_s=8), ended(1, 1, 3, error="e", error_at_s=7)], 1, CauseKind.CRASH),
-        ([ended(0, 1, 0), ended(1, 1, 3, error="e", error_at_s=7)], 1, CauseKind.CRASH),
+        # the earlier exit or error; an exit without an error doesn't lose against errors that it caused
+        (
+            [ended(0, 1, 9, error="e", raised_at_ns=8 * MS), ended(1, 1, 10, error="e", raised_at_ns=7 * MS)],
+            1,
+            CauseKind.CRASH,
+        ),
+        ([ended(0, 1, 0), ended(1, 1, 9, error="e", raised_at_ns=7 * MS)], 0, CauseKind.CRASH),
+        ([ended(0, 1, 8), ended(1, 1, 9, error="e", raised_at_ns=7 * MS)], 1, CauseKind.CRASH),
         # SIGTERM of somebody else is the least likely: often a scheduler's, for all
         ([ended(0, -15, 0), ended(1, 1, 3)], 1, CauseKind.CRASH),
         # nothing but our own signals: still an answer
@@ -233,8 +238,8 @@ def test_error_of_a_rank_that_lost_a_peer_is_a_consequence(error: str, follows: 
             1,
             "rank 1 exited with code 7, in loader.py:88 next_batch, 1 other failed because of it",
         ),
-        ([ended(1, -6, 5000)], 0, "likely a consequence of another rank's exit"),  # much later
-        ([], 0, "likely a consequence of another rank's exit"),
+        ([ended(1, -6, 5000)], 0, "which had lost its connection to another rank"),  # much later
+        ([], 0, "which had lost its connection to another rank"),
     ],
 )
 def test_lost_peer_is_the_cause_only_if_no_other_rank_failed_at_that_time(

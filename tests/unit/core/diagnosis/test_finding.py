@@ -98,6 +98,20 @@ def test_rank_whose_evidence_is_alone_is_accused_only_if_it_does_not_wait() -> N
     assert find([note(1, found_hung=True)], elapsed_s=10.0, are_all=False).rank == 1
 
 
+def mute(rank: int) -> RankSnapshot:
+    """A rank that lives and whose threads don't answer: it holds the GIL."""
+    return RankSnapshot(rank=rank, state="R", is_busy=True)
+
+
+def test_rank_that_alone_does_not_answer_is_the_candidate_while_all_others_wait() -> None:
+    finding = find([inside(0), inside(1), mute(2), inside(3)], elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (2,))
+    assert finding.text.endswith("candidates: rank 2 does not answer (no stack could be collected, process state R)")
+    seen = find([inside(0), outside(1), mute(2), inside(3)], elapsed_s=10.0)
+    assert seen.rank == 1, "a rank that is seen outside the collective"
+    assert find([inside(0), mute(1), mute(2), inside(3)], elapsed_s=10.0).candidates == ()
+
+
 def test_rank_that_waits_for_a_waiting_rank_is_no_cause() -> None:
     """Tensor pairs (0, 1), (2, 3), data pairs (0, 2), (1, 3): 3 hangs, 2 waits for it, 0 for 2, 1 for 3 or 0."""
     notes = [
@@ -279,7 +293,8 @@ def test_a_note_survives_its_message() -> None:
         ({"state": "T"}, "in train.py:1 step"),
         ({"is_saving": True}, "in a checkpoint write, in train.py:1 step"),
         ({"gone": True}, "has ended"),
-        ({"has_stack": False, "frame": ""}, "no stack could be collected"),
+        ({"has_stack": False, "frame": ""}, "does not answer (no stack could be collected)"),
+        ({"has_stack": False, "state": "R"}, "does not answer (no stack could be collected, process state R)"),
         ({"waits_in": "barrier"}, "in barrier, in train.py:1 step"),
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, words_of_error_file
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, innermost_error, words_of_error_file
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 
 
@@ -54,13 +55,13 @@ def test_error_file_has_the_same_fields_as_that_of_torch(path: Path) -> None:
 
 def test_error_file_is_read_as_it_was_written(path: Path) -> None:
     write_error_file(*raised(KeyError("lost")))
-    words = words_of_error_file(path.read_text())
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    words = words_of_error_file(path.read_text(), wall_offset_ns=offset_ns)
     assert words.error == "KeyError: 'lost'"
     assert words.where.startswith("test_error_file.py:")
     assert words.where.endswith(" raised")
     assert words.exception.startswith("Traceback (most recent call last):")
-    assert words.raised_at_s is not None
-    assert words.raised_at_s > 1_700_000_000
+    assert -0.1 < words.raised_at_ns / 1e9 - time.monotonic() < 1.1, "the end of the second in which it was written"
 
 
 def test_existing_error_file_is_not_overwritten(path: Path) -> None:
@@ -107,6 +108,46 @@ class Group(Exception):
     """Has what an ExceptionGroup, which Python 3.10 lacks, has."""
 
     exceptions = (LookupError("in a task"), KeyError("b"))
+
+
+WORKERS = """OSError: Caught OSError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+  File "train.py", line 6, in __getitem__
+    raise OSError(5, "Input/output error", "/data/shard-17.bin")
+OSError: [Errno 5] Input/output error: '/data/shard-17.bin'
+"""
+CHAINED = """RuntimeError: task failed
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 2, in g
+my.lib.TaskError: two
+lines: of text
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (WORKERS, "OSError: [Errno 5] Input/output error: '/data/shard-17.bin'"),
+        (CHAINED, "my.lib.TaskError: two\nlines: of text"),
+        ("ValueError: a plain one", "ValueError: a plain one"),
+        ("E: Traceback (most recent call last):\n  cut", "E: Traceback (most recent call last):\n  cut"),
+    ],
+)
+def test_exception_that_hands_on_a_traceback_is_told_by_the_last_one_in_it(told: str, found: str, path: Path) -> None:
+    assert innermost_error(told) == found
+    kind, _, message = told.partition(": ")
+    write_error_file(*raised(type(kind, (Exception,), {})(message)))
+    assert words_of_error_file(path.read_text()).error == found
+    path.write_text(json.dumps({"message": {"message": told, "extraInfo": {"timestamp": "1"}}}))
+    assert words_of_error_file(path.read_text()).error == found, "as torch's own handler writes it"
 
 
 def test_group_of_exceptions_tells_its_first_one(path: Path) -> None:
