@@ -45,8 +45,9 @@ def kernel_lines_about(
     local_rank: int, pid: int, started_ns: int, ended_ns: int, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
     """Return the kernel's last lines about a rank's GPU or process; nothing where this user may not read them."""
-    gpu = gpu_of(bounded_file_calls.call(lambda: gpu_addresses(), []), environ.get("CUDA_VISIBLE_DEVICES"), local_rank)
-    records = bounded_file_calls.call(kernel_log, [])
+    none: list[str] = []
+    addresses, records = bounded_file_calls.call(gpu_addresses, none), bounded_file_calls.call(kernel_log, none)
+    gpu = gpu_of(addresses, environ.get("CUDA_VISIBLE_DEVICES"), local_rank)
     return telling_kernel_lines(records, since_us=started_ns // 1000, until_us=ended_ns // 1000, pid=pid, gpu=gpu)
 
 
