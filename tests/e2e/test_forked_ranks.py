@@ -1,8 +1,7 @@
-"""A rank that is forked from its script, run ahead, is like one that is a fresh interpreter."""
+"""A rank that is forked from its script, run ahead, ends and runs modules as one that is a fresh interpreter."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -15,26 +14,11 @@ from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, c
 __all__ = ["launcher"]
 
 SUPPORT = ROOT / "tests" / "support"
-TWO = ("--nproc-per-node", "2")
 
 
 def was_forked(launched: Launched) -> bool:
     states = [event["state"] for event in launched.events("fork_server")]
     return "ready" in states and not launched.events("fork_failed") and not launched.events("fresh_interpreters")
-
-
-def torchrun(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same under torchrun."""
-    (tmp_path / "torchrun").mkdir()
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments],
-        cwd=tmp_path / "torchrun",
-        env={**clean_environment(), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "SEEDS": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
 
 
 def normal(text: str, directory: Path) -> list[str]:
@@ -44,22 +28,6 @@ def normal(text: str, directory: Path) -> list[str]:
     ours = "TORCHELASTIC|TMPDIR|FT_TEST|PYTHON|TORCH_NCCL|MEGATRON_FT|NVRX"
     text = re.sub(rf"'({ours})\w*', ", "", text)
     return sorted(text.splitlines())
-
-
-def test_a_forked_rank_finds_what_a_fresh_one_finds(launcher: Launcher, tmp_path: Path) -> None:
-    script = str(SUPPORT / "fingerprint.py")
-    theirs = torchrun(tmp_path, *TWO, script, "a", "b c")
-    launched = launcher.start([script, "a", "b c"], *TWO, env={"SEEDS": str(tmp_path)})
-    ours = launched.wait(100)
-    launched.assert_nothing_left()
-    assert was_forked(launched)
-    assert (ours.code, theirs.returncode) == (0, 0), (ours.err, theirs.stderr)
-    for mine, other in zip(
-        normal(ours.out, launched.directory), normal(theirs.stdout, tmp_path / "torchrun"), strict=True
-    ):
-        assert mine == other
-    seeds = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert all(first != second for first, second in zip(*seeds, strict=True)), "ranks draw the same numbers"
 
 
 def test_a_forked_rank_ends_as_a_fresh_one_does(launcher: Launcher, tmp_path: Path) -> None:

@@ -147,6 +147,8 @@ class CrashReporter:
 
     def forget_in_child(self) -> None:
         """Disable reports in a forked child (a data-loader worker), whose end isn't the rank's."""
+        if self._stack.number >= 0 and self._signal is not None:
+            faulthandler.unregister(self._signal)
         if self._stack.number >= 0 and self._enabled_faulthandler:
             faulthandler.disable()
         if self._socket is not None:
@@ -154,6 +156,7 @@ class CrashReporter:
             self._socket.detach()
             self._socket = None
         self._unhook()
+        self._stack.close()
 
     def _unhook(self) -> None:
         if self._hook is not None:

@@ -1,0 +1,57 @@
+"""Generators that a process has once belong to the program: in a rank, a draw of ours would change what it draws.
+
+A violation is planted in each spelling, to prove that it is found. ruff's NPY002 finds those of numpy.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import megatron_ft
+
+PACKAGE = Path(megatron_ft.__file__).parent
+OWN = {"Random", "SystemRandom"}
+
+
+def draws_of_the_program(code: str) -> list[int]:
+    """Return the lines that use a function of the module ``random``, which draws from the generator that all share."""
+    tree = ast.parse(code)
+    modules = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "random"
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "random" and node.level == 0:
+            found += [node.lineno] if {alias.name for alias in node.names} - OWN else []
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            found += [node.lineno] if node.attr not in OWN else []
+    return found
+
+
+def test_package_has_generators_of_its_own() -> None:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert [(str(path), line) for path in paths for line in draws_of_the_program(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("import random\nrandom.uniform(0.1, 0.2)", [2]),
+        ("def f():\n    import random as chance\n    chance.seed(1)", [3]),
+        ("from random import uniform", [1]),
+        ("from random import Random, choice", [1]),
+        ("import random\nstate = random.getstate\nx = random.Random()", [2]),
+        ("import random\nrandom.Random(1).random()\nrandom.SystemRandom().random()", []),
+        ("from random import Random\nfrom .random import uniform", []),
+        ("def f(random):\n    random.uniform()", []),
+    ],
+)
+def test_a_planted_draw_from_the_shared_generator_is_found(code: str, lines: list[int]) -> None:
+    assert draws_of_the_program(code) == lines
