@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from megatron_ft.coordinator.service import Service, prepare_process
-from megatron_ft.core.codec import unpack
+from megatron_ft.core.codec import decode
 from megatron_ft.core.config.torchrun import DEFAULT_PORT
 from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -115,7 +114,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
 
 
 def _definition(text: str) -> JobDefinition:
-    return unpack(JobDefinition, json.loads(text))
+    return decode(JobDefinition, text)
 
 
 def _say(text: str) -> None:

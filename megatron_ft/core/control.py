@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from megatron_ft.core.codec import Form, Pid
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.wording import shown
+from msgspec import Meta
 
-_MAX_RANK = 10**7
+from megatron_ft.core.codec import Fact, Pid, Rank
+
+_Action = Annotated[str, Meta(pattern="^(Continue|ExcludeThisNode|ShutdownWorkload)$")]
 
 
 class WorkloadAction(enum.Enum):
@@ -32,18 +32,7 @@ class WorkloadControlRequest:
     description: str = ""
 
 
-def _action(name: Any) -> WorkloadAction:
-    if type(name) is not str or name not in WorkloadAction.__members__:
-        raise ProtocolError(shown(name))
-    return WorkloadAction[name]
-
-
-def _rank_or_none(rank: Any) -> int | None:
-    return rank if type(rank) is int and 0 <= rank <= _MAX_RANK else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadControl:
+class WorkloadControl(Fact, frozen=True, kw_only=True):
     """A rank sent a request to the launcher.
 
     Args:
@@ -52,14 +41,14 @@ class WorkloadControl:
         pid: of the process, as the kernel tells.
     """
 
-    action: Annotated[WorkloadAction, Form(_action, lambda action: action.name, "text")]
+    action: _Action
     description: str = ""
-    rank: Annotated[int | None, Form(_rank_or_none, lambda rank: rank, "global rank, or null")] = None
+    rank: Rank | None = None
     pid: Pid | None = None
 
     @property
     def text(self) -> str:
         """The request in words."""
         who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
-        text = f"{who} asked for {self.action.name}"
+        text = f"{who} asked for {self.action}"
         return f"{text}: {self.description}" if self.description else text

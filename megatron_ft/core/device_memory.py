@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from megatron_ft.core.codec import Fact, Int
 from megatron_ft.core.wording import listed
 
 LONGEST_WAIT_S = 10.0
@@ -19,13 +19,12 @@ _SLOWEST_LOOK_S = 0.5
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(Fact, frozen=True):
     """Memory of one process on one device; ``used_bytes`` is None where the driver doesn't say."""
 
-    device: int
-    pid: int
-    used_bytes: int | None = None
+    device: Int
+    pid: Int
+    used_bytes: Int | None = None
 
 
 class MemoryStep(enum.Enum):

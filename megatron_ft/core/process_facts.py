@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from megatron_ft.core.codec import Fact, Int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadFacts:
+class ThreadFacts(Fact, frozen=True, kw_only=True):
     """One thread.
 
     Args:
@@ -15,14 +14,13 @@ class ThreadFacts:
         wchan: kernel function in which it waits; empty or "0" if unknown.
     """
 
-    tid: int
+    tid: Int
     comm: str
     state: str
     wchan: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
+class ProcessFacts(Fact, frozen=True, kw_only=True):
     """One process; unreadable facts are empty.
 
     Args:
@@ -30,7 +28,7 @@ class ProcessFacts:
         state: of its main thread, like ``comm`` and ``wchan``.
     """
 
-    pid: int | None = None
+    pid: Int | None = None
     state: str = ""
     comm: str = ""
     wchan: str = ""

@@ -20,10 +20,8 @@ written down the state of that machine at its exit, and code and state agree.
 from __future__ import annotations
 
 import enum
-import json
-from dataclasses import dataclass
 
-from megatron_ft.core.codec import fields, unpack
+from megatron_ft.core.codec import Fact, Int, decode, encode
 from megatron_ft.core.errors import ProtocolError
 
 MODULE = "megatron.core.rerun_state_machine"
@@ -55,8 +53,7 @@ WANTS_ANOTHER_GPU = (Rerun.ELSEWHERE, Rerun.AGAIN)
 EXIT_STATES = frozenset(state for _, state in _MEANINGS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RerunState:
+class RerunState(Fact, frozen=True, kw_only=True):
     """The state machine of one rank, as the rank has written it down.
 
     Args:
@@ -68,12 +65,12 @@ class RerunState:
     state: str
     own: bool = False
     node: str = ""
-    device: int | None = None
+    device: Int | None = None
 
 
 def rerun_entry(state: RerunState) -> str:
     """Return what a rank writes to the memory of its crash reporter."""
-    return f"\n{RERUN_MARK} {json.dumps(fields(state))}\n"
+    return f"\n{RERUN_MARK} {encode(state).decode()}\n"
 
 
 def rerun_state(text: str) -> RerunState | None:
@@ -83,8 +80,8 @@ def rerun_state(text: str) -> RerunState | None:
         return None
     line = text[at + len(RERUN_MARK) :].split("\n", 1)[0]
     try:
-        return unpack(RerunState, json.loads(line[:_LONGEST]))
-    except (ProtocolError, RecursionError, ValueError):
+        return decode(RerunState, line[:_LONGEST])
+    except ProtocolError:
         return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import json
 import os
 import select
 import socket
@@ -19,7 +18,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from megatron_ft.core.codec import pack
+from megatron_ft.core import codec
+from megatron_ft.core.codec import Count, Fact, Message, Raw, encode_as, name_of
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.ipc.linux.polling import wait_ready
 
@@ -37,10 +37,11 @@ _OF_THE_REFERENCE = (
     "megatron_ft, or start it with --ft-reference-names on (the default), in a Python that reads PYTHONPATH"
 )
 
-# the originals: a script that is run ahead may replace them in the module
-_dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 
-Message = dict[str, Any]
+class _Head(Message, frozen=True):
+    v: Count
+    fds: int = 0
+    type: str | None = None
 
 
 class ChannelClosedError(FaultToleranceError):
@@ -58,14 +59,16 @@ class VersionError(ProtocolError):
 class Received(NamedTuple):
     """A message and its descriptors; the receiver closes them."""
 
-    message: Message
+    message: Raw
     fds: tuple[int, ...]
 
 
-def encode(message: object, fd_count: int = 0) -> bytes:
-    """Encode one message: a frozen dataclass, or a mapping in place of one."""
-    fields = message if isinstance(message, Mapping) else pack(message)
-    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}).encode()
+def encode(message: Message | Fact | Mapping[str, Any], fd_count: int = 0) -> bytes:
+    """Encode one message, or a mapping in place of one."""
+    head = b'{"v":%d,"fds":%d' % (PROTOCOL_VERSION, fd_count)
+    if not isinstance(message, Mapping):
+        head += b',"type":"%b"' % name_of(type(message)).encode()
+    body = encode_as(head, message)
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 
@@ -87,13 +90,13 @@ class Decoder:
         self._buffer.clear()
         return rest
 
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete now.
+    def feed(self, data: bytes) -> Iterator[tuple[Raw, int]]:
+        """Yield the messages that are complete now, each with the number of its descriptors.
 
         Raises:
             ProtocolError: the bytes aren't of this protocol; nothing after them can be read.
         """
-        return map(decode, self.bodies(data))
+        return map(_decode, self.bodies(data))
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
         """Like ``feed``, but yields undecoded bodies.
@@ -118,26 +121,27 @@ class Decoder:
             yield body
 
 
-def decode(body: bytes) -> Message:
-    """Decode one message, without its length.
+def decode(body: bytes) -> Raw:
+    """Decode the name of one message, which comes without its length; a `Vocabulary` decodes the rest.
 
     Raises:
         ProtocolError: the bytes aren't a message of this protocol.
     """
+    return _decode(body)[0]
+
+
+def _decode(body: bytes) -> tuple[Raw, int]:
     if body[:1] == _PICKLE:
         raise ProtocolError(_OF_THE_REFERENCE)
     try:
-        message = _loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"message is not JSON: {error}") from None
-    if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
-        if isinstance(message, dict) and type(message.get("v")) is int:
-            raise VersionError(message["v"])
-        raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}")
-    count = message.get("fds", 0)
-    if not isinstance(count, int) or not 0 <= count <= MAX_FDS or not isinstance(message.get("type"), str):
+        head = codec.decode(_Head, body)
+    except ProtocolError as error:
+        raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}: {error}") from None
+    if head.v != PROTOCOL_VERSION:
+        raise VersionError(head.v)
+    if not 0 <= head.fds <= MAX_FDS or head.type is None:
         raise ProtocolError("message has no valid 'type' or 'fds'")
-    return message
+    return Raw(head.type, body), head.fds
 
 
 class Channel:
@@ -155,7 +159,9 @@ class Channel:
         """Return the descriptor for ``select`` and ``poll``; -1 once closed."""
         return self._sock.fileno()
 
-    def send(self, message: object, fds: Sequence[int] = (), *, timeout_s: float = 1.0) -> None:
+    def send(
+        self, message: Message | Fact | Mapping[str, Any], fds: Sequence[int] = (), *, timeout_s: float = 1.0
+    ) -> None:
         """Send one message, waiting at most ``timeout_s`` for room.
 
         Raises:
@@ -202,8 +208,8 @@ class Channel:
                 self.close()
                 raise ChannelClosedError("the peer is gone")
             try:
-                for message in self._decoder.feed(data):
-                    received.append(Received(message, self._take_fds(message.get("fds", 0))))
+                for message, count in self._decoder.feed(data):
+                    received.append(Received(message, self._take_fds(count)))
                 if len(self._fds) > MAX_FDS:
                     raise ProtocolError(f"{len(self._fds)} descriptors came that no message announced")
             except ProtocolError:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
 
-from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.copies import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session, new_nonce
+from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
 
 STALL_S = 10.0
 """Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""
@@ -40,7 +39,7 @@ class Link:
         Raises:
             OSError: the connection has ended, or the other end takes nothing.
         """
-        self._send(json.dumps(pack(message)).encode())
+        self._send(encode(message)[LENGTH_BYTES:])
 
     def receive(self, timeout_s: float = STALL_S) -> BetweenKeepers:
         """Return the next message.
@@ -52,13 +51,7 @@ class Link:
         self._sock.settimeout(timeout_s)
         body = self._receive()
         self._sock.settimeout(STALL_S)
-        try:
-            message = json.loads(body)
-        except ValueError:
-            raise ProtocolError("a message isn't JSON") from None
-        if type(message) is not dict:
-            raise ProtocolError("a message is no object")
-        return BETWEEN_KEEPERS.parse(message)
+        return BETWEEN_KEEPERS.parse(decode(body))
 
     def send_segment(self, fd: int, nbytes: int, bytes_per_s: int, on_piece: Callable[[], None]) -> None:
         """Send the content of a segment, no faster than allowed. ``on_piece`` may raise. Raises as `send`."""

@@ -8,9 +8,10 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed

@@ -8,12 +8,15 @@ The launcher doesn't wait for it: the event log's thread reads and writes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent.edge import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
@@ -64,7 +67,7 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
     verdict = over.verdict
     match over.how:
         case Exit.SUCCEEDED:
-            return replace(_succeeded(verdict, line), ranks_exited_with_0=True)
+            return dataclasses.replace(_succeeded(verdict, line), ranks_exited_with_0=True)
         case Exit.STOPPED:
             return _stopped(line, over.text, over.code)
         case Exit.FAILED:

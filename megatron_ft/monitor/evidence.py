@@ -8,7 +8,6 @@ own answers.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -19,8 +18,8 @@ from collections.abc import Callable
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.codec import fields
-from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives, collectives_of
+from megatron_ft.core.codec import decode, encode
+from megatron_ft.core.diagnosis.collectives import Collectives, collectives_of
 from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, leaving_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
@@ -97,9 +96,9 @@ def collect(
         waits_in=stack_wait(frames),
         is_saving=is_in_checkpoint_write(frames),
         is_in_library=is_in_library(frames),
-        has_collectives=isinstance(collectives, Collectives) or collectives.error in _HARMLESS,
+        has_collectives=collectives.error in ("", *_HARMLESS),
         in_flight=collectives_of(collectives),
-        enqueued=collectives.enqueued if isinstance(collectives, Collectives) else {},
+        enqueued=collectives.enqueued,
         gone=is_gone(attached.pidfd),
         raised=words.error,
         raised_s=max(0, began_ns - words.raised_at_ns) / 1e9 if words.error else 0.0,
@@ -241,12 +240,12 @@ class Probe:
                 return bool(found)
 
             try:
-                channel.send(json.dumps(fields(question)).encode(), socket.MSG_DONTWAIT)
+                channel.send(encode(question), socket.MSG_DONTWAIT)
                 self._until(answered, min(_ANSWER_S, self.left_s()), _ANSWER_S, channel)
             except OSError as error:
                 why = f"the rank can't be asked any more ({error.strerror})"
         answer = found[0] if found else _no_answer(question, why)
-        if isinstance(answer.collectives, NoCollectives):
+        if answer.collectives.error:
             missing.append(f"collectives: {answer.collectives.error}")
         return answer
 
@@ -264,7 +263,7 @@ class Probe:
 
 
 def _no_answer(question: Question, why: str) -> Answer:
-    return Answer(id=question.id, collectives=NoCollectives(why))
+    return Answer(id=question.id, collectives=Collectives(error=why))
 
 
 def _receive(channel: socket.socket, number: int) -> list[Answer]:
@@ -277,8 +276,8 @@ def _receive(channel: socket.socket, number: int) -> list[Answer]:
         if not raw:
             raise OSError(0, "it has ended its monitoring")
         try:
-            answer = Answer.parse(json.loads(raw))
-        except (ProtocolError, RecursionError, ValueError):
+            answer = decode(Answer, raw)
+        except ProtocolError:
             continue
         if answer.id == number:
             return [answer]

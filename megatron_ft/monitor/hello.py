@@ -7,11 +7,12 @@ import socket
 import time
 from typing import NamedTuple
 
+from megatron_ft.core.codec import Raw
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import FROM_RANK, RankHello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, Message, check_peer
+from megatron_ft.ipc.wire import Channel, check_peer
 
 _MOST = 16
 PATIENCE_S = 5.0
@@ -60,7 +61,7 @@ class Callers(dict[int, Caller]):
             self.dismiss(caller)
 
 
-def parse(message: Message) -> RankHello:
+def parse(message: Raw) -> RankHello:
     """Parse and check a hello.
 
     Raises:

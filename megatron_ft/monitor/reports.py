@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.codec import Fact, Message
 from megatron_ft.core.diagnosis.evidence import HangEvidence
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
@@ -57,7 +58,7 @@ class Reports:
         self.launcher_is_gone = False
         self._complaints: dict[str, RateLimiter] = {}
 
-    def _tell(self, report: object, fds: Sequence[int] = ()) -> None:
+    def _tell(self, report: Message | Fact, fds: Sequence[int] = ()) -> None:
         """Send one message to the launcher."""
         MONITOR.debug("to launcher", report)
         if self._launcher is None or self.launcher_is_gone:

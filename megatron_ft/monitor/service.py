@@ -8,10 +8,12 @@ import select
 import signal
 import socket
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from megatron_ft.core.board.hang_detector import CheckAction, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
+from megatron_ft.core.codec import Raw
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
@@ -32,7 +34,7 @@ from megatron_ft.core.timeouts.exchange import Arm, Intervals, Survey
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
-from megatron_ft.ipc.wire import ChannelClosedError, Message
+from megatron_ft.ipc.wire import ChannelClosedError
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
 from megatron_ft.monitor.evidence import collect
@@ -129,7 +131,7 @@ class MonitorService:
         elif self._watched is not None and fd == self._watched.attached.pidfd:
             self._rank_is_gone()
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: Raw) -> None:
         """Do what the launcher says."""
         MONITOR.debug("from launcher", message)
         try:

@@ -6,8 +6,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.consistency import contradiction

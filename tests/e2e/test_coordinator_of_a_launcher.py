@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job import messages as m

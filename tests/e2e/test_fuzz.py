@@ -99,7 +99,7 @@ def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
         channel = connect(both.path, 30.0)
         channel.send({"type": "hello", "cycle": CYCLE + 1, "rank": 0, "warmup_iterations": 0})
         answer = channel.wait_message(30.0)
-        assert answer.message["type"] == "welcome"
+        assert answer.message.name == "welcome"
         for fd in answer.fds:
             os.close(fd)
         channel.close()

@@ -16,7 +16,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.codec import fields, pack
+from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.diagnosis.evidence import board_facts, with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.status.job_facts import RankReading
@@ -115,7 +115,7 @@ def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
         found = check_board(state, snapshot, now + later)
         assert found.next_look_ns is None or found.next_look_ns > now
     facts, note = board_facts(snapshot, now), with_board(RankSnapshot(rank=0), snapshot, now)
-    json.dumps([fields(facts), fields(note)], allow_nan=False)
+    json.dumps(to_builtins([facts, note]), allow_nan=False)
     if found.verdict is not None:
         assert found.verdict.elapsed_ns >= found.verdict.timeout_ns
         assert not snapshot.closing
@@ -154,7 +154,7 @@ class _Healthy:
             last_events(self._watched.board, reading.snapshot, time.monotonic_ns()),
             self._watched.take_minute(at_once=True),
         ):
-            json.dumps(None if record is None else pack(record, "ev", full=True), allow_nan=False)
+            json.dumps(to_builtins(record), allow_nan=False)
         outcome = "renewed" if reading.damage is not None else "judged rightly"
         if reading.damage is None:
             # a word that is nobody's, or not one that is judged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import socket
@@ -11,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
@@ -20,6 +20,7 @@ from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, decode, encode
 from tests.fuzz.hostile import Hostile
+from tests.support.arrived import arrived
 
 __all__ = ["attack_coordinator", "attack_frames"]
 
@@ -98,7 +99,7 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
         AssertionError, TimeoutError: it did harm.
     """
     rng, sent, connections = random.Random(seed), 0, 0
-    hostile = Hostile(rng, [pack(each) for each in _MESSAGES])
+    hostile = Hostile(rng, [json.loads(arrived(each).body) for each in _MESSAGES])
     with _coordinator() as (address, pid):
         honest = Honest(address)
         honest.ask(_HELLO)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.agent import Agent
@@ -714,7 +716,7 @@ class Launcher(Process):
         self._asks(WorkloadAction.ShutdownWorkload)
 
     def _asks(self, action: WorkloadAction) -> None:
-        self.hear(WorkloadControl(action=action, description="enough", rank=self.member.place or 0, pid=1))
+        self.hear(WorkloadControl(action=action.name, description="enough", rank=self.member.place or 0, pid=1))
 
 
 def _address_on(host: Host, number: int) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.core.job.messages import Rules
 
@@ -83,7 +86,7 @@ class Plan:
 
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
-        return replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
+        return dataclasses.replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
 
 
 _LATENCIES_S = (0.02, 0.08, 0.15)
@@ -104,7 +107,7 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
     chance = random.Random(seed ^ 0x6E6574)
     latency_s = chance.choice(_LATENCIES_S) if chance.random() < 0.25 else 0.0
     loss = chance.choice(_LOSSES) if chance.random() < 0.25 else 0.0
-    plan = replace(plan, latency_s=latency_s, loss=loss, makes_progress=chance.random() < 0.75)
+    plan = dataclasses.replace(plan, latency_s=latency_s, loss=loss, makes_progress=chance.random() < 0.75)
     if nodes is None and faults is None and chance.random() < _DIRECTED:
         rare = random.Random(seed ^ 0x726172D6)
         plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)
@@ -112,12 +115,12 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         plan = _lost_peers(plan, late) if late.random() < _LOST_PEERS else plan
         again = random.Random(seed ^ 0x616761696E)
         plan = _again(plan, again) if again.random() < _AGAIN else plan
-    plan = replace(plan, shares_logs=random.Random(seed ^ 0x66696C65).random() < 0.25)
+    plan = dataclasses.replace(plan, shares_logs=random.Random(seed ^ 0x66696C65).random() < 0.25)
     drawn = [
-        replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
+        dataclasses.replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults
     ]
-    plan = replace(plan, faults=tuple(sorted(drawn, key=lambda fault: fault.at_s)))
+    plan = dataclasses.replace(plan, faults=tuple(sorted(drawn, key=lambda fault: fault.at_s)))
     return _with_snapshots(plan) if nodes is None and faults is None else plan
 
 
@@ -139,7 +142,7 @@ def _with_snapshots(plan: Plan) -> Plan:
     for _ in range(chance.choice((0, 0, 0, 1, 2))):
         kind = chance.choice(("keeper_replaced", "segment_rots"))
         faults.append(_fault(chance, begins_s + chance.uniform(0.0, plan.work_s), kind, seconds=1.0))
-    return replace(
+    return dataclasses.replace(
         plan,
         rules=replace(plan.rules, max_restarts=10),
         work_s=plan.work_s + 5.0,
@@ -173,7 +176,7 @@ def _few(plan: Plan, chance: random.Random, nodes: Sequence[int], min_nodes: Seq
         launchers=0,
         join_timeout_s=90.0,
     )
-    return replace(plan, nodes=count, spares=chance.choice((0, 1, 2)), rules=rules)
+    return dataclasses.replace(plan, nodes=count, spares=chance.choice((0, 1, 2)), rules=rules)
 
 
 def _takeovers(plan: Plan, chance: random.Random) -> Plan:
@@ -189,7 +192,7 @@ def _takeovers(plan: Plan, chance: random.Random) -> Plan:
         kind = chance.choice(("host_off", "host_cut", "host_frozen", "coordinator_frozen"))
         seconds = chance.choice((4.9, 5.4, 6.0, 8.0, 20.0, 21.0))
         faults.append(_fault(chance, at_s, kind, seconds=seconds, which=chance.choice((0, None))))
-    return replace(plan, faults=tuple(faults))
+    return dataclasses.replace(plan, faults=tuple(faults))
 
 
 def _farewells(plan: Plan, chance: random.Random) -> Plan:
@@ -200,7 +203,7 @@ def _farewells(plan: Plan, chance: random.Random) -> Plan:
         kind = chance.choice((*kinds, "split", "pair_cut"))
         faults.append(_fault(chance, at_s, kind, seconds=chance.choice((0.3, 3.0, 8.0, 25.0))))
         at_s += chance.choice((0.0, 0.02, 0.1, 0.3, 0.6, 3.0))
-    return replace(plan, faults=tuple(faults))
+    return dataclasses.replace(plan, faults=tuple(faults))
 
 
 def _first_host(plan: Plan, chance: random.Random) -> Plan:
@@ -213,7 +216,7 @@ def _first_host(plan: Plan, chance: random.Random) -> Plan:
         seconds = chance.choice((0.2, 0.6, 1.0, 3.0, 5.2, 8.0, 25.0))
         faults.append(_fault(chance, at_s, kind, seconds=seconds, which=chance.choice((0, None))))
         at_s += chance.choice((0.0, 0.05, 0.3, 1.0, 3.0, 6.0))
-    return replace(plan, endpoints=chance.choice((1, 1, 2)), faults=tuple(faults))
+    return dataclasses.replace(plan, endpoints=chance.choice((1, 1, 2)), faults=tuple(faults))
 
 
 def _votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
@@ -236,7 +239,7 @@ def _votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
         kind = chance.choice(("launcher_killed", "launcher_killed", "node_excluded", "node_stopped"))
         ends_s = at_s + stands_s - chance.uniform(-0.5, 5.0)
         faults.append(_fault(chance, ends_s, kind, seconds=30.0, which=chance.choice((0, None))))
-    return replace(plan, faults=tuple(faults))
+    return dataclasses.replace(plan, faults=tuple(faults))
 
 
 def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
@@ -246,7 +249,9 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
     """
     nodes = chance.choice((4, 6, 6))
     rules = replace(plan.rules, min_nodes=chance.choice((1, nodes // 2, nodes)), max_nodes=nodes, max_restarts=10)
-    plan = replace(plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0))
+    plan = dataclasses.replace(
+        plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0)
+    )
     at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 21.5
     stands_s = decides_s + chance.uniform(0.5, 3.0)
     cut_s = decides_s + chance.uniform(0.5, 3.0)
@@ -261,14 +266,14 @@ def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
             _fault(chance, at_s + decides_s + chance.uniform(2.0, 6.5), "owner_killed", seconds=60.0, which=0)
         )
         if plan.seed % 2:  # before anybody has told the first coordinator of the decision
-            faults[:2] = [replace(each, seconds=each.seconds - _SOONER_S) for each in faults[:2]]
-            faults[2:] = [replace(each, at_s=each.at_s - _SOONER_S) for each in faults[2:]]
+            faults[:2] = [dataclasses.replace(each, seconds=each.seconds - _SOONER_S) for each in faults[:2]]
+            faults[2:] = [dataclasses.replace(each, at_s=each.at_s - _SOONER_S) for each in faults[2:]]
     else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
-        faults[0] = replace(faults[0], seconds=chance.uniform(16.0, 21.5))
-        faults[1] = replace(faults[1], seconds=chance.uniform(16.0, 21.5))
+        faults[0] = dataclasses.replace(faults[0], seconds=chance.uniform(16.0, 21.5))
+        faults[1] = dataclasses.replace(faults[1], seconds=chance.uniform(16.0, 21.5))
         faults[2] = _fault(chance, at_s + 0.1, "successor_off_deciding", seconds=60.0)
         faults.append(_fault(chance, at_s + chance.uniform(19.5, 22.0), "owner_stopped", seconds=1.0, which=0))
-    return replace(plan, faults=tuple(replace(fault, comes_back=False) for fault in faults))
+    return dataclasses.replace(plan, faults=tuple(dataclasses.replace(fault, comes_back=False) for fault in faults))
 
 
 def _splits(side: Collection[int], hosts: int, chance: random.Random) -> int:
@@ -290,7 +295,7 @@ def _shutdown(plan: Plan, chance: random.Random) -> Plan:
         kind = chance.choice(("rank_fails", "rank_fails", "newcomer", "connection_reset", "coordinator_killed"))
         asked_s = faults[-1].at_s
         faults.append(_fault(chance, asked_s - chance.choice((0.02, 0.2, 0.5)) * chance.random(), kind, seconds=5.0))
-    return replace(plan, faults=tuple(faults))
+    return dataclasses.replace(plan, faults=tuple(faults))
 
 
 def _stalls(plan: Plan, chance: random.Random) -> Plan:
@@ -304,7 +309,7 @@ def _stalls(plan: Plan, chance: random.Random) -> Plan:
             faults.append(_fault(chance, at_s + chance.uniform(-0.2, 1.5), kind, seconds=1.0))
         at_s += chance.uniform(3.0, 6.0)
     rules = replace(plan.rules, max_stalled=chance.choice((2, 3)))
-    return replace(plan, rules=rules, work_s=30.0, makes_progress=False, faults=tuple(faults))
+    return dataclasses.replace(plan, rules=rules, work_s=30.0, makes_progress=False, faults=tuple(faults))
 
 
 def _slow_answers(plan: Plan, chance: random.Random) -> Plan:
@@ -313,7 +318,7 @@ def _slow_answers(plan: Plan, chance: random.Random) -> Plan:
     for _ in range(chance.choice((1, 2, 3))):
         faults.append(_fault(chance, at_s, "coordinator_killed", seconds=1.0))
         at_s += chance.uniform(0.3, 8.0)
-    return replace(plan, loss=0.3, latency_s=chance.choice(_LATENCIES_S), work_s=30.0, faults=tuple(faults))
+    return dataclasses.replace(plan, loss=0.3, latency_s=chance.choice(_LATENCIES_S), work_s=30.0, faults=tuple(faults))
 
 
 def _stalled_rank(plan: Plan, chance: random.Random) -> Plan:
@@ -325,7 +330,7 @@ def _stalled_rank(plan: Plan, chance: random.Random) -> Plan:
     if chance.random() < 0.3:
         kind = chance.choice(("coordinator_killed", "launcher_killed", "connection_reset", "rank_fails", "host_off"))
         faults.append(_fault(chance, at_s + chance.uniform(-1.0, 4.0), kind, seconds=1.0))
-    return replace(plan, rules=rules, work_s=60.0, learns=False, faults=tuple(faults))
+    return dataclasses.replace(plan, rules=rules, work_s=60.0, learns=False, faults=tuple(faults))
 
 
 def _lost_peers(plan: Plan, chance: random.Random) -> Plan:
@@ -338,7 +343,7 @@ def _lost_peers(plan: Plan, chance: random.Random) -> Plan:
     if chance.random() < 0.2:
         kind = chance.choice(("connection_reset", "coordinator_killed", "rank_fails", "host_cut"))
         faults.append(_fault(chance, at_s + chance.uniform(-0.5, 3.0), kind, seconds=chance.choice((0.3, 8.0))))
-    return replace(plan, rules=rules, faults=tuple(faults))
+    return dataclasses.replace(plan, rules=rules, faults=tuple(faults))
 
 
 def _again(plan: Plan, chance: random.Random) -> Plan:
@@ -349,7 +354,9 @@ def _again(plan: Plan, chance: random.Random) -> Plan:
         faults.append(_fault(chance, at_s, "rank_fails", seconds=1.0, which=which))
         at_s += chance.uniform(4.0, 6.0)
     rules = replace(plan.rules, min_healthy=False, at_once=False)
-    return replace(plan, spares=chance.choice((1, 2)), rules=rules, work_s=30.0, loss=0.0, faults=tuple(faults))
+    return dataclasses.replace(
+        plan, spares=chance.choice((1, 2)), rules=rules, work_s=30.0, loss=0.0, faults=tuple(faults)
+    )
 
 
 _SERIES = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import inspect
 import re
@@ -12,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from megatron_ft.core.codec import Between, Form, name_of
+import msgspec
+
+from megatron_ft.core.codec import name_of
 from megatron_ft.core.facts import SCHEMA, launcher, monitor, rank, shared
 
 __all__ = ["PATH", "page"]
@@ -59,7 +60,7 @@ _PARTS = (
     ("Records of a monitor", monitor),
     ("Records of a rank", rank),
 )
-_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
+_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything", list[Any]: "row"}
 
 
 def page() -> str:
@@ -81,14 +82,13 @@ def _table(kind: Any) -> Iterator[str]:
     if not hints:
         return
     yield "| field | type | |\n|---|---|---|"
-    for field in dataclasses.fields(kind):
-        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        name = f"`{field.name}`" if has_default else f"**`{field.name}`**"
-        yield f"| {name} | {_type(hints[field.name])} | {meanings.get(field.name, '')} |"
+    for field in msgspec.structs.fields(kind):
+        name = f"**`{field.name}`**" if field.required else f"`{field.name}`"
+        yield f"| {name} | {_type(field.type)} | {meanings.get(field.name, '')} |"
     yield ""
     for name, hint in hints.items():
         inner = _inner(hint)
-        if dataclasses.is_dataclass(inner):
+        if _is_struct(inner):
             yield f"`{name}`: {_summary(inner)[0].lower()}{_summary(inner)[1:]}\n"
             yield from _table(inner)
 
@@ -102,17 +102,21 @@ def _inner(hint: Any) -> Any:
 def _type(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return next(e.what for e in arguments if isinstance(e, Between | Form) and e.what)
+        return next((e.description for e in arguments[1:] if e.description), _type(arguments[0]))
     if origin in (typing.Union, types.UnionType):
         (inner,) = (each for each in arguments if each is not type(None))
         return f"{_type(inner)}, or null"
-    if origin is tuple:
+    if origin in (tuple, list) and arguments[0] is not Any:
         return f"list of {_plural(_type(arguments[0]))}"
     if origin is not None and issubclass(origin, Mapping):
         return f"object, by name: {_type(arguments[1])}"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "text"
-    return "object" if dataclasses.is_dataclass(hint) else _PLAIN[hint]
+    return "object" if _is_struct(hint) else _PLAIN[hint]
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def _plural(name: str) -> str:
@@ -128,7 +132,7 @@ def _meanings(kind: Any) -> dict[str, str]:
     told = (inspect.getdoc(kind) or "").partition("Args:")[2]  # Python 3.13 takes the indentation off, older ones don't
     found = re.findall(r"^ {4}([\w, ]+): ((?:.|\n {8})+)", told, flags=re.M)
     meanings = {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
-    assert meanings.keys() <= {field.name for field in dataclasses.fields(kind)}, (kind, meanings)
+    assert meanings.keys() <= set(kind.__struct_fields__), (kind, meanings)
     return meanings
 
 

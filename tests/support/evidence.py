@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.diagnosis.collectives import NoCollectives
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.evidence import ExitEvidence, HangEvidence, Stacks
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.process_facts import ProcessFacts
@@ -21,7 +21,7 @@ def hang_evidence(**known: Any) -> HangEvidence:
         "last_events": (),
         "process": ProcessFacts(),
         "stacks": Stacks(source="faulthandler", threads=()),
-        "collectives": NoCollectives("the rank is stopped"),
+        "collectives": Collectives(error="the rank is stopped"),
         "missing": (),
         "took_s": 0.1,
     }

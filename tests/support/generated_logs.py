@@ -16,7 +16,7 @@ from megatron_ft.core.board.layout import EVENT_HEARTBEAT as HEARTBEAT
 from megatron_ft.core.board.layout import EVENT_ITERATION as ITERATION
 from megatron_ft.core.board.layout import EVENT_START as START
 from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT, SectionView
-from megatron_ft.core.codec import pack
+from megatron_ft.core.codec import name_of, to_builtins
 from megatron_ft.core.facts import SCHEMA
 from megatron_ft.core.timeouts.minutes import MINUTE_NS
 from megatron_ft.core.timeouts.sketching import SectionSketches
@@ -128,7 +128,7 @@ def minute_records(
         ]
         sketches.feed(head - len(kept), words, now, to_ns)
         record = sketches.take_minute(now, to_ns)
-        found.append({"t": to_ns, **pack(record, "ev", full=True)})
+        found.append({"t": to_ns, "ev": name_of(type(record)), **to_builtins(record)})
     return found
 
 

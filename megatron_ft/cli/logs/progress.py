@@ -6,17 +6,15 @@ takes 11 bytes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from megatron_ft.core.board.layout import EVENT_END, EVENT_ITERATION, KIND_SHIFT, SECTION_SHIFT
-from megatron_ft.core.codec import LATEST_NS
+from megatron_ft.core.codec import LATEST_NS, decode
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.monitor import Progress
 
 _KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
@@ -49,13 +47,12 @@ class ProgressEvents:
     gaps: tuple[int, ...] = ()
 
 
-def parse_progress(document: Mapping[str, Any]) -> Progress | None:
+def parse_progress(line: bytes) -> Progress | None:
     """Parse one record; None if anything is wrong: without one of its events, the others mean something else."""
     try:
-        record = RECORDS.parse(document)
+        record = decode(Progress, line)
     except ProtocolError:
         return None
-    assert isinstance(record, Progress)
     return record if len(record.dt_us) == len(record.code) else None
 
 

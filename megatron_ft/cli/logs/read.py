@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import re
@@ -11,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
-from megatron_ft.core.codec import LATEST_NS
+from megatron_ft.core.codec import Message, Moment, Raw, decode
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.all_kinds import RECORDS, Record
 from megatron_ft.core.facts.shared import LogOpened
 
@@ -23,7 +23,12 @@ _TAIL = 65536  # bytes at the end of a file: more than the minutes of a node wit
 _BULK = (b'"ev":"minute"', b'"ev":"progress"')
 _NAME_ENDS = 64
 """Bytes of a line before which the name of its record ends."""
-_EV = re.compile(r'"ev" *: *"(\w*)("?)')
+_EV = re.compile(rb'"ev" *: *"(\w*)("?)')
+
+
+class _Head(Message, frozen=True):
+    t: Moment
+    ev: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ def _read_file(path: Path, *, only_newest: bool = False) -> EventLogFile | None:
         # line by line: the log of a long run has hundreds of megabytes
         with path.open("rb") as file:
             lines = _newest(file) if only_newest else file
-            return parse_log(path.name, (line.decode(errors="replace") for line in lines))
+            return parse_log(path.name, lines)
     except OSError:
         return None  # removed since, or another user's: the other logs still hold most of it
 
@@ -143,66 +148,58 @@ def _newest(file: BinaryIO) -> Iterator[bytes]:
         left -= len(line)
 
 
-def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
+def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
     """Parse one event log; None if it doesn't begin with a known header."""
     lines = iter(lines)
-    first, passed_over = _first_document(lines)
-    doubts: list[str] = []
-    header = None if first is None else RECORDS.salvage(first, doubts)
-    if first is None or not isinstance(header, LogOpened):
+    passed_over, doubts = 0, list[str]()
+    for line in lines:
+        first = _head(line)
+        if first is not None:
+            break
+        passed_over += bool(line.strip())
+    else:
+        return None
+    header = RECORDS.salvage(Raw(first.ev, line), doubts)
+    if not isinstance(header, LogOpened):
         return None
     passed_over += bool(doubts)
     entries = []
     progress = ProgressCollector()
     for line in lines:
-        document = _document(line)
-        if document is None:
+        head = _head(line)
+        if head is None:
             passed_over += bool(line.strip())
             if _may_be_progress(line):
                 progress.missing()
-        elif document["ev"] == "progress":
-            progress.add(parse_progress(document))
+        elif head.ev == "progress":
+            progress.add(parse_progress(line))
         else:
             doubts = []
-            entries.append(Entry(document["t"], RECORDS.salvage(document, doubts)))
+            entries.append(Entry(head.t, RECORDS.salvage(Raw(head.ev, line), doubts)))
             passed_over += bool(doubts)
     tracks = progress.finished()
     return EventLogFile(
         name=name,
         header=header,
-        opened=first["t"],
+        opened=first.t,
         entries=tuple(entries),
         passed_over=passed_over + progress.passed_over,
         progress=tracks,
     )
 
 
-def _first_document(lines: Iterator[str]) -> tuple[dict[str, Any] | None, int]:
-    """Return the first line that is a record, and the number of unreadable ones before it."""
-    passed_over = 0
-    for line in lines:
-        document = _document(line)
-        if document is not None:
-            return document, passed_over
-        passed_over += bool(line.strip())
-    return None, passed_over
-
-
-def _document(line: str) -> dict[str, Any] | None:
+def _head(line: bytes) -> _Head | None:
+    """Return time and name of a record; None if the line is none."""
     try:
-        document = json.loads(line)
-        if "\\ud" in line.lower():  # a lone surrogate can't be written to any file
-            document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, RecursionError):
+        return decode(_Head, line)
+    except ProtocolError:
         return None
-    is_record = isinstance(document, dict) and type(document.get("ev")) is str and type(document.get("t")) is int
-    return document if is_record and 0 <= document["t"] <= LATEST_NS else None
 
 
-def _may_be_progress(line: str) -> bool:
+def _may_be_progress(line: bytes) -> bool:
     """Return True if an unreadable line may be what is left of a `progress` record."""
     said = _EV.search(line)
     if said is None:
         return bool(line.strip())
     name, end = said.groups()
-    return name == "progress" if end else "progress".startswith(name)
+    return name == b"progress" if end else b"progress".startswith(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.cli.status.status_table import duration
-from megatron_ft.core.codec import fields
+from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Life
 from megatron_ft.core.wording import columns, counted, printable
@@ -37,7 +37,7 @@ class JobState:
 
     def document(self) -> dict[str, Any]:
         """Return the state for scripts."""
-        return {"run_id": self.run_id, "log_dir": self.log_dir, **fields(self.view, full=True)}
+        return {"run_id": self.run_id, "log_dir": self.log_dir, **to_builtins(self.view)}
 
     def text(self) -> str:
         """Return the state for a person, harmless for a terminal."""

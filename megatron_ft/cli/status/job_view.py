@@ -8,13 +8,17 @@ minute what its ranks do, if these call hooks: of a job without hooks that train
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.core.codec import Fact, Finite, Int
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import Minute
@@ -48,20 +52,18 @@ class State(enum.Enum):
 _OPEN = (State.TRAINING, State.ENDING, State.SILENT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeRow(Fact, frozen=True, kw_only=True):
     """One node. ``cycle``, ``place``: of the last cycle it took part in; ``detail`` as in "code 0"."""
 
     name: str
     state: State
     detail: str = ""
-    cycle: int | None = None
-    place: int | None = None
-    age_s: float = 0.0
+    cycle: Int | None = None
+    place: Int | None = None
+    age_s: Finite = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobView(Fact, frozen=True, kw_only=True):
     """The job. ``age_s`` is the time since its newest record; None is unknown.
 
     Args:
@@ -73,21 +75,21 @@ class JobView:
         last_cycle, last_cause: last cycle that has not ended well, and why.
     """
 
-    age_s: float
+    age_s: Finite
     nodes: tuple[NodeRow, ...]
     is_over: bool = False
     outcome: Ending | None = None
-    exit_code: int | None = None
+    exit_code: Int | None = None
     cause: str = ""
-    cycle: int | None = None
-    cycle_s: float = 0.0
+    cycle: Int | None = None
+    cycle_s: Finite = 0.0
     runs: bool = False
-    ranks: int | None = None
-    max_restarts: int | None = None
-    restarts_left: int | None = None
-    iteration: int | None = None
+    ranks: Int | None = None
+    max_restarts: Int | None = None
+    restarts_left: Int | None = None
+    iteration: Int | None = None
     waits_for: str = ""
-    last_cycle: int | None = None
+    last_cycle: Int | None = None
     last_cause: str = ""
 
 
@@ -167,9 +169,9 @@ def _told_by(log: EventLogFile) -> _Told:
             case records.CycleStarted() as record:
                 told = _Told(started=record)
             case records.CycleEnded() as record if told.started is not None and record.cycle == told.started.cycle:
-                told = replace(told, ended=record)
+                told = dataclasses.replace(told, ended=record)
             case records.NodeHealth() | records.StopRequested() | records.Abandoned() | records.RunEnded() as record:
-                told = replace(told, last=record)
+                told = dataclasses.replace(told, last=record)
     return told
 
 

@@ -16,7 +16,7 @@ from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.pause import choose
 from megatron_ft.cli.status.status_table import job_frame
-from megatron_ft.core.codec import fields
+from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job import batch_script
 from megatron_ft.core.status.job_facts import JobFacts, RankRow
@@ -225,14 +225,14 @@ def job_object(facts: JobFacts) -> dict[str, Any]:
         "restarts_left": facts.restarts_left,
         "observe_only": facts.observe_only,
         "paused_s": _since(facts.paused_since_ns, now_ns),
-        "last_cause": None if cause is None else fields(cause),
-        "slow_ranks": [fields(each) for each in facts.slow_ranks],
+        "last_cause": None if cause is None else to_builtins(cause),
+        "slow_ranks": [to_builtins(each) for each in facts.slow_ranks],
         "ranks": [_rank_object(row) for row in facts.ranks],
     }
 
 
 def _rank_object(row: RankRow) -> dict[str, Any]:
-    document = fields(row, full=True)
+    document: dict[str, Any] = to_builtins(row)
     if row.timeout is not None:
         document["timeout"]["share"] = row.timeout.share
     return document

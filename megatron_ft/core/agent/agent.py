@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from signal import Signals
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.conclusion import EndOfCycle, LeaveReason, asked_at_last, conclude, finish, report
@@ -297,11 +298,11 @@ class Agent:
 
     def _requested(self, request: WorkloadControl) -> None:
         self._do(Write(request))
-        if request.action is WorkloadAction.Continue or self._orders.assignment.taken is None:
+        if request.action == WorkloadAction.Continue.name or self._orders.assignment.taken is None:
             self._do(Say(request.text))
             return
         self.cycle.record.requested(request)
-        if request.action is WorkloadAction.ShutdownWorkload:
+        if request.action == WorkloadAction.ShutdownWorkload.name:
             self._do(Shutdown(request.text, request.rank))
 
     def _do(self, *effects: Effect) -> None:

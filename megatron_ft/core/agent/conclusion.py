@@ -7,7 +7,9 @@ stop, if one of its ranks has asked for that, or if its ranks can't be killed.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.coordinator_view import CoordinatorView

@@ -8,9 +8,10 @@ still at work, a rank that merely doesn't exit is terminated and treated as fini
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from dataclasses import dataclass
+
+import msgspec
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import OrderMonitor, SignalRanks, Write
@@ -166,7 +167,7 @@ class Deadlines:
             state="T" if turn.seen.stopped[local_rank] else None,
             observed_only=self._options.observe_only,
         )
-        turn.do(Write(dataclasses.replace(verdict, text=describe_hang(verdict))))
+        turn.do(Write(msgspec.structs.replace(verdict, text=describe_hang(verdict))))
         if verdict.observed_only:
             turn.do(Say(lines.observed(verdict)))
             return

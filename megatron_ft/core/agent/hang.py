@@ -7,8 +7,9 @@ rank when the cycle is ended, or when its own bound is over, so that missing evi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from megatron_ft.core.agent.edge import OrderMonitor, Write
 from megatron_ft.core.agent.record import CycleRecord
@@ -97,7 +98,7 @@ class NodeHangDiagnosis:
         before = self._notes.get(note.local_rank)
         if before is not None:
             # the first evidence counts: since then a rank may have been stopped by its monitor
-            note = dataclasses.replace(before, found_hung=before.found_hung or note.found_hung)
+            note = msgspec.structs.replace(before, found_hung=before.found_hung or note.found_hung)
         self._notes[note.local_rank] = note
 
     def close(self, turn: Step) -> None:
@@ -187,7 +188,7 @@ def _note_unseen(record: CycleRecord, local_rank: int, turn: Step) -> RankSnapsh
 
 def _as_found(note: RankSnapshot, verdict: RankHung) -> RankSnapshot:
     """Return the snapshot as the monitor found the rank: that it has ended since is the monitor's doing."""
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         note,
         iteration=verdict.iteration if note.iteration is None else note.iteration,
         section=verdict.section,

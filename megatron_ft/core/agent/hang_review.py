@@ -7,7 +7,7 @@ nodes which rank is missing. A suspect that only waits may wait for its timeout 
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import OrderMonitor
@@ -29,7 +29,7 @@ class HangReview:
 
     def suspected(self, verdict: RankHung, turn: Step) -> None:
         """Have all ranks of the job examined, because a timeout of a rank of this node is over."""
-        verdict = dataclasses.replace(verdict, rank=self._record.ranks[verdict.local_rank])
+        verdict = msgspec.structs.replace(verdict, rank=self._record.ranks[verdict.local_rank])
         self._suspects[verdict.local_rank] = verdict
         turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
 

@@ -7,10 +7,12 @@ survey, and writes the file.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.edge import MonitorReport, OrderMonitor, ReadState, TellStateWritten, Write, WriteState
@@ -472,7 +474,7 @@ class NodeLearning:
 
 def _as_ended(intervals: Intervals) -> Intervals:
     """Return the last answer of a rank that has exited: nothing is open any more."""
-    sketches = {name: dataclasses.replace(each, open_s=NO_INTERVAL) for name, each in intervals.sketches.items()}
+    sketches = {name: msgspec.structs.replace(each, open_s=NO_INTERVAL) for name, each in intervals.sketches.items()}
     return replace(intervals, sketches=sketches, facts=replace(intervals.facts, setup_open=False))
 
 

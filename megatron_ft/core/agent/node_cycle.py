@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+
+import msgspec
 
 from megatron_ft.core.agent import edge, lines
 from megatron_ft.core.agent.collectives import NodeCollectiveWatch
@@ -143,7 +144,9 @@ class NodeCycle:
                 self.record.trains(local_rank, report)
             case Observation(note=note):
                 # a restart within the process may have changed the number that the rank gives itself
-                self._noted(dataclasses.replace(note, rank=self.record.ranks[local_rank], local_rank=local_rank), turn)
+                self._noted(
+                    msgspec.structs.replace(note, rank=self.record.ranks[local_rank], local_rank=local_rank), turn
+                )
             case Suspect(verdict) if local_rank in self.record.started:
                 self._suspected(verdict, turn)
             case ProgressChecked(progress=progress):

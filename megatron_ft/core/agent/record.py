@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from megatron_ft.core.agent.edge import Readings
 from megatron_ft.core.board import layout
@@ -85,7 +86,7 @@ class CycleRecord:
             # the monitor signals right after its verdict; its report may arrive after the rank's exit
             signals |= {-event.exitcode}
         by_us = is_by_us(event.exitcode, signals)
-        event = dataclasses.replace(event, signals_sent=tuple(sorted(signals)), by_us=by_us)
+        event = msgspec.structs.replace(event, signals_sent=tuple(sorted(signals)), by_us=by_us)
         self.exits[local_rank] = self._with_last_words(event, seen)
         return self.exits[local_rank]
 
@@ -113,7 +114,7 @@ class CycleRecord:
         if verdict.local_rank not in self.hung:
             self._see_who_raised(seen)
             self._start_grace(verdict.local_rank, now_s, seen)
-            verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
+            verdict = msgspec.structs.replace(verdict, rank=self.ranks[verdict.local_rank])
             self.overdue[verdict.local_rank] = verdict
             self._verdicts.append(cause_on_this_node(verdict, self._views(seen)))
 
@@ -129,7 +130,7 @@ class CycleRecord:
 
     def requested(self, request: WorkloadControl) -> None:
         """Record a rank's request for the end of the job, or for this node to be left out; the first of each counts."""
-        if request.action is WorkloadAction.ShutdownWorkload:
+        if request.action == WorkloadAction.ShutdownWorkload.name:
             self.shutdown_request = self.shutdown_request or request
         else:
             self.exclude_request = self.exclude_request or request
@@ -312,7 +313,7 @@ class CycleRecord:
             ranks = sorted(self.ranks[local_rank] for local_rank in local_ranks)
             return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
         if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
-            return dataclasses.replace(cause, detail=self.places[cause.rank])
+            return msgspec.structs.replace(cause, detail=self.places[cause.rank])
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
 
     def own_failure(self, seen: Readings) -> Cause | None:
@@ -367,7 +368,7 @@ class CycleRecord:
         words, board = seen.words[end.local_rank], seen.boards[end.local_rank]
         if end.exitcode < 0 and words.raised_at_ns and _has_gone_on(words, board):
             words = CrashOutput(where=words.crashed_at)  # an old exception isn't what ended it
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             end,
             iteration=None if board is None else board.iteration,
             error=words.error or None,

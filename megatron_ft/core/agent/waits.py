@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import Write

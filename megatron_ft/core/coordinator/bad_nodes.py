@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState

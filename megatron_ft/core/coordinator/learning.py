@@ -12,7 +12,9 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, WARMUP
 from megatron_ft.core.errors import near

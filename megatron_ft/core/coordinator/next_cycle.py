@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import lines

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.codec import Count, Form, fields, unpack
-from megatron_ft.core.errors import ProtocolError
+from msgspec import field
+from msgspec.structs import force_setattr
+
+from megatron_ft.core.codec import Count, Fact, Message
 from megatron_ft.core.wording import shown
 
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _MOST_RANKS = 1 << 20
 
 
-def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
-    """Return a group for JSON: groups of thousands of ranks are nearly always evenly spaced."""
-    spaced = _spaced(ranks)
-    return list(ranks) if spaced is None else {"range": [spaced.start, spaced.stop, spaced.step]}
+if TYPE_CHECKING:
+    Ranks = Sequence[int]
+else:
 
+    class Ranks(ABC):  # noqa: B024 - an annotation, by which the codec finds `from_json`
+        """Ranks of a group: a ``range`` if evenly spaced, which takes no room however large it is, or a tuple."""
 
-def unpacked(ranks: Any) -> Sequence[int]:
-    """Reverse ``packed``, returning a ``range`` if possible, which takes no room however large the group is.
+        @staticmethod
+        def from_json(ranks: Any) -> range | tuple[int, ...]:
+            """Raises TypeError, ValueError: the value is malformed."""
+            found = range(*ranks["range"]) if isinstance(ranks, Mapping) and "range" in ranks else tuple(ranks)
+            ends = (found[0], found[-1]) if found and isinstance(found, range) else found
+            if not all(type(each) is int and 0 <= each < _MOST_RANKS for each in ends):
+                raise ValueError(shown(ranks))
+            return found
 
-    Raises:
-        ProtocolError: the value is malformed.
-    """
-    try:
-        found = range(*ranks["range"]) if isinstance(ranks, Mapping) else tuple(ranks)
-        ends = (found[0], found[-1]) if found and isinstance(found, range) else found
-    except (KeyError, OverflowError, TypeError, ValueError):
-        raise ProtocolError(shown(ranks)) from None
-    if not all(type(each) is int and 0 <= each < _MOST_RANKS for each in ends):
-        raise ProtocolError(shown(ranks))
-    return found
+    Ranks.register(range)
+    Ranks.register(tuple)
 
 
 def _spaced(ranks: Sequence[int]) -> range | None:
@@ -46,8 +46,7 @@ def _spaced(ranks: Sequence[int]) -> range | None:
     return found if len(found) == len(ranks) and all(map(int.__eq__, ranks, found)) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(Message, frozen=True, kw_only=True):
     """A collective that a rank has entered and not left.
 
     Args:
@@ -60,13 +59,13 @@ class Collective:
     group: str
     seq: Count
     op: str
-    ranks: Annotated[Sequence[int], Form(unpacked, packed)] = ()
+    ranks: Ranks = ()
     p2p: bool = False
     description: str = ""
     backend: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", _spaced(self.ranks) or tuple(self.ranks))
+        force_setattr(self, "ranks", _spaced(self.ranks) or tuple(self.ranks))
 
     @property
     def key(self) -> str:
@@ -89,25 +88,7 @@ class Collective:
         return f"{self.op} #{self.seq}" + ("" if group in ("", "0", "default_pg") else f" of group {group}")
 
 
-def write_in_flight(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Write the collectives, with the ranks of each group only once."""
-    found, written = [], set()
-    for each in collectives:
-        found.append(fields(each if each.group not in written else replace(each, ranks=())))
-        written.add(each.group)
-    return found
-
-
-def read_in_flight(value: Any) -> tuple[Collective, ...]:
-    if not isinstance(value, list):
-        raise ProtocolError(shown(value))
-    found = [unpack(Collective, each) for each in value]
-    groups: dict[str, Sequence[int]] = {}
-    return tuple(replace(each, ranks=groups.setdefault(each.group, each.ranks)) for each in found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveInFlight:
+class CollectiveInFlight(Fact, frozen=True, kw_only=True):
     """An unfinished collective, in torch's words.
 
     Args:
@@ -126,8 +107,7 @@ class CollectiveInFlight:
     sizes: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class Collectives(Fact, frozen=True, kw_only=True):
     """The collectives of all process groups of one rank. A group has the same name on all its ranks.
 
     Args:
@@ -135,24 +115,19 @@ class Collectives:
         enqueued: "backend/group" -> number of the last collective that this rank has entered.
         completed: "backend/group" -> number of the last finished one (on a GPU, once NCCL's watchdog has seen its end).
         ranks: group -> its global ranks, for groups in flight.
+        error: reason for missing collectives; empty if there is none.
     """
 
-    in_flight: tuple[CollectiveInFlight, ...]
-    enqueued: Mapping[str, Count]
-    completed: Mapping[str, Count]
-    ranks: Mapping[str, Annotated[Sequence[int], Form(unpacked, packed)]]
+    in_flight: tuple[CollectiveInFlight, ...] = ()
+    enqueued: Mapping[str, Count] = field(default_factory=dict)
+    completed: Mapping[str, Count] = field(default_factory=dict)
+    ranks: Mapping[str, Ranks] = field(default_factory=dict)
+    error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NoCollectives:
-    """Reason for missing collectives."""
-
-    error: str
-
-
-def collectives_of(reported: Collectives | NoCollectives) -> tuple[Collective, ...]:
+def collectives_of(reported: Collectives) -> tuple[Collective, ...]:
     """Return the collectives in flight, for a snapshot."""
-    if isinstance(reported, NoCollectives):
+    if reported.error:
         return ()
     return tuple(
         Collective(

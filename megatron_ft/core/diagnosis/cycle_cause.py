@@ -6,10 +6,11 @@ decide which exit was the cause, and describe it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from megatron_ft.core.diagnosis.attribution import attribute
 from megatron_ft.core.diagnosis.exits import (
@@ -97,7 +98,7 @@ def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
     """
     if len(places) == 1:
         ((rank, detail),) = places.items()
-        verdict = dataclasses.replace(verdict, rank=rank, state="T")
+        verdict = msgspec.structs.replace(verdict, rank=rank, state="T")
         text = describe_hang(verdict)
         return Cause(
             kind=CauseKind.HANG,
@@ -209,7 +210,7 @@ def _rerun_cause(failed: Sequence[RankExited]) -> Cause | None:
 def _as_raised(failed: Sequence[RankExited], raised: Collection[int]) -> list[RankExited]:
     """Return the exits; for a rank killed while ending of its own exception, the exit it would have had."""
     return [
-        dataclasses.replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
+        msgspec.structs.replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
         if each.by_us and was_ending(each, has_raised=each.rank in raised)
         else each
         for each in failed
@@ -242,7 +243,7 @@ def as_verdict(other: RankView, found: RankHung) -> RankHung:
     state = "T" if other.stopped else None
     if found.kind in ("heartbeat", "initial_heartbeat"):
         # its sections say nothing about heartbeats; both ranks have been silent for about as long
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, state=state
         )
     return RankHung(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.codec import fields
-from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
+from megatron_ft.core.codec import Finite, Int, Message, to_builtins
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.process_facts import ProcessFacts
@@ -20,39 +22,35 @@ _SCHEMA = 1
 _LONG = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SectionEvidence:
+class SectionEvidence(Message, frozen=True, kw_only=True):
     """A section that was open, in seconds. ``timeout_s`` None: no timeout."""
 
     name: str
-    open_for_s: float
-    timeout_s: float | None
+    open_for_s: Finite
+    timeout_s: Finite | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoardFacts:
+class BoardFacts(Message, frozen=True, kw_only=True):
     """A board at one moment. ``quiet_s``: seconds since the last section event."""
 
-    iteration: int | None
-    iterations_seen: int
-    heartbeats: int
-    quiet_s: float
+    iteration: Int | None
+    iterations_seen: Int
+    heartbeats: Int
+    quiet_s: Finite
     open_sections: tuple[SectionEvidence, ...]
     """Outermost first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thread:
+class Thread(Message, frozen=True, kw_only=True):
     """One thread of a rank. ``main``: the main thread; ``frames``: its calls, innermost first."""
 
-    ident: int
+    ident: Int
     name: str
     main: bool
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks:
+class Stacks(Message, frozen=True, kw_only=True):
     """Stacks of all known threads. ``source``: what wrote them."""
 
     source: str
@@ -77,7 +75,7 @@ class HangEvidence:
     last_events: tuple[tuple[float, str], ...]
     process: ProcessFacts
     stacks: Stacks
-    collectives: Collectives | NoCollectives
+    collectives: Collectives
     missing: tuple[str, ...]
     took_s: float
 
@@ -99,20 +97,19 @@ class HangEvidence:
         return {
             "schema": _SCHEMA,
             "summary": self.summary,
-            **fields(self.note),
+            **to_builtins(self.note),
             "cycle": self.cycle,
             "verdict": None if self.verdict is None else _packed_verdict(self.verdict),
             "board": {**_packed_board(self.board), "last_events": self.last_events},
-            "process": fields(self.process),
-            "stacks": fields(self.stacks),
-            "collectives": fields(self.collectives),
+            "process": to_builtins(self.process),
+            "stacks": to_builtins(self.stacks),
+            "collectives": to_builtins(self.collectives),
             "missing": self.missing,
             "took_s": self.took_s,
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExitEvidence:
+class ExitEvidence(Message, frozen=True, kw_only=True):
     """Evidence on a rank that has ended by itself.
 
     Args:
@@ -124,14 +121,14 @@ class ExitEvidence:
     """
 
     summary: str
-    rank: int
-    local_rank: int
+    rank: Int
+    local_rank: Int
     host: str
-    pid: int
-    cycle: int
-    iteration: int | None
+    pid: Int
+    cycle: Int
+    iteration: Int | None
     exit: str
-    exitcode: int
+    exitcode: Int
     error: str | None
     follows_from_another: bool
     board: BoardFacts | None
@@ -139,11 +136,11 @@ class ExitEvidence:
     fatal_error: str
     stderr: str
     missing: tuple[str, ...]
-    took_s: float
+    took_s: Finite
 
     def packed(self) -> dict[str, Any]:
         """Return the evidence for JSON."""
-        return {"schema": _SCHEMA, **fields(self), "board": _packed_board(self.board)}
+        return {"schema": _SCHEMA, **to_builtins(self), "board": _packed_board(self.board)}
 
 
 Evidence = HangEvidence | ExitEvidence
@@ -160,7 +157,7 @@ def _packed_verdict(verdict: Overdue) -> dict[str, Any]:
 
 
 def _packed_board(board: BoardFacts | None) -> dict[str, Any]:
-    return {} if board is None else fields(board)
+    return {} if board is None else to_builtins(board)
 
 
 # -- from the progress board ------------------------------------------------------------------------------------
@@ -270,8 +267,8 @@ def _process(facts: ProcessFacts) -> Iterator[str]:
         yield f"{'process:':<14}state {facts.state}{wchan}, {len(facts.threads)} threads"
 
 
-def _collectives(collectives: Collectives | NoCollectives) -> Iterator[str]:
-    if isinstance(collectives, NoCollectives):
+def _collectives(collectives: Collectives) -> Iterator[str]:
+    if collectives.error:
         return
     yield ""
     yield "collectives in flight (torch's flight recorder):"

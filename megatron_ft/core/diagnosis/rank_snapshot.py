@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
 
-from megatron_ft.core.codec import Count, Form, LocalRank, Rank, Seconds
-from megatron_ft.core.diagnosis.collectives import Collective, read_in_flight, write_in_flight
+from msgspec import field
+from msgspec.structs import force_setattr
+
+from megatron_ft.core.codec import Count, Finite, Int, LocalRank, Message, Rank, Seconds
+from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.signals import signal_name
 
@@ -47,8 +48,7 @@ _PROCESSES = re.compile(
 _CHECKPOINTS = re.compile(r"/megatron/core/dist_checkpointing/|/torch/distributed/checkpoint/")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSnapshot:
+class RankSnapshot(Message, frozen=True, kw_only=True):
     """Evidence on one rank, at the moment at which a rank was found hung.
 
     Args:
@@ -79,7 +79,7 @@ class RankSnapshot:
     local_rank: LocalRank = 0
     host: str = ""
     pid: Count = 0
-    iteration: int | None = None
+    iteration: Int | None = None
     section: str | None = None
     open_s: Seconds = 0.0
     quiet_s: Seconds = 0.0
@@ -94,22 +94,22 @@ class RankSnapshot:
     is_in_library: bool = False
     timeout_s: Seconds | None = None
     has_collectives: bool = False
-    in_flight: Annotated[tuple[Collective, ...], Form(read_in_flight, write_in_flight)] = ()
+    in_flight: tuple[Collective, ...] = ()
     enqueued: Mapping[str, Count] = field(default_factory=dict)
     closing: bool = False
     gone: bool = False
     raised: str = ""
     raised_s: Seconds = 0.0
-    left_s: float | None = None
+    left_s: Finite | None = None
     lost: tuple[str, ...] = ()
     waits_for_process: bool = False
     collective_s: Seconds | None = None
-    exitcode: int | None = None
+    exitcode: Int | None = None
     own_rank: Count | None = None
 
     def __post_init__(self) -> None:
         if len(self.raised) > _MOST_CHARACTERS:  # a message has room for a MiB, and some exceptions are longer
-            object.__setattr__(self, "raised", self.raised[:_MOST_CHARACTERS])
+            force_setattr(self, "raised", self.raised[:_MOST_CHARACTERS])
 
     @property
     def is_stopped(self) -> bool:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss

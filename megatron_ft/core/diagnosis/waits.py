@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from megatron_ft.core.codec import Count, Cycle, Rank
+from megatron_ft.core.codec import Count, Cycle, Finite, Message, Rank
 
 _WINDOW_S, _NODES_PER_S = 12.0, 100
 """Shortest window, and messages a second that a coordinator takes beside its others."""
@@ -15,8 +13,7 @@ def window_s(nodes: int) -> float:
     return max(_WINDOW_S, 2 * nodes / _NODES_PER_S)
 
 
-@dataclass(frozen=True, slots=True)
-class RankWaits:
+class RankWaits(Message, frozen=True):
     """Looks at a rank's collectives.
 
     Args:
@@ -39,16 +36,14 @@ class RankWaits:
         return RankWaits(self.rank, self.looks + more.looks, self.waiting + more.waiting, self.waits + more.waits)
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Message, frozen=True):
     """Looks at the ranks of a node since it told this last."""
 
     cycle: Cycle
     ranks: tuple[RankWaits, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankLag:
+class RankLag(Message, frozen=True):
     """How much a rank holds the others back. All are shares of time.
 
     Args:
@@ -59,8 +54,8 @@ class RankLag:
 
     rank: Rank
     node: str
-    lag: float
-    waits: float
+    lag: Finite
+    waits: Finite
 
     @property
     def text(self) -> str:
@@ -68,8 +63,7 @@ class RankLag:
         return f"rank {self.rank} on {self.node} holds the others back: {waits}"
 
 
-@dataclass(frozen=True, slots=True)
-class Lags:
+class Lags(Message, frozen=True):
     """Result of the looks at all ranks, for the launcher that speaks for the job.
 
     Args:
@@ -79,7 +73,7 @@ class Lags:
     """
 
     cycle: Cycle
-    over_s: float
+    over_s: Finite
     worst: tuple[RankLag, ...] = ()
     slow: tuple[Rank, ...] | None = None
 

@@ -6,4 +6,4 @@ from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.facts import launcher, monitor, rank, shared
 
 Record = shared.Record | launcher.Record | monitor.Record | rank.Record
-RECORDS: Vocabulary[Record] = Vocabulary(Record, tag="ev")
+RECORDS: Vocabulary[Record] = Vocabulary(Record)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
+from msgspec import field
+from msgspec.structs import force_setattr
+
+from megatron_ft.core.codec import Count, Cycle, Fact, Finite, Int, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.memory.snapshots import SnapshotKey
@@ -18,8 +20,7 @@ from megatron_ft.core.wording import when
 # -- the job ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Fact, frozen=True, kw_only=True):
     """The value of one option.
 
     Args:
@@ -30,8 +31,7 @@ class Setting:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Fact, frozen=True, kw_only=True):
     """The options of the launcher.
 
     Args:
@@ -43,8 +43,7 @@ class Config:
     command: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Meeting(Fact, frozen=True, kw_only=True):
     """How the launchers of the job meet.
 
     Args:
@@ -60,8 +59,7 @@ class Meeting:
     rank_from: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHealth:
+class NodeHealth(Fact, frozen=True, kw_only=True):
     """The health check command has run on this node.
 
     Args:
@@ -74,14 +72,13 @@ class NodeHealth:
 
     cycle: Cycle
     good: bool
-    exit_code: int | None = None
+    exit_code: Int | None = None
     text: str = ""
     last_line: str = ""
     seconds: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(Fact, frozen=True, kw_only=True):
     """The launcher was asked to stop.
 
     Args:
@@ -93,8 +90,7 @@ class StopRequested:
     ranks: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abandoned:
+class Abandoned(Fact, frozen=True, kw_only=True):
     """The launcher ends its ranks and leaves the job, of its own accord.
 
     Args:
@@ -104,8 +100,7 @@ class Abandoned:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalForwarded:
+class SignalForwarded(Fact, frozen=True, kw_only=True):
     """A signal was forwarded to the ranks (--ft-forward-signals).
 
     Args:
@@ -119,8 +114,7 @@ class SignalForwarded:
     unready: tuple[LocalRank, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
+class Paused(Fact, frozen=True, kw_only=True):
     """Hang detection on this node is paused.
 
     Args:
@@ -130,8 +124,7 @@ class Paused:
     by: Pid | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class Resumed(Fact, frozen=True, kw_only=True):
     """Hang detection on this node is on again.
 
     Args:
@@ -141,8 +134,7 @@ class Resumed:
     by: Pid | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherFailed:
+class LauncherFailed(Fact, frozen=True, kw_only=True):
     """The launcher itself has failed, by an unforeseen error: its node is lost to the others.
 
     Args:
@@ -154,11 +146,10 @@ class LauncherFailed:
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded:
+class RunEnded(Fact, frozen=True, kw_only=True):
     """The last record of a launcher that has ended by itself."""
 
-    exit_code: int | None = None
+    exit_code: Int | None = None
 
 
 # -- its cycles -------------------------------------------------------------------------------------------------
@@ -185,8 +176,7 @@ class FailureClass(enum.Enum):
     """It follows from another rank's failure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
+class Attribution(Fact, frozen=True, kw_only=True):
     """Class of a failure, as the text of its first error says.
 
     Args:
@@ -201,8 +191,7 @@ class Attribution:
         return f"{self.kind.value}: {self.sign}" if self.sign else self.kind.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Fact, frozen=True, kw_only=True):
     """Why a cycle ended.
 
     Args:
@@ -225,7 +214,7 @@ class Cause:
     text: str = ""
     detail: str = ""
     host: str = ""
-    iteration: int | None = None
+    iteration: Int | None = None
     section: str = ""
     follows: bool = False
     by_us: bool = False
@@ -240,8 +229,7 @@ class Cause:
         return f"{line} ({self.attribution})" if self.attribution and self.attribution.sign else line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CycleStarted:
+class CycleStarted(Fact, frozen=True, kw_only=True):
     """The ranks of this node were created.
 
     Args:
@@ -267,8 +255,7 @@ class CycleStarted:
     spawned_ns: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CycleEnded:
+class CycleEnded(Fact, frozen=True, kw_only=True):
     """A cycle is over on this node: its ranks have ended.
 
     Args:
@@ -284,14 +271,13 @@ class CycleEnded:
     outcome: str = "unknown"
     cause: Cause | None = None
     action: str = ""
-    iteration: int | None = None
-    restarts_left: int | None = None
+    iteration: Int | None = None
+    restarts_left: Int | None = None
     noticed_ns: Moment | None = None
     ending_ns: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
+class NodeLost(Fact, frozen=True, kw_only=True):
     """A node has left a cycle unasked, or isn't heard of any more. One launcher of the job writes it.
 
     Args:
@@ -311,8 +297,7 @@ PHASES = (
 """All that a `TrainingAgain` may name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingAgain:
+class TrainingAgain(Fact, frozen=True, kw_only=True):
     """All ranks of this node are through their first step after a restart.
 
     Args:
@@ -321,12 +306,11 @@ class TrainingAgain:
     """
 
     cycle: Cycle
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, Finite] = field(default_factory=dict)
     redone: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRestored:
+class SnapshotRestored(Fact, frozen=True, kw_only=True):
     """The ranks of this node have restored their state from memory, and compared it with its digests.
 
     Args:
@@ -343,8 +327,7 @@ class SnapshotRestored:
     redone: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreFailed:
+class RestoreFailed(Fact, frozen=True, kw_only=True):
     """A rank could not restore the snapshot that the job goes on from: the cycle ends.
 
     Args:
@@ -357,16 +340,14 @@ class RestoreFailed:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
+class Stuck(Fact, frozen=True, kw_only=True):
     """Processes of ranks can't be killed."""
 
     cycle: Cycle
     processes: tuple[ProcessFacts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(Fact, frozen=True, kw_only=True):
     """Memory of ended ranks was waited for.
 
     Args:
@@ -380,8 +361,7 @@ class DeviceMemory:
 # -- their processes --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStarted:
+class RankStarted(Fact, frozen=True, kw_only=True):
     """A rank's process.
 
     Args:
@@ -394,8 +374,7 @@ class RankStarted:
     at_ns: Moment = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited:
+class RankExited(Fact, frozen=True, kw_only=True):
     """A rank's process has ended, at ``t``.
 
     Args:
@@ -416,13 +395,13 @@ class RankExited:
     cycle: Cycle
     local_rank: LocalRank = 0
     pid: Pid | None = None
-    exitcode: int
-    signal: int | None = field(default=None, init=False)
+    exitcode: Int
+    signal: Int | None = None
     by_us: bool = False
-    iteration: int | None = None
+    iteration: Int | None = None
     error: str | None = None
     at_ns: Moment = 0
-    signals_sent: tuple[int, ...] = ()
+    signals_sent: tuple[Int, ...] = ()
     signalled_at_ns: Moment = 0
     raised_at_ns: Moment = 0
     where: str = ""
@@ -430,8 +409,7 @@ class RankExited:
     kernel: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.exitcode < 0:
-            object.__setattr__(self, "signal", -self.exitcode)
+        force_setattr(self, "signal", -self.exitcode if self.exitcode < 0 else None)
 
     @property
     def rerun(self) -> Rerun | None:
@@ -439,8 +417,7 @@ class RankExited:
         return rerun_meaning(self.exitcode, self.rerun_state)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WouldHaveEnded:
+class WouldHaveEnded(Fact, frozen=True, kw_only=True):
     """A rank was found hung, and isn't ended (--ft-observe-only).
 
     Args:
@@ -450,12 +427,11 @@ class WouldHaveEnded:
     rank: Rank
     cycle: Cycle
     local_rank: LocalRank | None = None
-    iteration: int | None = None
+    iteration: Int | None = None
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorReplaced:
+class MonitorReplaced(Fact, frozen=True, kw_only=True):
     """A monitor has died, or stopped working; another one takes over its rank.
 
     Args:
@@ -471,8 +447,7 @@ class MonitorReplaced:
 # -- how they are made: forked from the script that is run ahead, or fresh interpreters -------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkServer:
+class ForkServer(Fact, frozen=True, kw_only=True):
     """The process that runs the script ahead, and forks ranks.
 
     Args:
@@ -489,12 +464,11 @@ class ForkServer:
     what: str = ""
     took_s: Seconds | None = None
     names: tuple[str, ...] = ()
-    exit_code: int | None = None
+    exit_code: Int | None = None
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkFailed:
+class ForkFailed(Fact, frozen=True, kw_only=True):
     """Ranks couldn't be forked: this time they are fresh interpreters.
 
     Args:
@@ -505,8 +479,7 @@ class ForkFailed:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshInterpreters:
+class FreshInterpreters(Fact, frozen=True, kw_only=True):
     """Ranks are no longer forked."""
 
     reason: str = ""
@@ -515,8 +488,7 @@ class FreshInterpreters:
 # -- those that hang, or may: what their monitors can't know alone ----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Fact, frozen=True, kw_only=True):
     """The result of a hang diagnosis: which rank hung. One launcher of the job writes it.
 
     Args:
@@ -528,8 +500,7 @@ class Finding:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoreTime:
+class MoreTime(Fact, frozen=True, kw_only=True):
     """A learned timeout was over, but a rank made progress: this one isn't terminated yet.
 
     Args:
@@ -545,15 +516,14 @@ class MoreTime:
     kind: str
     section: str | None = None
     local_rank: LocalRank | None = None
-    iteration: int | None = None
+    iteration: Int | None = None
     elapsed_s: Seconds | None = None
     timeout_s: Seconds | None = None
     until_s: Seconds | None = None
     progress: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoCollective:
+class NoCollective(Fact, frozen=True, kw_only=True):
     """No collective has completed on any rank for long, in a job whose script calls no hooks. One launcher writes it.
 
     Args:
@@ -571,8 +541,7 @@ class NoCollective:
     ends: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRank:
+class SlowRank(Fact, frozen=True, kw_only=True):
     """A rank holds the others back, which wait for it in collectives. The launcher that speaks for the job writes it.
 
     Args:
@@ -586,8 +555,8 @@ class SlowRank:
     cycle: Cycle
     rank: Rank
     node: str
-    lag: float
-    waits: float
+    lag: Finite
+    waits: Finite
     over_s: Seconds
     is_over: bool = False
 

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from megatron_ft.core.codec import Count, Cycle, Form, IntList, Moment, Pid, Rank, Seconds
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.wording import shown
+from msgspec import Meta, field
+
+from megatron_ft.core.codec import Count, Cycle, Fact, Int, Moment, Pid, Rank, Seconds
 
 _LONGEST_PATH = 4096
 """PATH_MAX of Linux."""
 
-
-def _path(value: Any) -> str:
-    if type(value) is not str or len(value) > _LONGEST_PATH or "\0" in value:
-        raise ProtocolError(shown(value))
-    return value
-
-
-def _rows(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or not all(type(row) is list for row in value):
-        raise ProtocolError(shown(value))
-    return tuple(value)
-
-
-Rows = Annotated[tuple[Any, ...], Form(_rows, list, "list of rows")]
-"""Rows that are checked when they are used: `core.timeouts.minutes`."""
-StatePath = Annotated[str, Form(_path, lambda path: path, "list of whole numbers")]
+StatePath = Annotated[str, Meta(max_length=_LONGEST_PATH, pattern="^[^\\0]*$")]
 """Path of a file of learned timeouts, as a rank names it; "" for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
+class Attached(Fact, frozen=True, kw_only=True):
     """A rank has connected: it is watched from now on.
 
     Args:
@@ -56,8 +39,7 @@ class Attached:
     learns: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detached:
+class Detached(Fact, frozen=True, kw_only=True):
     """A rank has ended its monitoring; its process still runs.
 
     Args:
@@ -70,8 +52,7 @@ class Detached:
     at_ns: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class Timeouts(Fact, frozen=True, kw_only=True):
     """The timeouts in force from now on; null for none.
 
     Args:
@@ -90,8 +71,7 @@ class Timeouts:
     out_of_section: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstIteration:
+class FirstIteration(Fact, frozen=True, kw_only=True):
     """A rank has begun its first iteration of the cycle.
 
     Args:
@@ -101,12 +81,11 @@ class FirstIteration:
 
     rank: Rank
     cycle: Cycle
-    iteration: int
+    iteration: Int
     at_ns: Moment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstStep:
+class FirstStep(Fact, frozen=True, kw_only=True):
     """A rank is through its first iteration of the cycle.
 
     Args:
@@ -119,8 +98,7 @@ class FirstStep:
     began_ns: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Minute:
+class Minute(Fact, frozen=True, kw_only=True):
     """Intervals of the ranks of a node in about a minute, summed up.
 
     Args:
@@ -132,11 +110,10 @@ class Minute:
     cycle: Cycle
     at_ns: Moment
     names: tuple[str, ...]
-    ranks: Rows
+    ranks: tuple[list[Any], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Fact, frozen=True, kw_only=True):
     """The last section events of a rank, oldest first: at its end, and with evidence on it.
 
     Args:
@@ -152,14 +129,13 @@ class Progress:
     cycle: Cycle
     names: tuple[str, ...]
     from_ns: Moment
-    dt_us: IntList
-    code: IntList
-    iterations: IntList
+    dt_us: list[Int]
+    code: list[Int]
+    iterations: list[Int]
     skipped: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGone:
+class RankGone(Fact, frozen=True, kw_only=True):
     """A rank's process has ended; the rest is its progress board's last state.
 
     Args:
@@ -172,14 +148,13 @@ class RankGone:
     rank: Rank
     cycle: Cycle
     pid: Pid | None = None
-    iteration: int | None = None
+    iteration: Int | None = None
     open_sections: tuple[str, ...] = ()
     last_transition_ns: Moment | None = None
     shut_down: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signalled:
+class Signalled(Fact, frozen=True, kw_only=True):
     """A hung rank was sent a signal.
 
     Args:
@@ -194,8 +169,7 @@ class Signalled:
     at_ns: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherGone:
+class LauncherGone(Fact, frozen=True):
     """The launcher has died: this monitor ends everything left of its rank, and itself."""
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
-from megatron_ft.core.codec import Cycle, Rank, Seconds, WorldSize
+from msgspec import field
+
+from megatron_ft.core.codec import Cycle, Fact, Finite, Int, Rank, Seconds, WorldSize
 from megatron_ft.core.fault_plan import PlannedFault
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultInjected:
+class FaultInjected(Fact, frozen=True, kw_only=True):
     """This rank is about to carry out a planned or simulated fault.
 
     Args:
@@ -21,11 +21,10 @@ class FaultInjected:
     cycle: Cycle
     type: str | None = None
     rank: Rank | None = None
-    iteration: int | None = None
+    iteration: Int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateLoaded:
+class StateLoaded(Fact, frozen=True, kw_only=True):
     """Learned timeouts were read from a file.
 
     Args:
@@ -42,8 +41,7 @@ class StateLoaded:
     world_size: WorldSize | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutOrigin:
+class TimeoutOrigin(Fact, frozen=True, kw_only=True):
     """Origin of one learned timeout.
 
     Args:
@@ -58,13 +56,12 @@ class TimeoutOrigin:
     previous_s: Seconds | None = None
     max_observed_s: Seconds | None = None
     rank_of_max: Rank | None = None
-    margin_s: float | None = None
+    margin_s: Finite | None = None
     rule: str | None = None
     first_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutsLearned:
+class TimeoutsLearned(Fact, frozen=True, kw_only=True):
     """Timeouts were calculated from the intervals of all ranks.
 
     Args:

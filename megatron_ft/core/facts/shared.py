@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, Fact, Int, LocalRank, Moment, Pid, Rank, Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOpened:
+class LogOpened(Fact, frozen=True, kw_only=True):
     """The first record of each file, about its writer.
 
     Args:
@@ -33,8 +31,7 @@ class LogOpened:
     cycle: Cycle | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsLost:
+class RecordsLost(Fact, frozen=True, kw_only=True):
     """Records are missing here, because the log's directory didn't answer.
 
     Args:
@@ -44,8 +41,7 @@ class RecordsLost:
     count: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warning_:  # noqa: N801 - its name in a log is "warning", which Python has already
+class Warning_(Fact, frozen=True, kw_only=True):  # noqa: N801 - its name in a log is "warning", which Python has already
     """A warning for a person.
 
     Args:
@@ -55,8 +51,7 @@ class Warning_:  # noqa: N801 - its name in a log is "warning", which Python has
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankHung:
+class RankHung(Fact, frozen=True, kw_only=True):
     """A rank was found hung: by its monitor, or by its launcher because it didn't connect or didn't end in time.
 
     Args:
@@ -86,7 +81,7 @@ class RankHung:
     section: str | None = None
     local_rank: LocalRank = 0
     pid: Pid | None = None
-    iteration: int | None = None
+    iteration: Int | None = None
     open_sections: tuple[str, ...] = ()
     state: str | None = None
     observed_only: bool = False
@@ -113,8 +108,7 @@ class RankHung:
         return self.section or self.kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Fact, frozen=True, kw_only=True):
     """Evidence on a rank that hung or died was written to a file.
 
     Args:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Int, Message
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.memory.snapshots import Restore
 
-Term = tuple[int, str]
+Term = tuple[Int, str]
 """A count, and the coordinator's identifier: no two coordinators ever have the same. The greater one wins."""
-Ballot = tuple[int, str, int]
+Ballot = tuple[Int, str, Int]
 """A term, and how many things its coordinator has proposed in it."""
 
 
@@ -31,8 +33,7 @@ class DecisionKind(enum.Enum):
     """The job ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Message, frozen=True):
     """One. Each node knows its own place, and needs no other's.
 
     Args:
@@ -54,23 +55,23 @@ class Decision:
         restore: the snapshot in memory that the ranks of ``cycle`` go on from; None: none.
     """
 
-    number: int
+    number: Int
     value: Ballot
     kind: DecisionKind
-    cycle: int
-    world: int
-    size: int
-    head: int
-    restarts: int = 0
-    advance: JobProgress = JobProgress()  # noqa: RUF009 - frozen
-    code: int = 0
+    cycle: Int
+    world: Int
+    size: Int
+    head: Int
+    restarts: Int = 0
+    advance: JobProgress = JobProgress()
+    code: Int = 0
     text: str = ""
     began: Ballot | None = None
     founded: Ballot | None = None
     back: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     voters: tuple[str, ...] = ()
-    shift: int = 0
+    shift: Int = 0
     restore: Restore | None = None
 
     def __hash__(self) -> int:
@@ -92,20 +93,18 @@ class Decision:
         return is_quorum([place for place, each in enumerate(self.voters) if each in instances], self)
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorHost:
+class CoordinatorHost(Message, frozen=True):
     """The node on a coordinator's own host, whose launcher has started it; ``name`` is the host's."""
 
-    place: int
+    place: Int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Message, frozen=True):
     """A decision as one node has it. ``place`` is None for a node that doesn't take part."""
 
     decision: Decision
-    place: int | None = None
+    place: Int | None = None
     votes: bool = False
     store: str = ""
     """Store in which the ranks of the cycle meet."""
@@ -115,16 +114,14 @@ class Assignment:
         return self.place is not None and self.decision.kind is not DecisionKind.END and self.decision.cycle > cycle
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedProposal:
+class AcceptedProposal(Message, frozen=True):
     """A proposal that a node has accepted, and doesn't know to be decided."""
 
     ballot: Ballot
     held: Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptorState:
+class AcceptorState(Message, frozen=True):
     """State that a launcher must remember, and sends to a coordinator that takes over."""
 
     promised: Term = (-1, "")

@@ -6,8 +6,10 @@ import enum
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
 
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Fact, Int
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Outcome
@@ -30,8 +32,7 @@ class FaultKind(enum.Enum):
     """One of its ranks crashed, was killed or hung: the script may be to blame."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Fact, frozen=True, kw_only=True):
     """A cycle was ended by one node.
 
     Args:
@@ -40,7 +41,7 @@ class Fault:
     """
 
     node: str
-    cycle: int
+    cycle: Int
     kind: FaultKind
     text: str
     advanced: bool = False

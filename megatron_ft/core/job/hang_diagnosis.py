@@ -6,8 +6,9 @@ ranks, which go on: the user gets a line that says what it shows.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from megatron_ft.core.diagnosis.cycle_cause import (
     COLLECTIVES,
@@ -212,7 +213,7 @@ def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapsh
 
 def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
-    verdict = dataclasses.replace(verdict, state="T" if note.is_stopped else None)
+    verdict = msgspec.structs.replace(verdict, state="T" if note.is_stopped else None)
     where = f" ({note.host})" if several and note.host else ""
     did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
     if note.gone and note.exitcode == 0:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
-from megatron_ft.core.codec import fields, unpack
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Fact, Int, Message, decode, to_builtins
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.restart_policy import JobProgress
@@ -38,17 +40,19 @@ class Ending(enum.Enum):
     """The job could go on from its last checkpoint, but not from where it was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeEnd:
+class _Version(Message, frozen=True):
+    version: Any = None
+
+
+class NodeEnd(Fact, frozen=True, kw_only=True):
     """End of one launcher that left a job whose end it never learned: the other nodes may have gone on."""
 
     node: str
-    exit_code: int
+    exit_code: Int
     cause: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Life:
+class Life(Fact, frozen=True, kw_only=True):
     """From a start of the job's launchers to their end.
 
     ``life`` counts from 1 in a log directory. ``iteration`` is the last that was begun, -1 where none was reported.
@@ -69,23 +73,23 @@ class Life:
             iteration, a section, an exit with 0), or may have been. Known when the cycle has ended.
     """
 
-    life: int = 0
+    life: Int = 0
     job: str
     command: tuple[str, ...] = ()
     outcome: Ending = Ending.RUNNING
-    exit_code: int | None = None
+    exit_code: Int | None = None
     cause: str = ""
     attribution: str = ""
     began: str = ""
     ended: str = ""
-    nodes: int = 0
-    cycles: int = 0
-    restarts: int = 0
-    iteration: int = -1
-    resumed: int = -1
-    stalled: int = 0
-    restores: int = 0
-    redone: int = 0
+    nodes: Int = 0
+    cycles: Int = 0
+    restarts: Int = 0
+    iteration: Int = -1
+    resumed: Int = -1
+    stalled: Int = 0
+    restores: Int = 0
+    redone: Int = 0
     trained: bool = False
     faults: tuple[Fault, ...] = ()
     decided: bool = False
@@ -96,8 +100,7 @@ class Life:
         return JobProgress(self.resumed, self.iteration, self.stalled, self.trained)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lives:
+class Lives(Fact, frozen=True, kw_only=True):
     """All lives of a job, oldest first."""
 
     lives: tuple[Life, ...] = ()
@@ -110,17 +113,15 @@ class Lives:
             ValueError: it isn't that.
         """
         try:
-            document = json.loads(text)
-            if not isinstance(document, dict) or document.get("version") != VERSION:
+            if decode(_Version, text).version != VERSION:
                 raise ValueError(f"no result of version {VERSION}")
-            return unpack(Lives, document)
-        except (ProtocolError, RecursionError) as error:
+            return decode(Lives, text)
+        except ProtocolError as error:
             raise ValueError(str(error)) from None
 
     def to_text(self) -> str:
         """Return the content of the file, with every field, and bad nodes on top."""
-        lives = [fields(life, full=True) for life in self.lives]
-        document = {"version": VERSION, "bad_nodes": self.bad_nodes(), "lives": lives}
+        document = {"version": VERSION, "bad_nodes": self.bad_nodes(), **to_builtins(self)}
         return json.dumps(document, indent=1) + "\n"
 
     def bad_nodes(self) -> dict[str, str]:

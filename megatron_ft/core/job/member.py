@@ -9,7 +9,8 @@ probably go on without this node, and its ranks are terminated.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import Cause, NodeLost

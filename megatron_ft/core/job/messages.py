@@ -6,8 +6,10 @@ Those by which timeouts are learned are in `core.timeouts.exchange`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields, replace
 
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Finite, Int, Message
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.waits import Lags, Waits
@@ -55,8 +57,7 @@ class NodePhase(enum.Enum):
     """Left out for good; the launcher stays until the job ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Message, frozen=True):
     """A node's state in a cycle.
 
     Args:
@@ -67,16 +68,15 @@ class Report:
         is_mixed: a rank couldn't restore what the others have restored: the cycle is over under every policy.
     """
 
-    cycle: int
+    cycle: Int
     state: NodeState
-    cause: Cause = Cause()  # noqa: RUF009 - frozen
+    cause: Cause = Cause()
     reached: Reached | None = None
-    ranks: int = 0
+    ranks: Int = 0
     is_mixed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Message, frozen=True):
     """Why a cycle ended, and what follows.
 
     Args:
@@ -90,14 +90,14 @@ class Verdict:
         reached: how far a cycle got that failed, for a coordinator that takes over when that node is lost, too.
     """
 
-    cycle: int
+    cycle: Int
     outcome: Outcome
     cause: Cause
     decision: RestartDecision
-    node: int | None = None
-    nodes: int = 1
+    node: Int | None = None
+    nodes: Int = 1
     names_nodes: bool = False
-    code: int = 0
+    code: Int = 0
     stopped: bool = False
     rotation: Rotation = Rotation.NONE
     reached: Reached | None = None
@@ -110,8 +110,7 @@ class Verdict:
         return replace(self.cause, text=tell(self.node, self.cause.host, self.cause.text))
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Message, frozen=True):
     """How a node stands, for a coordinator that has just taken over.
 
     Args:
@@ -121,7 +120,7 @@ class NodeStatus:
     """
 
     phase: NodePhase = NodePhase.BUSY
-    cycle: int = -1
+    cycle: Int = -1
     report: Report | None = None
     ended: Outcome | None = None
     verdict: Verdict | None = None
@@ -129,7 +128,7 @@ class NodeStatus:
     """A rank of this node has asked for the end of the job, in these words."""
     raised: tuple[str, ...] = ()
     """Names of the learned timeouts that have ended ranks of any node in that cycle, as far as this node knows."""
-    kept: Kept = Kept()  # noqa: RUF009 - frozen
+    kept: Kept = Kept()
     """Stock of the node's keeper, once the node is ready."""
     complete: SnapshotKey | None = None
     """The last snapshot of the cycle of which `Complete` has come."""
@@ -137,7 +136,7 @@ class NodeStatus:
     """Later ones that this node has `Saved`, and hasn't heard `Complete` or `Passed` of."""
     restored: bool = False
     """This node has `Restored`."""
-    keeper_port: int = 0
+    keeper_port: Int = 0
     """Port at which this node's keeper takes copies in that cycle; 0: none."""
 
     def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
@@ -151,48 +150,43 @@ class NodeStatus:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(Message, frozen=True):
     """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on.
 
     ``decides``: the result decides which ranks are terminated; their nodes do that.
     """
 
-    cycle: int
+    cycle: Int
     verdict: RankHung
     reached: Reached | None = None
     passive: bool = False
     decides: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RankSnapshots:
+class RankSnapshots(Message, frozen=True):
     """Snapshots of a node's ranks. ``passive``: as in the `DiagnoseHang` before; ``more``: further ones follow."""
 
-    cycle: int
+    cycle: Int
     notes: tuple[RankSnapshot, ...]
     passive: bool = False
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(Message, frozen=True):
     """A learned timeout is over on this node: all others, to which the coordinator sends it, are to check progress."""
 
-    cycle: int
-    between_s: float
+    cycle: Int
+    between_s: Finite
 
 
-@dataclass(frozen=True, slots=True)
-class RankProgressing:
+class RankProgressing(Message, frozen=True):
     """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
 
-    cycle: int
+    cycle: Int
     progress: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reviewed:
+class Reviewed(Message, frozen=True):
     """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
 
     Args:
@@ -207,34 +201,32 @@ class Reviewed:
             ``section``, what is overdue on ``rank``.
     """
 
-    cycle: int
-    asker: int
-    elapsed_s: float
-    timeout_s: float
+    cycle: Int
+    asker: Int
+    elapsed_s: Finite
+    timeout_s: Finite
     text: str
-    rank: int | None = None
+    rank: Int | None = None
     is_waited: bool = False
     timed: str = ""
-    iteration: int | None = None
+    iteration: Int | None = None
     decides: bool = False
-    hanging: tuple[int, ...] = ()
+    hanging: tuple[Int, ...] = ()
     kind: str = ""
     section: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Message, frozen=True):
     """All ranks of this node have restored their state from memory, and compared it."""
 
-    cycle: int
+    cycle: Int
     key: SnapshotKey
 
 
 # -- the rules --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Message, frozen=True):
     """Options common to the command lines of all launchers of a job. Times are seconds.
 
     Args:
@@ -247,19 +239,19 @@ class Rules:
         launchers: so many were started, and who has ended is never started again; 0: unknown.
     """
 
-    min_nodes: int
-    max_nodes: int
+    min_nodes: Int
+    max_nodes: Int
     min_healthy: bool = False
-    max_restarts: int = 0
-    max_stalled: int = 0
-    max_failed_starts: int = 0
+    max_restarts: Int = 0
+    max_stalled: Int = 0
+    max_failed_starts: Int = 0
     at_once: bool = False
-    last_call_s: float | None = None
-    join_timeout_s: float = JOIN_TIMEOUT_S
-    no_progress_code: int = NO_PROGRESS_CODE
-    try_again_code: int = TRY_AGAIN_CODE
-    launchers: int = 0
-    segment: int = 0
+    last_call_s: Finite | None = None
+    join_timeout_s: Finite = JOIN_TIMEOUT_S
+    no_progress_code: Int = NO_PROGRESS_CODE
+    try_again_code: Int = TRY_AGAIN_CODE
+    launchers: Int = 0
+    segment: Int = 0
 
     @property
     def policy(self) -> RestartPolicy:
@@ -273,8 +265,7 @@ class Rules:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(Message, frozen=True):
     """Arguments of the script: they tell a job without a name from another one of the same script.
 
     Args:
@@ -296,8 +287,7 @@ class Arguments:
         return option == same and value in self.own and theirs in others.own
 
 
-@dataclass(frozen=True, slots=True)
-class JobDefinition:
+class JobDefinition(Message, frozen=True):
     """Which job a coordinator is for, by the launcher that starts it; launchers of others are refused."""
 
     job: str
@@ -308,8 +298,7 @@ class JobDefinition:
 # -- from a launcher ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True):
     """The first message on each connection.
 
     Args:
@@ -330,18 +319,18 @@ class Hello:
     job: str
     rules: Rules
     instance: str
-    session: int
+    session: Int
     name: str
     address: str = ""
-    rank: int | None = None
+    rank: Int | None = None
     owns: bool = False
-    before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
+    before: JobProgress = JobProgress()
     domain: str = ""
     bad: str = ""
-    memory: AcceptorState = AcceptorState()  # noqa: RUF009 - frozen
+    memory: AcceptorState = AcceptorState()
     standing: NodeStatus = NodeStatus()
     found_silent: CoordinatorHost | None = None
-    up_s: float = 0.0
+    up_s: Finite = 0.0
     names_life: bool = False
     arguments: Arguments = Arguments()
 
@@ -356,8 +345,7 @@ class Hello:
         return JobDefinition(self.job, self.rules, self.arguments)
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Message, frozen=True):
     """Common part of each `Hello` of a launcher. ``endpoints``: where the job is coordinated at first."""
 
     job: str
@@ -367,11 +355,11 @@ class Identity:
     address: str
     endpoints: tuple[str, ...]
     rank: int | None = None
-    before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
+    before: JobProgress = JobProgress()
     domain: str = ""
     bad: str = ""
     """Why earlier lives of the job call this host a bad node."""
-    started_s: float = 0.0
+    started_s: Finite = 0.0
     """When the launcher was started, by the clock of its `Member`."""
     arguments: Arguments = Arguments()
     is_named: bool = True
@@ -402,42 +390,37 @@ class Identity:
             standing=standing,
             found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
-            **{each.name: getattr(self, each.name) for each in fields(Hello) if hasattr(self, each.name)},
+            **{name: getattr(self, name) for name in Hello.__struct_fields__ if hasattr(self, name)},
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(Message, frozen=True):
     """The answer to ``Lead``: a promise to accept nothing of a lesser term. ``accepted`` may have been missed."""
 
     term: Term
     accepted: AcceptedProposal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Newer:
+class Newer(Message, frozen=True):
     """The other answer to ``Lead``: this node has followed a greater term."""
 
     term: Term
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(Message, frozen=True):
     """The answer to ``Propose``. ``store``: where the ranks are to meet, from the node at place 0."""
 
     ballot: Ballot
     store: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message, frozen=True):
     """This node would take part in the next cycle; none of its ranks is left. ``kept``: what it can restore."""
 
-    kept: Kept = Kept()  # noqa: RUF009 - frozen
+    kept: Kept = Kept()
 
 
-@dataclass(frozen=True, slots=True)
-class StockTaken:
+class StockTaken(Message, frozen=True):
     """Changed stock of a node that is ready: its keeper was slow to verify it, or was replaced.
 
     A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
@@ -446,23 +429,20 @@ class StockTaken:
     kept: Kept
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUnfit:
+class NodeUnfit(Message, frozen=True):
     """This node isn't fit, and is to be done without."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(Message, frozen=True):
     """A rank of this node asked for the end of the job."""
 
     text: str
-    rank: int | None = None
+    rank: Int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(Message, frozen=True):
     """This node leaves, and never comes back. It waits for its ``Dismiss``, or ``Stay``.
 
     Args:
@@ -488,8 +468,7 @@ class Goodbye:
         return 0 if self.excluded or self.well else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Message, frozen=True):
     """Alone on a connection, every few seconds, to the first endpoint: that job is coordinated at ``address``.
 
     After a network was split two jobs of one name may train, each with decisions of its own.
@@ -502,33 +481,29 @@ class Moved:
     job: str
     address: str
     founding: Ballot | None = None
-    number: int = -1
-    age_s: float = 0.0
+    number: Int = -1
+    age_s: Finite = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Message, frozen=True):
     """This end is alive: from a launcher, and answered by the coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Away:
+class Away(Message, frozen=True):
     """The last message on a connection that this launcher closes because nothing came on it: it looks elsewhere."""
 
 
 # -- from the coordinator -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
+class Lead(Message, frozen=True):
     """Follow me."""
 
     term: Term
     beside: CoordinatorHost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Message, frozen=True):
     """This coordinator can't lead: ``here`` voters of ``size`` are connected.
 
     ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
@@ -536,27 +511,25 @@ class Wait:
     ``age_s``: for how many seconds that has been known.
     """
 
-    here: int
-    size: int
+    here: Int
+    size: Int
     soon: bool
     gathers: bool = False
     elsewhere: str = ""
-    age_s: float = 0.0
+    age_s: Finite = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Propose:
+class Propose(Message, frozen=True):
     """Accept this. ``place``: of this node, None if it only votes. ``candidates``: as in ``Commit``, but sooner."""
 
     ballot: Ballot
     decision: Decision
-    place: int | None
+    place: Int | None
     votes: bool
     candidates: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Message, frozen=True):
     """This was decided: who has a place trains. ``candidates`` can coordinate if this one is lost."""
 
     decision: Decision
@@ -565,15 +538,14 @@ class Commit:
     beside: CoordinatorHost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Message, frozen=True):
     """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up.
 
     ``text``: why they have; or, where the cycle has succeeded, on which nodes it hasn't, if there are any.
     ``by_themselves``: all ranks are ending of their own accord, and some may still complete a checkpoint.
     """
 
-    cycle: int
+    cycle: Int
     outcome: Outcome
     restarts: bool
     lost: bool = False
@@ -583,29 +555,25 @@ class End:
     """This launcher says so itself, because no coordinator can be reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnoseHang:
+class DiagnoseHang(Message, frozen=True):
     """A rank hangs: collect snapshots of yours, and send them (`RankSnapshots`). ``passive``: they run on."""
 
-    cycle: int
+    cycle: Int
     passive: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Message, frozen=True):
     """A line for the user. ``is_copy``: another launcher of the job prints it, so that this one needn't."""
 
     text: str
     is_copy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PrintJobLines:
+class PrintJobLines(Message, frozen=True):
     """All nodes at lower places have left: print lines about the whole job until the next cycle begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rival:
+class Rival(Message, frozen=True):
     """Another coordinator leads a job of this name at ``address``: say there with ``Moved`` what this one is."""
 
     address: str
@@ -615,16 +583,14 @@ REFUSED = 2
 """The code of a launcher that this job doesn't take: another job's, or one with other options."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
+class Stay(Message, frozen=True):
     """The job goes on without this node, which is excluded: its launcher connects again, without one, for the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(Message, frozen=True):
     """This launcher isn't needed any more. ``text``: what is wrong with it, or why the job ends when it leaves."""
 
-    code: int
+    code: Int
     text: str = ""
 
 

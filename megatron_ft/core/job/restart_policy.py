@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Int, Message
 from megatron_ft.core.job import lines
 from megatron_ft.core.rerun import Rerun
 
@@ -48,12 +51,11 @@ class Action(enum.Enum):
     GIVE_UP = "give_up"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestartDecision:
+class RestartDecision(Message, frozen=True, kw_only=True):
     """Next act, and the restarts left after it."""
 
     action: Action
-    restarts_left: int
+    restarts_left: Int
     reason: str
     """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
     no_progress: bool = False
@@ -177,8 +179,7 @@ class Reached(NamedTuple):
     """A persistent save has ended."""
 
 
-@dataclass(frozen=True)
-class JobProgress:
+class JobProgress(Message, frozen=True):
     """How far the job has ever got, and for how many failed cycles in a row it has got no further.
 
     A cycle gets further if it begins an iteration beyond all before, resumes from a later one (a checkpoint was saved
@@ -190,12 +191,12 @@ class JobProgress:
     row that failed in the same way, ``start``. A job that has trained fails at a start for reasons outside of it, too.
     """
 
-    first: int = -1
-    last: int = -1
-    stalled: int = 0
+    first: Int = -1
+    last: Int = -1
+    stalled: Int = 0
     trained: bool = False
     start: str = ""
-    starts: int = 0
+    starts: Int = 0
 
     def after(self, reached: Reached | None, *, restored: bool = False) -> JobProgress:
         """After one more cycle that failed; None is one of which nothing is known.

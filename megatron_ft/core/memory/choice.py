@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, Restore, SavedFiles, SnapshotKey
 from megatron_ft.core.wording import counted

@@ -9,12 +9,11 @@ DIR/iteration-1207-of-16-3f2a9c0d41b7/    all ranks' files; the last part tells 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
-from megatron_ft.core.codec import Count, Rank, WorldSize, fields, unpack
+from megatron_ft.core import codec
+from megatron_ft.core.codec import Count, Fact, Rank, WorldSize
 from megatron_ft.core.errors import LayoutError, ProtocolError
 from megatron_ft.core.memory.segment_layout import DIGEST_BYTES
 from megatron_ft.core.memory.snapshots import SavedFiles, SnapshotKey
@@ -25,8 +24,7 @@ _SET = re.compile(r"iteration-(\d{1,18})-of-(\d{1,7})-[0-9a-f]{12}")
 _PART = re.compile(r"ranks-(\d{1,8})-(\d{1,8})")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSegment:
+class SavedSegment(Fact, frozen=True):
     """One rank's file. ``digest``: of its layout, which has those of all tensors; hexadecimal."""
 
     rank: Rank
@@ -34,8 +32,7 @@ class SavedSegment:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Fact, frozen=True):
     """Files of one node. ``key``: as in them."""
 
     key: SnapshotKey
@@ -92,7 +89,7 @@ def consecutive(ranks: Iterable[int]) -> list[list[int]]:
 
 def encode(manifest: Manifest) -> bytes:
     """Return the JSON of a manifest."""
-    return json.dumps(fields(manifest, full=True), separators=(",", ":")).encode()
+    return codec.encode(manifest)
 
 
 def decode(raw: bytes) -> Manifest:
@@ -102,8 +99,8 @@ def decode(raw: bytes) -> Manifest:
         LayoutError: it is malformed.
     """
     try:
-        manifest = unpack(Manifest, json.loads(raw))
-    except (ValueError, RecursionError, ProtocolError) as error:
+        manifest = codec.decode(Manifest, raw)
+    except ProtocolError as error:
         raise LayoutError(f"the manifest is malformed: {error}") from None
     if manifest.version != VERSION:
         raise LayoutError(f"the manifest is of version {manifest.version}, not {VERSION}")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.codec import Count, Rank, WorldSize, fields, unpack
+from megatron_ft.core.codec import Count, Fact, Rank, WorldSize, convert, to_builtins
 from megatron_ft.core.errors import LayoutError, ProtocolError, SnapshotError
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.wording import shown
@@ -62,8 +62,7 @@ class TensorEntry:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class _LayoutHead:
+class _LayoutHead(Fact, frozen=True):
     key: SnapshotKey
     rank: Rank
     world: WorldSize
@@ -162,7 +161,7 @@ def name_of(path: Path) -> str:
 
 def encode(layout: Layout) -> bytes:
     """Return the JSON of a layout."""
-    head = fields(_LayoutHead(layout.key, layout.rank, layout.world, VERSION), full=True)
+    head = to_builtins(_LayoutHead(layout.key, layout.rank, layout.world, VERSION))
     tensors = [[list(e.path), e.dtype, list(e.shape), e.offset, e.nbytes, e.digest] for e in layout.tensors]
     document = {**head, "tensors": tensors, "values": _written(layout.values)}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
@@ -181,7 +180,7 @@ def decode(raw: bytes, data_bytes: int) -> Layout:
     if type(document) is not dict or document.keys() != {"key", "rank", "world", "version", "tensors", "values"}:
         raise LayoutError("the layout has other fields than those of a layout")
     try:
-        head = unpack(_LayoutHead, document)
+        head = convert(_LayoutHead, document)
     except ProtocolError as error:
         raise LayoutError(f"the layout is malformed: {error}") from None
     if head.version != VERSION:

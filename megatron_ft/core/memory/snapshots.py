@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from megatron_ft.core.codec import Between, Count, Cycle, Rank, WorldSize
+from msgspec import Meta
+
+from megatron_ft.core.codec import Count, Cycle, Fact, Int, Message, Rank, WorldSize
 
 EARLIER_LIFE = -1
 """In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""
-_WrittenIn = Annotated[int, Between(EARLIER_LIFE, 2**62, "cycle, -1 for an earlier life")]
+_WrittenIn = Annotated[int, Meta(ge=EARLIER_LIFE, le=2**62, description="cycle, -1 for an earlier life")]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SnapshotKey:
+class SnapshotKey(Fact, frozen=True, order=True):
     """Name of a snapshot; the greatest one is the newest. Two cycles may have made different states of one iteration.
 
     Args:
@@ -25,8 +25,7 @@ class SnapshotKey:
     iteration: Count
 
 
-@dataclass(frozen=True, slots=True)
-class SavedFiles:
+class SavedFiles(Message, frozen=True):
     """Snapshot in files that an earlier life has left, of all ranks. ``name``: of their directory."""
 
     name: str
@@ -34,8 +33,7 @@ class SavedFiles:
     world: WorldSize
 
 
-@dataclass(frozen=True, slots=True)
-class KeptSnapshot:
+class KeptSnapshot(Message, frozen=True):
     """Verified segments of one snapshot on one node. ``ranks``: global ranks; ``world``: number of ranks of the job."""
 
     key: SnapshotKey
@@ -43,8 +41,7 @@ class KeptSnapshot:
     ranks: tuple[Rank, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Message, frozen=True):
     """Everything that a node's keeper can restore, copies of other nodes' snapshots included. Without a keeper: empty.
 
     Args:
@@ -61,8 +58,7 @@ class Kept:
     port: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CopySource:
+class CopySource(Message, frozen=True):
     """Keeper that has the segments of ranks whose own node hasn't. ``address``: host:port; ``node``: its name."""
 
     address: str
@@ -70,8 +66,7 @@ class CopySource:
     ranks: tuple[Rank, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Message, frozen=True):
     """Choice for a cycle.
 
     Args:
@@ -86,7 +81,7 @@ class Restore:
     key: SnapshotKey
     tries: Count = 0
     failure: str = ""
-    reached: int | None = None
+    reached: Int | None = None
     files: str = ""
     sources: tuple[CopySource, ...] = ()
 
@@ -96,8 +91,7 @@ class Restore:
         return None if self.reached is None else max(0, self.reached - self.key.iteration)
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Message, frozen=True):
     """All ranks of this node have a verified snapshot, and so has the node that keeps copies of them, if one does.
 
     It is kept until `Complete` or `Passed` comes.
@@ -106,15 +100,13 @@ class Saved:
     key: SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Message, frozen=True):
     """All nodes of the cycle have `Saved` it: older ones needn't be kept any more."""
 
     key: SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Message, frozen=True):
     """All nodes have `Saved` this one or a later one: what isn't complete up to it will never be, and needn't be kept.
 
     Without it nodes would wait for ever for `Complete` of a snapshot that one node has skipped.
@@ -123,16 +115,14 @@ class Passed:
     key: SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperPort:
+class KeeperPort(Message, frozen=True):
     """The keeper of this node takes copies of other nodes' snapshots at this port."""
 
     cycle: Cycle
     port: Count
 
 
-@dataclass(frozen=True, slots=True)
-class CopyTo:
+class CopyTo(Message, frozen=True):
     """The keeper at ``address`` takes copies of this node's snapshots."""
 
     cycle: Cycle

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron_ft.core.codec import Vocabulary
+from megatron_ft.core.codec import Message, Vocabulary
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.status.job_facts import JobFacts
 
 
-@dataclass(frozen=True, slots=True)
-class PauseDetection:
+class PauseDetection(Message, frozen=True):
     """Suspend hang detection on this node."""
 
     NAME: ClassVar[str] = "pause"
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeDetection:
+class ResumeDetection(Message, frozen=True):
     """Resume hang detection."""
 
     NAME: ClassVar[str] = "resume"
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Message, frozen=True):
     """Ask for the state of the job. The answer is a `JobFacts`."""
 
 
@@ -33,13 +29,11 @@ Request = WorkloadControl | PauseDetection | ResumeDetection | Status
 REQUESTS: Vocabulary[Request] = Vocabulary(Request)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Message, frozen=True):
     """The request was accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ok:
+class Ok(Message, frozen=True):
     """The order was obeyed. ``changed``: it had an effect."""
 
     changed: bool = True

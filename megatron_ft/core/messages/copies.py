@@ -9,16 +9,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from megatron_ft.core.codec import Count, Rank, Vocabulary, WorldSize
+from megatron_ft.core.codec import Count, Message, Rank, Vocabulary, WorldSize
 from megatron_ft.core.memory.snapshots import SnapshotKey
 
 PIECE_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Message, frozen=True):
     """A verified segment of ``nbytes``. ``world``: number of ranks of the job.
 
     Args:
@@ -33,21 +30,18 @@ class Offer:
     complete: SnapshotKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(Message, frozen=True):
     """Ask for the verified segment of a rank."""
 
     key: SnapshotKey
     rank: Rank
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Message, frozen=True):
     """The segment may come; or it has come, and is verified."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Message, frozen=True):
     """Refuse what was offered or wanted, and say why."""
 
     why: str

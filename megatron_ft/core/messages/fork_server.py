@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron_ft.core.codec import Pid, Seconds, Vocabulary
+from megatron_ft.core.codec import Message, Pid, Seconds, Vocabulary
 
 # -- from the launcher ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CheckFiles:
+class CheckFiles(Message, frozen=True):
     """Ask whether a file has changed that the script has read or run. The answer is `FilesChecked`."""
 
     NAME: ClassVar[str] = "check"
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Message, frozen=True):
     """Fork a rank with these variables and the attached descriptors. The answer is `Forked` or `Failed`."""
 
     env: Mapping[str, str]
@@ -32,8 +29,7 @@ TO_SERVER: Vocabulary[ToServer] = Vocabulary(ToServer)
 # -- from the fork server -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleLeftOut:
+class ModuleLeftOut(Message, frozen=True):
     """A module that was to be imported before the script can't be imported."""
 
     name: str
@@ -41,8 +37,7 @@ class ModuleLeftOut:
     NAME: ClassVar[str] = "left_out"
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptReady:
+class ScriptReady(Message, frozen=True):
     """The script waits at line ``where``, ``took_s`` after its start, about to do ``what``."""
 
     where: str
@@ -51,8 +46,7 @@ class ScriptReady:
     NAME: ClassVar[str] = "ready"
 
 
-@dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(Message, frozen=True):
     """No rank can be forked from this process, which ends. ``where`` and ``what``: as in `Ready`, if known."""
 
     reason: str
@@ -60,21 +54,18 @@ class Unfit:
     what: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FilesChecked:
+class FilesChecked(Message, frozen=True):
     """Path of a file that has changed; None without a change."""
 
     changed: str | None = None
     NAME: ClassVar[str] = "checked"
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(Message, frozen=True):
     pid: Pid
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message, frozen=True):
     """The server could not fork the rank, or not all ranks of simultaneous requests."""
 
     reason: str

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, Vocabulary, WorldSize
+from megatron_ft.core.codec import Count, Cycle, Message, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class JobKnown:
+class JobKnown(Message, frozen=True):
     """What a launcher knows of its job and its ranks use.
 
     Args:
@@ -27,16 +25,14 @@ class JobKnown:
 # -- from a rank --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperHello:
+class KeeperHello(Message, frozen=True):
     """A rank connects. The answer is `KeeperWelcome` or `NotKept`."""
 
     cycle: Cycle
     rank: Rank
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(Message, frozen=True):
     """Ask for memory for the snapshots of this rank. The answer is `Reserved` or `NotKept`.
 
     ``copies_bytes``: buffers that the rank itself allocates for them.
@@ -46,38 +42,33 @@ class Reserve:
     copies_bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class BeginSegment:
+class BeginSegment(Message, frozen=True):
     """Ask for a segment to write. The answer is `Segment`, with its descriptor, or `NotKept`."""
 
     iteration: Count
     segment_bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class CommitSegment:
+class CommitSegment(Message, frozen=True):
     """The segment is written up to ``nbytes``. The answer, once it is checked, is `Verified` or `NotKept`."""
 
     iteration: Count
     nbytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(Message, frozen=True):
     """The segment won't be completed."""
 
     iteration: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(Message, frozen=True):
     """Ask for the rank's verified segment of a snapshot. The answer is `Segment` or `NotKept`."""
 
     key: SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class RankRestored:
+class RankRestored(Message, frozen=True):
     """The rank's state is that of the snapshot, compared with its digests. ``rank``: set by the keeper."""
 
     key: SnapshotKey
@@ -92,30 +83,25 @@ RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 # -- to a rank ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperWelcome:
+class KeeperWelcome(Message, frozen=True):
     """The rank is known; requests are answered in their order. ``job``: as in `Prepare`."""
 
     job: JobKnown = JobKnown()
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Message, frozen=True):
     """The memory is reserved, and is allocated in the background."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Message, frozen=True):
     """The attached descriptor is that of the segment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Message, frozen=True):
     """The committed segment is sealed, and its digests are those of the tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotKept:
+class NotKept(Message, frozen=True):
     """The request is refused, and why."""
 
     why: str
@@ -128,8 +114,7 @@ KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
 # -- from the launcher --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Message, frozen=True):
     """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
 
     ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none; ``files``:
@@ -146,8 +131,7 @@ class Prepare:
     sources: tuple[CopySource, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDoor:
+class OpenDoor(Message, frozen=True):
     """The attached descriptor is a listening socket: keep copies of other nodes' snapshots from now on.
 
     ``key``: hexadecimal, by which keepers of the job prove that they are; ``bytes_per_s``: most that this keeper sends.
@@ -157,8 +141,7 @@ class OpenDoor:
     bytes_per_s: Count
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFiles:
+class WriteFiles(Message, frozen=True):
     """The job's life ends: write the segments of a snapshot as files. The answer is `FilesWritten`.
 
     ``name``: of the snapshot's directory in ``directory``; ``within_s``: then what isn't written is removed.
@@ -170,8 +153,7 @@ class WriteFiles:
     within_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class TakeStock:
+class TakeStock(Message, frozen=True):
     """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`.
 
     ``within_s``: then those that are verified by that time; None: however long it takes.
@@ -181,8 +163,7 @@ class TakeStock:
     within_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(Message, frozen=True):
     """The attached descriptor is that of a segment which an earlier keeper of this launcher has sealed.
 
     ``key``: as that one has said; it isn't believed before the segment is verified.
@@ -193,8 +174,7 @@ class Adopt:
     key: SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Message, frozen=True):
     """The launcher has closed its descriptor."""
 
     segment: Count
@@ -207,8 +187,7 @@ LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 # -- to the launcher ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Message, frozen=True):
     """The attached descriptor is that of a sealed segment: keep it for a keeper that replaces this one."""
 
     segment: Count
@@ -216,23 +195,20 @@ class Hold:
     key: SnapshotKey
 
 
-@dataclass(frozen=True, slots=True)
-class DropSegment:
+class DropSegment(Message, frozen=True):
     """Close the descriptor. The answer is `Dropped`."""
 
     segment: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
+class Stock(Message, frozen=True):
     """Answer to the `TakeStock` of this number; a second one says what was verified after its time."""
 
     question: Count
     kept: Kept
 
 
-@dataclass(frozen=True, slots=True)
-class FilesWritten:
+class FilesWritten(Message, frozen=True):
     """Answer to `WriteFiles`. ``why``: they are not written because of this; empty if they are, and on the disk."""
 
     nbytes: Count = 0
@@ -240,8 +216,7 @@ class FilesWritten:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperSays:
+class KeeperSays(Message, frozen=True):
     """Line for the user."""
 
     text: str

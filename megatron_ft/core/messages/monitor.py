@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from megatron_ft.core.codec import Cycle, Moment, Pid, Rank, Seconds, Vocabulary
+from megatron_ft.core.codec import Cycle, Message, Moment, Pid, Rank, Seconds, Vocabulary
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts import monitor
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
@@ -12,16 +10,14 @@ from megatron_ft.core.facts.shared import Evidence, RankHung, Warning_
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Message, frozen=True):
     """Evidence collected on a rank (`Collect`)."""
 
     cycle: Cycle
     note: RankSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(Message, frozen=True):
     """A timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds.
 
     If the timeout isn't enforced, the rank is reported if the launcher says so, and never terminated.
@@ -35,8 +31,7 @@ class Suspect:
         return self.verdict.cycle
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressChecked:
+class ProgressChecked(Message, frozen=True):
     """Progress of the rank between the two moments of `CheckProgress`, in words; empty if none was found."""
 
     cycle: Cycle
@@ -62,8 +57,7 @@ Report = RankReport | Logged
 REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 
-@dataclass(frozen=True, slots=True)
-class GuardGroup:
+class GuardGroup(Message, frozen=True):
     """End the process group that this process leads if the launcher dies: the rank's, just created.
 
     ``rank`` is its global rank, whatever number it gives itself later; None if unknown.
@@ -73,8 +67,7 @@ class GuardGroup:
     rank: Rank | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(Message, frozen=True):
     """Collect evidence on the rank of this cycle until ``deadline_ns`` at the latest; ``passive``: it may run on."""
 
     cycle: Cycle
@@ -82,31 +75,27 @@ class Collect:
     passive: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Message, frozen=True):
     """All evidence is collected: the rank of this cycle may be terminated, if it was found hung."""
 
     cycle: Cycle
 
 
-@dataclass(frozen=True, slots=True)
-class CheckProgress:
+class CheckProgress(Message, frozen=True):
     """Check the rank of this cycle for progress between now and ``again_ns``, without a signal to it."""
 
     cycle: Cycle
     again_ns: Moment
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendTimeout:
+class ExtendTimeout(Message, frozen=True):
     """Let the interval for which this rank is suspected last ``timeout_s`` in all, because a rank makes progress."""
 
     cycle: Cycle
     timeout_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmHang:
+class ConfirmHang(Message, frozen=True):
     """No rank makes progress: terminate the rank of this cycle, if the interval in question still lasts.
 
     If the timeout isn't enforced, the rank is reported instead.
@@ -115,20 +104,17 @@ class ConfirmHang:
     cycle: Cycle
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Message, frozen=True):
     """Suspend hang detection from now on, or from ``since_ns`` on."""
 
     since_ns: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Message, frozen=True):
     """Resume hang detection; timeouts exclude the time since the pause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Message, frozen=True):
     """End: the job is over."""
 
 

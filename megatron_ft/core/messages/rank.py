@@ -6,19 +6,17 @@ Everything else that a monitor knows of its rank is on the progress board.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from megatron_ft.core.codec import Count, Cycle, Moment, Rank, Vocabulary, fields, unpack
-from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
+from megatron_ft.core.codec import Count, Cycle, Int, Message, Moment, Rank, Vocabulary
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.facts.monitor import StatePath
 
 # -- when the rank connects -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankHello:
+class RankHello(Message, frozen=True, kw_only=True):
     """A rank connects, and identifies itself.
 
     Args:
@@ -46,8 +44,7 @@ FromRank = RankHello
 FROM_RANK: Vocabulary[FromRank] = Vocabulary(FromRank)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWelcome:
+class RankWelcome(Message, frozen=True, kw_only=True):
     """The rank is watched; its descriptors are attached. ``config`` is a `FaultToleranceConfig`'s."""
 
     config: Mapping[str, Any]
@@ -56,8 +53,7 @@ class RankWelcome:
     NAME: ClassVar[str] = "welcome"
 
 
-@dataclass(frozen=True, slots=True)
-class RankRefused:
+class RankRefused(Message, frozen=True):
     """The rank isn't watched."""
 
     reason: str
@@ -71,24 +67,14 @@ TO_RANK: Vocabulary[ToRank] = Vocabulary(ToRank)
 # -- with the crash reporter of the rank -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Message, frozen=True):
     """Ask for the collectives and the main thread's place. ``samples``: number of samples of the place."""
 
     id: Count
     samples: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    id: Count
-    stack: tuple[Frame, ...] = ()
-    places: tuple[tuple[str, ...], ...] = ()
-    own_rank: Count | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Message, frozen=True, kw_only=True):
     """Answer to the question of this ``id``.
 
     Args:
@@ -97,23 +83,8 @@ class Answer:
         own_rank: the rank's number in its default process group; None without one.
     """
 
-    id: int
-    collectives: Collectives | NoCollectives
+    id: Int
+    collectives: Collectives
     stack: tuple[Frame, ...] = ()
     places: tuple[tuple[str, ...], ...] = ()
-    own_rank: int | None = None
-
-    def packed(self) -> dict[str, Any]:
-        """Return the answer for JSON, as one object."""
-        return {**fields(_Head(self.id, self.stack, self.places, self.own_rank)), **fields(self.collectives)}
-
-    @staticmethod
-    def parse(message: Any) -> Answer:
-        """Reverse ``packed``.
-
-        Raises:
-            ProtocolError: the message is malformed.
-        """
-        head = unpack(_Head, message)
-        collectives = unpack(NoCollectives, message) if "error" in message else unpack(Collectives, message)
-        return Answer(id=head.id, collectives=collectives, stack=head.stack, places=head.places, own_rank=head.own_rank)
+    own_rank: Int | None = None

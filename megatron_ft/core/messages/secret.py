@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from megatron_ft.core.codec import Form, Vocabulary
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.wording import shown
+from msgspec import Meta
 
+from megatron_ft.core.codec import Message, Vocabulary
 
-def _ascii(text: Any) -> str:
-    if type(text) is not str or not text.isascii():
-        raise ProtocolError(shown(text))
-    return text
-
-
-_Hex = Annotated[str, Form(_ascii, lambda text: text)]
+_Hex = Annotated[str, Meta(pattern="^[ -~]*$")]
 """ASCII text: a lone surrogate, say, couldn't become bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Message, frozen=True):
     """From a launcher with a secret: prove that you know it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Message, frozen=True):
     """From a coordinator that has no secret, to ``Ask``. ``over``: its job has ended; ``job``: the job's name."""
 
     over: bool
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Message, frozen=True):
     """From a coordinator that has a secret, first of all: show that you know it. Otherwise like `Open`."""
 
     nonce: _Hex
@@ -42,23 +31,20 @@ class Challenge:
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Message, frozen=True):
     """The launcher's answer to ``Challenge``: its proof, and ``nonce`` as its own challenge."""
 
     nonce: _Hex
     mac: _Hex
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message, frozen=True):
     """The coordinator's answer to ``Proof``: its own proof."""
 
     mac: _Hex
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(Message, frozen=True):
     """From a coordinator, to anything else: the other end doesn't know the secret."""
 
 

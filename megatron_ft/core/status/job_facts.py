@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.core.codec import Fact, Finite, Int, Message
 from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.pauses import Pauses
 
@@ -50,24 +53,22 @@ class RankReading(NamedTuple):
     """Counts of collectives; the only facts of a rank whose script calls no hooks."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSection:
+class OpenSection(Fact, frozen=True):
     """An open section, in seconds; None is no timeout."""
 
     name: str
-    open_s: float
-    timeout_s: float | None
+    open_s: Finite
+    timeout_s: Finite | None
 
 
-@dataclass(frozen=True, slots=True)
-class TimeoutUse:
+class TimeoutUse(Fact, frozen=True):
     """A running timeout, in seconds; ``share`` reaches 1 when the rank is found hung."""
 
     kind: str
     """Value of a ``HangKind``."""
     section: str | None
-    used_s: float
-    timeout_s: float
+    used_s: Finite
+    timeout_s: Finite
 
     @property
     def share(self) -> float:
@@ -88,21 +89,20 @@ class RankFacts:
     """True if the rank was found hung, and is being ended or was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow:
+class RankRow(Fact, frozen=True, kw_only=True):
     """One rank at one moment. Times are seconds."""
 
-    rank: int
-    local_rank: int
-    pid: int
+    rank: Int
+    local_rank: Int
+    pid: Int
     state: RankState
-    exit_code: int | None = None
-    iteration: int | None = None
+    exit_code: Int | None = None
+    iteration: Int | None = None
     sections: tuple[OpenSection, ...] = ()
     """Outermost first."""
-    out_of_section_s: float | None = None
+    out_of_section_s: Finite | None = None
     """Time since no section is open; None while one is, and for a rank that has never opened one."""
-    heartbeat_s: float | None = None
+    heartbeat_s: Finite | None = None
     """Time since the last heartbeat; None without one."""
     timeout: TimeoutUse | None = None
     """Running timeout with the highest share; None without one."""
@@ -120,41 +120,39 @@ class JobPhase(enum.Enum):
     """No further cycle follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastCause:
+class LastCause(Message, frozen=True, kw_only=True):
     """Cause of the last cycle that didn't end well."""
 
-    cycle: int
+    cycle: Int
     text: str
-    rank: int | None
+    rank: Int | None
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
+class JobFacts(Message, frozen=True, kw_only=True):
     """The job as seen by this node's launcher."""
 
     run_id: str
-    launcher_pid: int
+    launcher_pid: Int
     log_dir: str
     """Empty without logs."""
-    started_ns: int
+    started_ns: Int
     phase: JobPhase
-    cycle: int | None
-    cycle_started_ns: int | None
+    cycle: Int | None
+    cycle_started_ns: Int | None
     """Start of ``cycle``, the last one that was begun; None before the first."""
-    nodes: int
-    world_size: int
-    max_restarts: int
-    restarts_left: int
+    nodes: Int
+    world_size: Int
+    max_restarts: Int
+    restarts_left: Int
     observe_only: bool
-    paused_since_ns: int | None
+    paused_since_ns: Int | None
     last_cause: LastCause | None
     ranks: tuple[RankRow, ...]
     """Ranks of this node."""
     slow_ranks: tuple[RankLag, ...]
     """Ranks of any node that hold the others back, as far as this launcher was told: that at place 0 is."""
-    now_ns: int
+    now_ns: Int
     """Time of these facts."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_ft.core.codec import fields
+from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleEnded, NodeLost
 from megatron_ft.core.job.lives import Ending
@@ -22,11 +22,11 @@ def notification(record: Record) -> dict[str, Any] | None:
         case CycleEnded():
             why = record.cause.line if record.cause is not None else record.outcome
             follows = f" ({record.action})" if record.action else ""
-            known = {name: value for name, value in fields(record, full=True).items() if name not in _MOMENTS}
+            known = {name: value for name, value in to_builtins(record).items() if name not in _MOMENTS}
             return _told(CYCLE_ENDED, f"cycle {record.cycle} ended: {why}{follows}", known)
         case NodeLost():
             why = f": {record.text}" if record.text else ""
-            return _told(NODE_LOST, f"node {record.node} is lost{why}", fields(record, full=True))
+            return _told(NODE_LOST, f"node {record.node} is lost{why}", to_builtins(record))
     return None
 
 

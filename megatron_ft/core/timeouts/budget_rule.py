@@ -7,7 +7,7 @@ a check has explained, unless longer ones were seen more than once and never exp
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.timeouts.known import MOST_RAISED, Known, PastIntervals

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 
-from megatron_ft.core.codec import Count, Cycle, Seconds
+from msgspec import field
+
+from megatron_ft.core.codec import Count, Cycle, Fact, Finite, Int, Message, Seconds
 from megatron_ft.core.timeouts.known import Known
 from megatron_ft.core.timeouts.sketch import Sketches
 
@@ -27,8 +28,7 @@ class Moment(enum.Enum):
     """The run is over: the rank is about to end its monitoring."""
 
 
-@dataclass(frozen=True, slots=True)
-class Milestone:
+class Milestone(Message, frozen=True):
     """A rank has got here in this cycle. ``count``: steps, or saves of this rank in this cycle; 0 for END."""
 
     cycle: Cycle
@@ -36,8 +36,7 @@ class Milestone:
     count: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Message, frozen=True):
     """Report the intervals of this cycle so far. ``number`` counts the surveys of a coordinator."""
 
     cycle: Cycle
@@ -45,8 +44,7 @@ class Survey:
     moment: Moment = Moment.STEPS
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Message, frozen=True):
     """Facts about a run that decide what may be learned now; merged: true if it is true of any rank."""
 
     learns: bool = False
@@ -66,7 +64,7 @@ def any_of(one: Facts, other: Facts) -> Facts:
     """Return what is true of any of their ranks."""
     if one == other:
         return one
-    return Facts(*(getattr(one, each.name) or getattr(other, each.name) for each in fields(Facts)))
+    return Facts(*(getattr(one, name) or getattr(other, name) for name in Facts.__struct_fields__))
 
 
 def enforces(facts: Facts, mode: str) -> bool:
@@ -74,8 +72,7 @@ def enforces(facts: Facts, mode: str) -> bool:
     return facts.learns or mode in ("on", "reference")
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(Message, frozen=True):
     """Answer to the `Survey` of this number.
 
     Args:
@@ -98,12 +95,11 @@ class Intervals:
     caps: Mapping[str, Seconds] = field(default_factory=dict)
     previous: Mapping[str, Seconds] = field(default_factory=dict)
     rule: str = "budget"
-    factor: float = 5.0
+    factor: Finite = 5.0
     mode: str = "report"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedTimeout:
+class LearnedTimeout(Fact, frozen=True, kw_only=True):
     """A learned timeout of one section, and how it came about.
 
     Args:
@@ -120,12 +116,11 @@ class LearnedTimeout:
     limit_s: Seconds
     previous_s: Seconds | None = None
     max_observed_s: Seconds | None = None
-    rank_of_max: int | None = None
-    raised: float = 1.0
+    rank_of_max: Int | None = None
+    raised: Finite = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(Message, frozen=True):
     """Result of a `Survey`, for all launchers.
 
     Args:
@@ -148,16 +143,14 @@ class Learned:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Message, frozen=True):
     """A learned timeout of this name has ended a rank: it is doubled. From a launcher, and relayed to all."""
 
     cycle: Cycle
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Armed:
+class Armed(Message, frozen=True):
     """Timeout that a monitor applies to its rank. ``enforced`` False: a rank that exceeds it is only reported."""
 
     timeout_s: Seconds
@@ -166,8 +159,7 @@ class Armed:
     enforced: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Message, frozen=True):
     """Order to a monitor: apply these learned timeouts, by section and OUT_OF_SECTION.
 
     ``raised``: factors by which timeouts are multiplied that the rank's own client has calculated, by name (a section,
@@ -176,4 +168,4 @@ class Arm:
 
     cycle: Cycle
     timeouts: Mapping[str, Armed] = field(default_factory=dict)
-    raised: Mapping[str, float] = field(default_factory=dict)
+    raised: Mapping[str, Finite] = field(default_factory=dict)

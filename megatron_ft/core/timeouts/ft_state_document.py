@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from megatron_ft.core.codec import fields, unpack
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import convert, to_builtins
 from megatron_ft.core.errors import ConfigError, ProtocolError, show
 from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, state_from_dict
@@ -54,10 +55,10 @@ def to_document(state: LearnedState) -> dict[str, Any]:
         else datetime.fromtimestamp(written, timezone.utc).isoformat(timespec="seconds"),
         "written_at_unix_s": written,
         "world_size": state.world_size,
-        "sections": {name: fields(entry, full=True) for name, entry in state.sections.items()},
-        "out_of_section": None if out is None else fields(out, full=True),
+        "sections": {name: to_builtins(entry) for name, entry in state.sections.items()},
+        "out_of_section": None if out is None else to_builtins(out),
         "heartbeats": None if beats is None else {"initial_s": beats[0], "subsequent_s": beats[1]},
-        "seen": {name: fields(known) for name, known in sorted(state.known.items())},
+        "seen": {name: to_builtins(known) for name, known in sorted(state.known.items())},
         "configured_s": None if state.configured is None else dict(state.configured),
     }
 
@@ -121,7 +122,7 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
 
 def _entry(where: str, value: object) -> LearnedTimeout:
     try:
-        entry = unpack(LearnedTimeout, value)
+        entry = convert(LearnedTimeout, value)
     except ProtocolError as error:
         raise ConfigError(f"{where}: {error}") from None
     for name in ("timeout_s", "first_s", "limit_s"):
@@ -131,7 +132,7 @@ def _entry(where: str, value: object) -> LearnedTimeout:
 
 def _seen(where: str, value: object) -> Known:
     try:
-        return unpack(Known, value)
+        return convert(Known, value)
     except ProtocolError as error:
         raise ConfigError(f"{where}: {error}") from None
 

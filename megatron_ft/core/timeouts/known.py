@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from megatron_ft.core.codec import Between, Count, Seconds
+from msgspec import Meta
+
+from megatron_ft.core.codec import Count, Message, Seconds
 from megatron_ft.core.timeouts.tail import Tail
 
 MOST_RAISED = 1e6
-Factor = Annotated[float, Between(1, MOST_RAISED)]
+Factor = Annotated[float, Meta(ge=1, le=MOST_RAISED)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastIntervals:
+class PastIntervals(Message, frozen=True, kw_only=True):
     """The part of the knowledge that fades with each interval.
 
     Args:
@@ -27,8 +27,7 @@ class PastIntervals:
     raised: Factor = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(Message, frozen=True, kw_only=True):
     """State of the rules for one section (`budget_rule`).
 
     Args:

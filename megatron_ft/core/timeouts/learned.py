@@ -6,10 +6,14 @@ In seconds. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import replace
+
 from megatron_ft.core.board.intervals import CHECKPOINTING, SETUP, STEP
+from megatron_ft.core.codec import Fact, Finite
 from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S, LIMIT, after_kill, learn
 from megatron_ft.core.timeouts.exchange import Armed, Learned, LearnedTimeout
 from megatron_ft.core.timeouts.in_force import (
@@ -31,17 +35,16 @@ CONFIGURED_FIELDS = (SECTIONS_FIELD, OUT_FIELD, *HEARTBEAT_FIELDS)
 """Configuration fields that learned timeouts replace."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedState:
+class LearnedState(Fact, frozen=True, kw_only=True):
     """Everything learned, and the configured values at that time."""
 
     sections: Mapping[str, LearnedTimeout] = field(default_factory=dict)
     out_of_section: LearnedTimeout | None = None
-    heartbeats: tuple[float, float] | None = None
+    heartbeats: tuple[Finite, Finite] | None = None
     """(to the first heartbeat, between heartbeats)"""
     configured: Mapping[str, Any] | None = None
     """Fields of :data:`CONFIGURED_FIELDS` that were set when this was learned; None: unknown."""
-    written_at_unix_s: float | None = None
+    written_at_unix_s: Finite | None = None
     world_size: int | None = None
 
     known: Mapping[str, Known] = field(default_factory=dict)
@@ -71,13 +74,12 @@ class Superseded:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Fact, frozen=True, kw_only=True):
     """Learned timeouts to use."""
 
     learned: Mapping[str, LearnedTimeout] = field(default_factory=dict)
     """Timeouts by section and OUT_OF_SECTION."""
-    heartbeats: tuple[float, float] | None = None
+    heartbeats: tuple[Finite, Finite] | None = None
     superseded: tuple[Superseded, ...] = ()
     unknown: tuple[str, ...] = ()
     """Learned sections that this run doesn't have."""

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.errors import ProtocolError

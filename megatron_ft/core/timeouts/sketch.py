@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-from megatron_ft.core.codec import Count, Form, Rank
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.timeouts.tail import Short, Tail
-from megatron_ft.core.wording import shown
+from msgspec import Meta
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Count, Message, Rank
+from megatron_ft.core.timeouts.tail import Tail
 
 MOST_BUCKETS = 6
 """Buckets of one tail. The rule needs only the longest intervals, and a sketch costs less than 200 bytes."""
 MOST_LOGGED = 16
 """Buckets of a tail in the event log, whose readers want shorter intervals, too: a range of 1 to 4."""
 NO_INTERVAL = -1.0
+Length = Annotated[float, Meta(ge=NO_INTERVAL, le=2**53)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sketch:
+class Sketch(Message, frozen=True, kw_only=True, array_like=True):
     """Intervals of one section in one cycle, of one rank or (merged) of several.
 
     Args:
@@ -35,11 +34,11 @@ class Sketch:
     """
 
     ended: Count = 0
-    longest_s: Short = NO_INTERVAL
+    longest_s: Length = NO_INTERVAL
     rank: Rank = 0
-    first_s: Short = NO_INTERVAL
-    explained_s: Short = NO_INTERVAL
-    open_s: Short = NO_INTERVAL
+    first_s: Length = NO_INTERVAL
+    explained_s: Length = NO_INTERVAL
+    open_s: Length = NO_INTERVAL
     tail: Tail = ()
 
 
@@ -102,12 +101,10 @@ def _joined(tails: list[Tail]) -> dict[int, float]:
 
 
 # -- on the wire ------------------------------------------------------------------------------------------------
-# [ended, longest_s, rank, first_s, explained_s, open_s, first bucket, its count, distance to the next bucket, ...]:
-# half the bytes and a tenth of the time of an object for each section, of which a coordinator reads 10,000 times 4.
+# `Sketch` itself is an array: half the bytes and a tenth of the time of an object for each section, of which a
+# coordinator reads 10,000 times 4. In the rows of a `Minute` it is flat.
 
 SKETCH_HEAD = 6
-_MOST_NUMBER = 2**53
-_NUMBERS = {int, float}
 MOST_NAMES = 72 + 3
 """In one message: all sections of a board, OUT_OF_SECTION, and the two kinds of heartbeats."""
 _NAME_BYTES = 64
@@ -129,55 +126,12 @@ def to_wire(sketch: Sketch) -> list[int | float]:
     return flat
 
 
-def from_wire(flat: Any) -> Sketch:
-    """Return the sketch of ``to_wire``.
-
-    Raises:
-        ProtocolError: it is none.
-    """
-    if type(flat) is not list or not SKETCH_HEAD <= len(flat) <= SKETCH_HEAD + 2 * MOST_BUCKETS or len(flat) % 2:
-        raise ProtocolError(shown(flat))
-    if not set(map(type, flat)) <= _NUMBERS or not math.isfinite(sum(flat)):
-        raise ProtocolError(shown(flat))
-    ended, longest_s, rank, first_s, explained_s, open_s = flat[:SKETCH_HEAD]
-    steps, counts = flat[SKETCH_HEAD::2], flat[SKETCH_HEAD + 1 :: 2]
-    is_sound = (
-        min(flat) >= NO_INTERVAL
-        and max(flat) <= _MOST_NUMBER
-        and type(ended) is int
-        and type(rank) is int
-        and type(sum(steps)) is int
-        and min(ended, rank, *steps[:1], *counts) >= 0
-        and min(steps[1:], default=1) > 0
-    )
-    if not is_sound:
-        raise ProtocolError(shown(flat))
-    return Sketch(
-        ended=ended,
-        longest_s=float(longest_s),
-        rank=rank,
-        first_s=float(first_s),
-        explained_s=float(explained_s),
-        open_s=float(open_s),
-        tail=tuple(zip(itertools.accumulate(steps), map(float, counts), strict=True)),
-    )
-
-
 def short(number: float) -> int | float:
     """Return the number, rounded to 0.1 ms if it is a length, in the fewest characters."""
     rounded = round(number, 4)
     return int(rounded) if rounded == math.floor(rounded) else rounded
 
 
-def _read(value: Any) -> dict[str, Sketch]:
-    if not isinstance(value, Mapping) or len(value) > MOST_NAMES or not all(map(is_name, value)):
-        raise ProtocolError(shown(value))
-    return {name: from_wire(flat) for name, flat in value.items()}
-
-
-def _write(sketches: Mapping[str, Sketch]) -> dict[str, list[int | float]]:
-    return {name: to_wire(sketch) for name, sketch in sketches.items()}
-
-
-Sketches = Annotated[Mapping[str, Sketch], Form(_read, _write)]
+SectionName = Annotated[str, Meta(min_length=1, max_length=_NAME_BYTES - 1)]
+Sketches = Annotated[Mapping[SectionName, Sketch], Meta(max_length=MOST_NAMES)]
 """Sketches by section, and their form in messages."""

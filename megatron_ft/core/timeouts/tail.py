@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
-from megatron_ft.core.codec import Between, Form
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.wording import shown
+from msgspec import Meta
 
 HALF_LIFE = 100_000
 """Every count halves in this many intervals, from one cycle to the next."""
@@ -18,20 +16,7 @@ BUCKETS = _PER_OCTAVE * _OCTAVES
 """From a millisecond to 48 days; shorter lengths are in the first one, longer ones in the last."""
 
 
-def _read_number(value: Any) -> float:
-    if type(value) not in (int, float) or not -1.0 <= value <= 2.0**62:
-        raise ProtocolError(shown(value))
-    return float(value)
-
-
-def _write_number(value: float) -> float:
-    short = float(f"{value:.6g}")
-    return int(short) if short.is_integer() else short
-
-
-Short = Annotated[float, Form(_read_number, _write_number)]
-"""A number of which six digits travel."""
-Tail = tuple[tuple[Annotated[int, Between(0, BUCKETS - 1)], Short], ...]
+Tail = tuple[tuple[Annotated[int, Meta(ge=0, le=BUCKETS - 1)], Annotated[float, Meta(ge=-1, le=2**62)]], ...]
 """(bucket, count) pairs, by bucket."""
 
 

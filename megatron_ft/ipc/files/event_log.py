@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from megatron_ft.core.codec import pack
+from megatron_ft.core.codec import encode_as, name_of
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.facts import SCHEMA, shared
 from megatron_ft.ipc.files.file_thread import FileThread
@@ -186,4 +185,4 @@ class NullEventLog(EventLog):
 
 
 def _line(t: int, record: Record) -> bytes:
-    return json.dumps({"t": t, **pack(record, "ev", full=True)}, separators=(",", ":")).encode() + b"\n"
+    return encode_as(b'{"t":%d,"ev":"%b"' % (t, name_of(type(record)).encode()), record) + b"\n"

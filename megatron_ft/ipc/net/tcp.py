@@ -11,9 +11,10 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from megatron_ft.core.codec import Raw
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.net.secure_channel import SecureChannel
-from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, Message, decode
+from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
@@ -97,7 +98,7 @@ class Peer:
                 self._failed(error)
         return not self.unsent
 
-    def read(self) -> list[Message]:
+    def read(self) -> list[Raw]:
         """Return the messages that are complete now. ``is_open`` is False afterwards if no more will come.
 
         Raises:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from megatron_ft.core.codec import fields, unpack
+from megatron_ft.core.codec import Fact, Int, decode, encode
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.files.own_files import read_own, replace_own
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -21,14 +19,13 @@ from megatron_ft.launcher.base.event_loop import Reactor
 _VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoordinatorNote:
+class CoordinatorNote(Fact, frozen=True, kw_only=True):
     """Content of the file. ``decision``: number of the job's last decision that was made there."""
 
-    version: int = _VERSION
+    version: Int = _VERSION
     job: str
     address: str
-    decision: int
+    decision: Int
 
 
 class CoordinatorFile:
@@ -45,7 +42,7 @@ class CoordinatorFile:
     def write(self, address: str, decision: int) -> None:
         """Name this address, unless the path holds something else than a regular file of this user."""
         note = CoordinatorNote(job=self._job, address=address, decision=decision)
-        self._wanted = (json.dumps(fields(note, full=True)) + "\n").encode()
+        self._wanted = encode(note) + b"\n"
         self._write_wanted()
 
     def _write_wanted(self) -> None:
@@ -80,7 +77,7 @@ class CoordinatorFile:
         self._is_reading = False
         try:
             address = result()
-        except (OSError, ValueError, ProtocolError, RecursionError):
+        except (OSError, ValueError, ProtocolError):
             return  # the file is optional
         named(address)
 
@@ -90,9 +87,9 @@ def _address(path: str, job: str) -> str:
 
     Raises:
         OSError: the file can't be read, or isn't a regular one of this user.
-        ValueError, ProtocolError, RecursionError: its content isn't a note of this job.
+        ValueError, ProtocolError: its content isn't a note of this job.
     """
-    note = unpack(CoordinatorNote, json.loads(read_own(path)))
+    note = decode(CoordinatorNote, read_own(path))
     if note.version != _VERSION or note.job != job:
         raise ValueError("of another job, or version")
     return note.address

@@ -6,14 +6,13 @@ the socket for the next one. It is a child of the launcher, and stays behind if 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from megatron_ft.core.codec import fields
+from megatron_ft.core.codec import encode
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job.messages import JobDefinition
 from megatron_ft.ipc.linux.process_setup import isolated_command
@@ -66,7 +65,7 @@ class CoordinatorProcess:
         self._reactor = reactor
         self._listener = listener
         self._founds, self._is_endpoint = founds, is_endpoint
-        self._job = json.dumps(fields(defined))
+        self._job = encode(defined).decode()
         self._environment = {key: value for key, value in environ.items() if not key.startswith("FT_SECRET")}
         if secret is not None:
             self._environment["FT_SECRET"] = os.fsdecode(secret)

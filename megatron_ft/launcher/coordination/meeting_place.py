@@ -12,8 +12,9 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT

@@ -7,7 +7,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.errors import ProtocolError
@@ -152,7 +153,10 @@ class ControlSocket:
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
         request = replace(asked, description=" ".join(words)[:_MAX_DESCRIPTION], pid=pid)
         # "Continue" only leaves a record in the log, and repetitions are logged at a limited rate
-        if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
+        if (
+            request.action != WorkloadAction.Continue.name
+            or self._idle_requests.admit("", time.monotonic()) is not None
+        ):
             self._on_request(request)
         return Accepted()
 

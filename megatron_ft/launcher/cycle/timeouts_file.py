@@ -7,8 +7,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.errors import ConfigError

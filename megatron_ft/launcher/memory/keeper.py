@@ -15,8 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.memory.saved_files import set_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.ipc.files.event_log import EventLog

@@ -10,7 +10,8 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board import layout

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Fact, Message
 from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, NotUnderLauncherError, ProtocolError, RankMonitorClientError
 from megatron_ft.core.messages.rank import TO_RANK, RankHello, RankRefused
@@ -103,7 +105,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     Raises:
         RankMonitorClientError: the launcher isn't running or doesn't answer.
     """
-    message = WorkloadControl(action=request.action, description=request.description, rank=rank)
+    message = WorkloadControl(action=request.action.name, description=request.description, rank=rank)
     try:
         answer = _exchange(path, message, _ANSWER_S)
     except (ChannelClosedError, OSError, ProtocolError) as error:
@@ -111,7 +113,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     close_fds(answer.fds)
 
 
-def _exchange(path: str, message: object, timeout_s: float) -> Received:
+def _exchange(path: str, message: Message | Fact, timeout_s: float) -> Received:
     channel = _connect(path, timeout_s)
     try:
         channel.send(message, timeout_s=timeout_s)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives
+from msgspec.structs import replace
+
+from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives
 
 
 class GroupCounts(NamedTuple):
@@ -35,14 +36,14 @@ Counts = dict[str, GroupCounts]
 _MAX_IN_FLIGHT = 20
 
 
-def collectives() -> Collectives | NoCollectives:
+def collectives() -> Collectives:
     """Return the unfinished collectives of this process's groups, or why they are unknown."""
     if "torch.distributed" not in sys.modules:
-        return NoCollectives("torch.distributed isn't imported")
+        return Collectives(error="torch.distributed isn't imported")
     try:
         return _collectives()
     except Exception as error:  # noqa: BLE001 - private parts of torch: whatever they raise, the rest of the evidence counts
-        return NoCollectives(f"{type(error).__name__}: {error}")
+        return Collectives(error=f"{type(error).__name__}: {error}")
 
 
 def counts() -> Counts | None:
@@ -118,14 +119,14 @@ def _dumps() -> list[Any]:
     return [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
 
 
-def _collectives() -> Collectives | NoCollectives:
+def _collectives() -> Collectives:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        return NoCollectives("there is no process group")
+        return Collectives(error="there is no process group")
     dumps = _dumps()
     if not dumps:
-        return NoCollectives("this torch has no flight recorder")
+        return Collectives(error="this torch has no flight recorder")
     traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
     found = digest([entry for trace in traces for entry in trace.get("entries") or []])
     return replace(found, ranks=_groups({each.group for each in found.in_flight}))

@@ -17,7 +17,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import json
 import os
 import signal
 import socket
@@ -30,8 +29,8 @@ from types import TracebackType
 from typing import Any
 
 from megatron_ft.core.board import layout
-from megatron_ft.core.codec import unpack
-from megatron_ft.core.diagnosis.collectives import NoCollectives
+from megatron_ft.core.codec import decode, encode
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry, is_peer_loss
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
 from megatron_ft.core.errors import ProtocolError
@@ -266,15 +265,15 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
             if not asked and has_hung_up(questions.fileno()):
                 questions.close()
                 return
-            question = unpack(Question, json.loads(asked))
+            question = decode(Question, asked)
             places = main_places(min(question.samples, _MAX_SAMPLES))
             answer = Answer(
                 id=question.id, collectives=collectives(), stack=main_stack(), places=places, own_rank=own_rank()
             )
-            reply = json.dumps(answer.packed()).encode()
+            reply = encode(answer)
             if len(reply) > _MAX_ANSWER_BYTES:
-                too_long = NoCollectives(f"{len(reply)} bytes are too many")
-                reply = json.dumps(Answer(id=question.id, collectives=too_long).packed()).encode()
+                too_long = Collectives(error=f"{len(reply)} bytes are too many")
+                reply = encode(Answer(id=question.id, collectives=too_long))
             questions.send(reply, socket.MSG_DONTWAIT)
         except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.agent.edge import OrderMonitor
 from megatron_ft.core.agent.hang_review import HangReview
@@ -54,7 +55,7 @@ def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
     """
     plan = plain_plan_of(seed)
     rules = replace(plan.rules, launchers=0, join_timeout_s=90.0)
-    assert simulate(replace(plan, rules=rules, reports_silence=False)).broken == []
+    assert simulate(dataclasses.replace(plan, rules=rules, reports_silence=False)).broken == []
 
 
 @pytest.mark.parametrize("seed", [7369, 45479, 74614, 203898, 210229, 303293, 306199, 307934, 309170, 401957])
@@ -75,11 +76,11 @@ def test_kernels_report_silence(kind: str) -> None:
         plan = plain_plan_of(seed, nodes=4, faults=0)
         rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0)
         fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
-        plan = replace(plan, rules=rules, work_s=30.0, faults=(fault,), reports_silence=True)
+        plan = dataclasses.replace(plan, rules=rules, work_s=30.0, faults=(fault,), reports_silence=True)
         run = simulate(plan, tell=True)
         assert run.broken == []
         silent += [float(line.split()[0]) for line in run.story if "hears nothing any more" in line]
-        without = simulate(replace(plan, reports_silence=False), tell=True)
+        without = simulate(dataclasses.replace(plan, reports_silence=False), tell=True)
         assert not [line for line in without.story if "hears nothing any more" in line]
     assert silent
     assert all(10.0 <= at_s <= 12.0 for at_s in silent)
@@ -95,7 +96,7 @@ def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
     plan = plain_plan_of(1, nodes=4, faults=0)
     rules = replace(plan.rules, min_nodes=4, min_healthy=False, max_restarts=3, at_once=False)
     fault = Fault(at_s=6.0, kind="host_off", which=0, seconds=20.0, comes_back=True)
-    run = simulate(replace(plan, rules=rules, spares=0, endpoints=1, work_s=30.0, faults=(fault,)))
+    run = simulate(dataclasses.replace(plan, rules=rules, spares=0, endpoints=1, work_s=30.0, faults=(fault,)))
     assert run.broken == []
     begun = [made for made in run.job.made if made.decision.kind is DecisionKind.CYCLE]
     assert [(made.decision.cycle, len(made.members)) for made in begun] == [(0, 4), (1, 4)]
@@ -115,7 +116,7 @@ def test_newcomer_finds_the_job_at_the_endpoint_after_an_older_coordinator_there
         Fault(at_s=14.0, kind="coordinator_killed", which=0, seconds=0.0),
         Fault(at_s=18.0, kind="newcomer", which=0, seconds=0.0),
     )
-    run = simulate(replace(plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults), tell=True)
+    run = simulate(dataclasses.replace(plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults), tell=True)
     assert run.broken == []
     newcomer = run.job.launchers[-1]
     assert newcomer.started_s == 18.0
@@ -131,7 +132,9 @@ def test_newcomer_finds_the_job_by_the_shared_log_directory_after_the_endpoints_
         Fault(at_s=6.0, kind="host_off", which=0, seconds=0.0),
         Fault(at_s=20.0, kind="newcomer", which=0, seconds=0.0),
     )
-    plan = replace(plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults, shares_logs=shares_logs)
+    plan = dataclasses.replace(
+        plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults, shares_logs=shares_logs
+    )
     run = simulate(plan)
     newcomer = run.job.launchers[-1]
     assert newcomer.started_s == 20.0
@@ -156,7 +159,7 @@ def test_the_younger_of_two_jobs_ends_once_a_split_has_healed(monkeypatch: pytes
         Fault(at_s=6.1, kind="owner_killed", which=0, seconds=2.0, comes_back=True),
     )
     rules = replace(rules, launchers=0)
-    plan = replace(plan, spares=0, rules=rules, endpoints=1, work_s=100.0, has_ranks=True, faults=faults)
+    plan = dataclasses.replace(plan, spares=0, rules=rules, endpoints=1, work_s=100.0, has_ranks=True, faults=faults)
     run = simulate(plan, tell=True)
     first, second = (made for made in run.job.made if made.decision.number == 0)
     assert (first.decision.world, second.decision.world) == (3, 1)
@@ -174,7 +177,7 @@ def test_a_connection_that_is_reset_costs_no_restart_whatever_the_round_trip(lat
     for seed in range(12):
         plan = plain_plan_of(seed, nodes=5, faults=0)
         resets = tuple(Fault(at_s=at_s, kind="connection_reset", which=3, seconds=1.0) for at_s in (8.0, 8.02))
-        plan = replace(plan, spares=0, work_s=12.0, latency_s=latency_s, faults=resets)
+        plan = dataclasses.replace(plan, spares=0, work_s=12.0, latency_s=latency_s, faults=resets)
         run = simulate(plan)
         assert run.broken == []
         assert {made.decision.restarts for made in run.job.made} == {0}
@@ -183,7 +186,7 @@ def test_a_connection_that_is_reset_costs_no_restart_whatever_the_round_trip(lat
 def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> None:
     for seed in (35, 141, 193, 232):
         plan = plan_of(seed)
-        assert simulate(replace(plan, loss=0.3)).broken == []
+        assert simulate(dataclasses.replace(plan, loss=0.3)).broken == []
 
 
 def test_job_outlives_the_endpoints_host_because_silent_addresses_are_left_out_for_a_while() -> None:
@@ -192,8 +195,10 @@ def test_job_outlives_the_endpoints_host_because_silent_addresses_are_left_out_f
     rules = replace(plan.rules, min_nodes=2, max_nodes=4, min_healthy=False, max_restarts=10, last_call_s=0.5)
     rules = replace(rules, max_stalled=0, at_once=False, launchers=0, join_timeout_s=90.0)
     off = Fault(at_s=5.43, kind="host_off", which=0, seconds=60.0)
-    plan = replace(plan, spares=2, rules=rules, work_s=40.0, endpoints=1, has_ranks=True, faults=(off,), learns=True)
-    assert simulate(replace(plan, loss=0.3, reports_silence=True)).broken == []
+    plan = dataclasses.replace(
+        plan, spares=2, rules=rules, work_s=40.0, endpoints=1, has_ranks=True, faults=(off,), learns=True
+    )
+    assert simulate(dataclasses.replace(plan, loss=0.3, reports_silence=True)).broken == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +210,7 @@ def test_rank_that_others_have_lost_or_waited_for_is_named(kind: str, text: str)
         plan = plain_plan_of(seed, nodes=5, faults=0)
         rules = replace(plan.rules, min_healthy=False, max_restarts=3, last_call_s=0.5)
         fault = Fault(at_s=5.0, kind=kind, which=seed, seconds=0.0)
-        run = simulate(replace(plan, rules=rules, work_s=8.0, faults=(fault,)))
+        run = simulate(dataclasses.replace(plan, rules=rules, work_s=8.0, faults=(fault,)))
         assert run.broken == [], seed
         causes += [each.verdict.cause.text for each in run.job.verdicts if each.verdict.outcome is Outcome.FAILED]
     assert len(causes) == 8
@@ -215,7 +220,7 @@ def test_rank_that_others_have_lost_or_waited_for_is_named(kind: str, text: str)
 def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan:
     plan = plain_plan_of(seed, nodes=nodes, faults=0)
     given = {"min_nodes": nodes - 1, "min_healthy": False, "max_restarts": 5, "max_stalled": 0, "launchers": 0, **rules}
-    return replace(plan, rules=replace(plan.rules, **given), spares=0, work_s=25.0, faults=faults)
+    return dataclasses.replace(plan, rules=replace(plan.rules, **given), spares=0, work_s=25.0, faults=faults)
 
 
 @pytest.mark.parametrize("more", [None, "coordinator_killed", "launcher_killed", "rank_fails", "host_off"])
@@ -306,10 +311,10 @@ def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
 
 
 def test_rank_that_only_waits_survives_the_review_of_a_hang_under_min_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = replace(plain_plan_of(1, nodes=4, faults=0), spares=0, work_s=30.0, learns=False)
+    plan = dataclasses.replace(plain_plan_of(1, nodes=4, faults=0), spares=0, work_s=30.0, learns=False)
     rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=True, last_call_s=0.5, launchers=0)
     stalls = Fault(at_s=6.0, kind="rank_stalls", which=1, seconds=1.0)
-    plans = [replace(plan, seed=seed, rules=rules, faults=(stalls,)) for seed in range(4)]
+    plans = [dataclasses.replace(plan, seed=seed, rules=rules, faults=(stalls,)) for seed in range(4)]
     for each in plans:
         run = simulate(each)
         assert run.broken == []
@@ -490,7 +495,7 @@ def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def _tells_all_but_one_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(self: Coordinator, take: Callable[..., Any] = Coordinator._take) -> list[Any]:
         told = lambda effect: isinstance(effect, edge.Send) and isinstance(effect.message, Verdict)  # noqa: E731
-        return [replace(each, links=each.links[1:]) if told(each) else each for each in take(self)]
+        return [dataclasses.replace(each, links=each.links[1:]) if told(each) else each for each in take(self)]
 
     monkeypatch.setattr(Coordinator, "_take", take)
 
@@ -576,7 +581,7 @@ def _forgets_the_last_cycle_without_progress(monkeypatch: pytest.MonkeyPatch) ->
 
 def _goes_on_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     def decide(self: RestartPolicy, *args: Any, decide: Callable[..., Any] = RestartPolicy.decide, **more: Any) -> Any:
-        return decide(replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
+        return decide(dataclasses.replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
 
     monkeypatch.setattr(RestartPolicy, "decide", decide)
 
@@ -626,7 +631,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         if kind is not None:
             comes_back = kind.endswith("+")
             faults = (Fault(at_s=8.0, kind=kind.removesuffix("+"), which=seed, seconds=45.0, comes_back=comes_back),)
-            plan = replace(plan, faults=faults, work_s=60.0, rules=replace(plan.rules, at_once=False))
+            plan = dataclasses.replace(plan, faults=faults, work_s=60.0, rules=replace(plan.rules, at_once=False))
         run = simulate(plan)
         if any(line.startswith(word) for line in run.broken):
             return run

@@ -18,6 +18,7 @@ from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
 from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from megatron_ft.cli.render import report_tables
+from tests.support.arrived import line
 
 S = 1_000_000_000
 DAWN = 1_700_000_000 * S
@@ -346,8 +347,8 @@ def test_logs_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])
 def test_log_with_a_foreign_header_is_not_read(broken: dict[str, Any]) -> None:
     header = {"t": 0, "ev": "log_opened", "wall_ns": DAWN, "pid": 1}
-    assert parse_log("good", [json.dumps(header)]) is not None
-    assert parse_log("bad", [json.dumps({**header, **broken})]) is None
+    assert parse_log("good", [line(header)]) is not None
+    assert parse_log("bad", [line({**header, **broken})]) is None
 
 
 def test_table_of_a_run_shows_cause_and_restart_times(tmp_path: Path) -> None:

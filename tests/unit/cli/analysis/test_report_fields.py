@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from megatron_ft.cli.render.report_tables import print_analysis, print_run
 from megatron_ft.cli.render.trace import write_trace
 from megatron_ft.cli.report import summary_document
 from megatron_ft.core.facts.all_kinds import RECORDS
+from tests.support.arrived import line
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 NAN, HUGE, SURROGATE = float("nan"), 10**30, "\udc80"
@@ -32,7 +32,7 @@ JOB = GeneratedJob(
 )
 INJECTED = {"ev": "fault_injected", "type": "rank_hung", "rank": 1, "cycle": 0, "iteration": 4}
 _DRAWN_OF = 10
-_CHECKED = {kind: {field.name for field in dataclasses.fields(of)} for kind, of in RECORDS.kinds.items()}
+_CHECKED = {kind: set(of.__struct_fields__) for kind, of in RECORDS.kinds.items()}
 
 Records = dict[str, list[dict[str, Any]]]
 Place = tuple[str | int, ...]
@@ -82,7 +82,7 @@ def with_value(record: dict[str, Any], place: Place, value: Any) -> dict[str, An
 
 
 def log_of(name: str, of: list[dict[str, Any]]) -> EventLogFile | None:
-    return parse_log(name, map(json.dumps, of))
+    return parse_log(name, map(line, of))
 
 
 def write_all(analysis: Analysis, directory: Path, drawn: set[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -13,6 +12,7 @@ from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs import progress
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, join, parse_progress
 from megatron_ft.cli.logs.read import EventLogFile, parse_log
+from tests.support.arrived import line
 from tests.support.generated_logs import END, HEARTBEAT, ITERATION, START, progress_record
 
 S = 1_000_000_000
@@ -30,7 +30,7 @@ def record(*events: tuple[float, int, int], skipped: int = 0, begin: float = 0.0
 def events_of(*records: dict[str, Any]) -> ProgressEvents:
     collector = ProgressCollector()
     for each in records:
-        collector.add(parse_progress(each))
+        collector.add(parse_progress(line(each)))
     (events,) = collector.finished()
     assert collector.passed_over == 0
     return events
@@ -141,7 +141,7 @@ def test_a_record_that_makes_no_sense_is_passed_over_and_the_others_are_not(brok
     collector = ProgressCollector()
     whole = [record((at, START, OUTER), (at + 1, END, OUTER), begin=at) for at in (1, 4, 7)]
     for each in (whole[0], {**whole[1], **broken}, whole[2]):
-        collector.add(parse_progress(each))
+        collector.add(parse_progress(line(each)))
     (events,) = collector.finished()
     assert collector.passed_over == 1
     assert [row[1:3] for row in closed(spans_of(events))] == [(1, 2), (7, 8)]
@@ -230,22 +230,22 @@ def test_a_record_is_taken_whole_or_not_at_all() -> None:
     bad = record((4, START, 0), (4.5, ITERATION, 9), (5, END, 0), begin=4, names=["one more"], skipped=2)
     collector = ProgressCollector()
     for each in (record((1, START, 0), (2, END, 0), names=many), bad, record((7, START, 0), (8, END, 0), names=many)):
-        collector.add(parse_progress(each))
+        collector.add(parse_progress(line(each)))
     (events,) = collector.finished()
     assert collector.passed_over == 1
     assert len(events.at_ns) == len(events.kinds) == len(events.sections) == 4
     assert (events.iterations.tolist(), events.gaps) == ([], (2,))
 
 
-def log_of(*lines: str) -> EventLogFile:
+def log_of(*lines: bytes) -> EventLogFile:
     header = {"t": 0, "ev": "log_opened", "wall_ns": 10**18, "pid": 1, "host": "a", "role": "monitor"}
-    log = parse_log("log", [json.dumps(header), *lines])
+    log = parse_log("log", [line(header), *lines])
     assert log is not None
     return log
 
 
 def test_log_cut_off_in_a_line_loses_that_record_only() -> None:
-    lines = [json.dumps(record((at, START, OUTER), (at + 1, END, OUTER), begin=at)) for at in (1, 4)]
+    lines = [line(record((at, START, OUTER), (at + 1, END, OUTER), begin=at)) for at in (1, 4)]
     log = log_of(lines[0], lines[1][:-20])
     assert log.passed_over == 1
     assert log.entries == ()
@@ -257,25 +257,25 @@ def test_log_cut_off_in_a_line_loses_that_record_only() -> None:
 def test_a_record_that_cannot_be_read_leaves_a_gap(damage: str) -> None:
     """What was in it may have closed the section; that the rank was in it all the time would be invented."""
     pieces = [record((1, START, OUTER)), record((2, END, OUTER), (7, START, OUTER), begin=1), record((8, END, OUTER))]
-    middle = json.dumps(pieces[1])
+    middle = line(pieces[1])
     bad = {
         "torn": middle[:-9],
-        "broken": json.dumps({**pieces[1], "code": None}),
-        "mad": json.dumps({**pieces[1], "code": [7, 7]}),
+        "broken": line({**pieces[1], "code": None}),
+        "mad": line({**pieces[1], "code": [7, 7]}),
     }
-    log = log_of(json.dumps(pieces[0]), bad[damage], json.dumps(pieces[2]))
+    log = log_of(line(pieces[0]), bad[damage], line(pieces[2]))
     assert log.passed_over == 1
     assert closed(spans_of(log.progress[0])) == []
-    other = log_of(json.dumps(pieces[0]), '{"t":5,"ev":"warning","te', json.dumps(pieces[2]))
+    other = log_of(line(pieces[0]), b'{"t":5,"ev":"warning","te', line(pieces[2]))
     assert closed(spans_of(other.progress[0])) == [("outer", 1, 8, 0)]  # what is torn is no progress record
 
 
 def test_unreadable_first_record_leaves_a_gap_at_the_start() -> None:
-    log = log_of('{"t":5,"ev":"prog', json.dumps(record((8, START, INNER), (9, END, INNER))))
+    log = log_of(b'{"t":5,"ev":"prog', line(record((8, START, INNER), (9, END, INNER))))
     assert 0 in log.progress[0].gaps
-    log = log_of("garbage", json.dumps(record((8, START, INNER), (9, END, INNER))))
+    log = log_of(b"garbage", line(record((8, START, INNER), (9, END, INNER))))
     assert 0 in log.progress[0].gaps
-    log = log_of("[" * 100_000, json.dumps(record((8, START, INNER), (9, END, INNER))))
+    log = log_of(b"[" * 100_000, line(record((8, START, INNER), (9, END, INNER))))
     assert log.passed_over == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, Logge
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render.png import unit_of
+from tests.support.arrived import line
 from tests.support.generated_logs import (
     END,
     HEARTBEAT,
@@ -249,7 +249,7 @@ def _timeline(fields: dict[str, Any]) -> Any:
     header = {"t": 0, "ev": "log_opened", "wall_ns": 0, "pid": 1, "host": "a", "role": "monitor", "run_id": "x"}
     from megatron_ft.cli.logs.read import parse_log
 
-    log = parse_log("log", [json.dumps(header), json.dumps({"t": 1000 * S, "ev": "progress", **fields})])
+    log = parse_log("log", [line(header), line({"t": 1000 * S, "ev": "progress", **fields})])
     assert log is not None
     return analyze(split_runs([log])[0]).timeline
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import Exit, TerminationMode
@@ -22,9 +22,9 @@ from megatron_ft.core.timeouts.exchange import Raised
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
 
-EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode, description="bad memory", rank=0, pid=100)
+EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode.name, description="bad memory", rank=0, pid=100)
 ILL = NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1)
-SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload, description="enough", rank=0, pid=100)
+SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload.name, description="enough", rank=0, pid=100)
 
 
 def running(ranks: int = 2, **options: object) -> Driven:
@@ -545,7 +545,7 @@ def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
 
 def test_a_request_that_changes_nothing_is_told() -> None:
     driven = running()
-    driven.hear(WorkloadControl(action=WorkloadAction.Continue, description="", rank=0, pid=100))
+    driven.hear(WorkloadControl(action=WorkloadAction.Continue.name, description="", rank=0, pid=100))
     assert (driven.said, driven.written) == (["rank 0 asked for Continue"], ["workload_control"])
 
 

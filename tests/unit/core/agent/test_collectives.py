@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from megatron_ft.core.agent import edge
@@ -249,7 +248,7 @@ def ended(driven: Driven) -> list[m.Hang]:
 def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
     driven = watching(ends_for_collectives=True)
     driven.wait(TIMEOUT_S + 1.0)
-    driven.hear(dataclasses.replace(REVIEW, asker=1))
+    driven.hear(msgspec.structs.replace(REVIEW, asker=1))
     assert ended(driven) == []
     assert "no_collective" not in driven.written
     driven.hear(REVIEW)
@@ -268,7 +267,7 @@ def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(
 ) -> None:
     driven = watching(ends_for_collectives=True, **options)
     driven.wait(TIMEOUT_S + 1.0)
-    driven.hear(dataclasses.replace(REVIEW, **change))  # type: ignore[arg-type]
+    driven.hear(msgspec.structs.replace(REVIEW, **change))  # type: ignore[arg-type]
     assert ended(driven) == []
     assert driven.said[-1].endswith("(reported only, no rank is terminated)")
 
@@ -277,7 +276,7 @@ def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
     for rank, signalled in ((10, [(1,)]), (99, [])):
         driven = watching(ends_for_collectives=True, min_healthy=True)
         driven.wait(TIMEOUT_S + 1.0)
-        driven.hear(dataclasses.replace(REVIEW, rank=rank))
+        driven.hear(msgspec.structs.replace(REVIEW, rank=rank))
         assert [each.local_ranks for each in driven.all_of(edge.SignalRanks)] == signalled
         assert ended(driven) == []
     driven = watching(ends_for_collectives=True, min_healthy=True)

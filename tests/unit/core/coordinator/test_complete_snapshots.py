@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.coordinator import Coordinator

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.learning import CycleLearning, _OpenSurvey
@@ -27,7 +28,7 @@ def hanging(seed: int) -> Plan:
     rules = replace(plan.rules, max_restarts=10, min_healthy=False)
     hang = Fault(at_s=chance.uniform(1.5, 6.0), kind="rank_hangs", which=chance.randrange(1 << 20), seconds=1.0)
     faults = tuple(sorted((*plan.faults, hang), key=lambda fault: fault.at_s))
-    return replace(plan, learns=True, rules=rules, faults=faults)
+    return dataclasses.replace(plan, learns=True, rules=rules, faults=faults)
 
 
 def test_properties_hold_where_learned_timeouts_end_ranks() -> None:
@@ -84,14 +85,14 @@ def test_result_of_another_cycles_intervals_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_job_without_milestones_sends_no_message_of_learning() -> None:
-    runs = [simulate(replace(plain_plan_of(seed), learns=False)) for seed in range(5)]
+    runs = [simulate(dataclasses.replace(plain_plan_of(seed), learns=False)) for seed in range(5)]
     assert [run.job.learning.messages for run in runs] == [0] * 5
 
 
 def test_survey_traffic_stays_within_its_bounds_for_ten_thousand_nodes() -> None:
     plan = plain_plan_of(3, nodes=500, faults=0)
     rules = replace(plan.rules, min_nodes=500, max_nodes=500)
-    run = simulate(replace(plan, learns=True, spares=0, rules=rules, work_s=2.0))
+    run = simulate(dataclasses.replace(plan, learns=True, spares=0, rules=rules, work_s=2.0))
     assert run.broken == []
     found: Learning = run.job.learning
     answers = found.bytes[Intervals] / found.counts[Intervals]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle

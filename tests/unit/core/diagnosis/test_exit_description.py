@@ -6,6 +6,7 @@ import dataclasses
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause
@@ -263,7 +264,7 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
     assert cause.kind is CauseKind.CRASH
     # the same, but it has come to its end by itself
     by_itself = ended(1, 1, 5000, error="ValueError: x", raised_at_ns=50 * MS)
-    assert find_cause([first, by_itself], []) == dataclasses.replace(cause, detail="1 other failed because of it")
+    assert find_cause([first, by_itself], []) == msgspec.structs.replace(cause, detail="1 other failed because of it")
     # one that has lost a peer is no cause, however slow the other one is to end: chaos seed 427
     killed = ended(0, -9, 1000)
     ended_by_us = ended(1, -15, 1050, sent=(15,), signalled_at_ns=1005 * MS, error=LOST, raised_at_ns=600 * MS)
@@ -272,7 +273,7 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
         assert cause is not None
         assert cause.rank == 0
     # what it raises when we end it is our doing
-    asked = dataclasses.replace(slow, raised_at_ns=1010 * MS)
+    asked = msgspec.structs.replace(slow, raised_at_ns=1010 * MS)
     cause = find_cause([first, asked], [])
     assert cause is not None
     assert cause.rank == 0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from megatron_ft.core.codec import fields as fields_of
-from megatron_ft.core.codec import unpack
+from megatron_ft.core.codec import convert, decode, encode, to_builtins
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
@@ -75,7 +74,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 2
     assert finding.text.startswith("has not exited, in train.py:2 step; ")
-    assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
+    assert decode(RankSnapshot, encode(notes[2])) == notes[2]
     # of several the one that was first to
     both = [note(1, raised="ValueError: a", raised_s=0.5), note(2, raised="ValueError: b", raised_s=0.7), inside(3)]
     assert find(both, elapsed_s=10.0).rank == 2
@@ -278,9 +277,9 @@ def test_search_ends_in_any_random_circle_of_waits() -> None:
 
 def test_a_note_survives_its_message() -> None:
     for one in (inside(1, found_hung=True, state="S"), note(2, gone=True), RankSnapshot(rank=0)):
-        document = fields_of(one)
-        assert unpack(RankSnapshot, {**document, "new_field": 1}) == one
-    assert fields_of(RankSnapshot(rank=0)) == {"rank": 0}
+        document = to_builtins(one)
+        assert convert(RankSnapshot, {**document, "new_field": 1}) == one
+    assert to_builtins(RankSnapshot(rank=0)) == {"rank": 0}
 
 
 @pytest.mark.parametrize(
@@ -354,14 +353,14 @@ def test_a_single_suspect_that_has_just_moved_is_only_a_candidate() -> None:
 @pytest.mark.parametrize("ranks", [(), (3,), (0, 1), tuple(range(0, 9000, 8)), (0, 1, 3), (5, 4, 3), (1, 1, 1)])
 def test_large_groups_travel_short(ranks: tuple[int, ...]) -> None:
     one = inside(0, ranks=ranks)
-    assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(one)))) == one
-    assert len(json.dumps(fields_of(one))) < 700
+    assert decode(RankSnapshot, encode(one)) == one
+    assert len(encode(one)) < 700
 
 
 def test_unknown_field_of_a_collective_from_a_newer_version_is_ignored() -> None:
-    document = fields_of(inside(0))
+    document = to_builtins(inside(0))
     document["in_flight"][0]["colour"] = "blue"
-    assert unpack(RankSnapshot, document) == inside(0)
+    assert convert(RankSnapshot, document) == inside(0)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -427,7 +426,7 @@ def test_rank_that_waits_for_a_dead_process_is_the_cause() -> None:
     assert finding.rank == 1
     words = "its process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
     assert finding.text == f"waits for {words}"
-    assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(waiting)))) == waiting
+    assert decode(RankSnapshot, encode(waiting)) == waiting
     # one that waits for nothing of the kind, or moves, is told of but isn't blamed for that
     idle = note(1, lost=lost)
     assert find([note(0, found_hung=True), idle], elapsed_s=10.0).rank == 0
@@ -465,9 +464,9 @@ def test_a_verdict_among_thousands_of_ranks_is_quick_and_their_notes_take_little
         one = Collective(group=str(group), seq=100, op="all_reduce", ranks=range(group, ranks, size))
         return note(rank, in_flight=() if rank == culprit else (one,), enqueued={f"/{group}": seq}, found_hung=True)
 
-    texts = [json.dumps(fields_of(told(rank))) for rank in range(ranks)]
+    texts = [json.dumps(to_builtins(told(rank))) for rank in range(ranks)]
     assert max(map(len, texts)) < 700
-    notes = [unpack(RankSnapshot, json.loads(text)) for text in texts]
+    notes = [decode(RankSnapshot, text) for text in texts]
     assert all(isinstance(each.ranks, range) for one in notes for each in one.in_flight)
     began_s = time.process_time()
     finding = find(notes, elapsed_s=10.0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.agent.lines import cycle_ended
-from megatron_ft.core.codec import Vocabulary, pack
+from megatron_ft.core.codec import Vocabulary, encode
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import RoundCompletion
@@ -33,6 +33,7 @@ from megatron_ft.core.job.decisions import (
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, links, member
 
 
@@ -278,7 +279,7 @@ def test_a_node_hears_of_another_one_by_name_and_of_itself_without(
 ) -> None:
     assert {told_to(verdict, place) for place in (None, 0, 2)} == {elsewhere}
     assert told_to(verdict, 1) == (at_1 or elsewhere)
-    assert MESSAGES_OF_BOTH.parse(pack(verdict)) == verdict
+    assert MESSAGES_OF_BOTH.parse(arrived(verdict)) == verdict
 
 
 def test_line_of_a_job_of_one_node_names_no_node() -> None:
@@ -521,7 +522,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_message_of_member_or_coordinator_survives_the_wire(message: Any) -> None:
-    assert MESSAGES_OF_BOTH.parse(pack(message)) == message
+    assert MESSAGES_OF_BOTH.parse(arrived(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -539,7 +540,7 @@ def test_message_of_member_or_coordinator_survives_the_wire(message: Any) -> Non
 )
 def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        MESSAGES_OF_BOTH.parse(message)
+        MESSAGES_OF_BOTH.parse(arrived(message))
 
 
 def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored() -> None:
@@ -592,12 +593,12 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     ],
 )
 def test_messages_about_snapshots_survive_the_wire(message: m.NodeMessage) -> None:
-    assert Vocabulary(m.FromMember).parse(pack(message)) == message
+    assert Vocabulary(m.FromMember).parse(arrived(message)) == message
 
 
 def test_message_of_a_job_without_snapshots_is_as_before() -> None:
-    assert pack(m.Ready()) == {"type": "ready"}
-    assert "restore" not in pack(m.Commit(decision()))["decision"]
-    assert pack(m.NodeStatus()) == {"type": "node_status"}
+    assert encode(m.Ready()) == b"{}"
+    assert b"restore" not in encode(m.Commit(decision()))
+    assert encode(m.NodeStatus()) == b"{}"
     chosen = replace(decision(), restore=Restore(SnapshotKey(0, 7), 1, "crash: NaN", 9))
-    assert Vocabulary(m.ToMember).parse(pack(m.Commit(chosen))) == m.Commit(chosen)
+    assert Vocabulary(m.ToMember).parse(arrived(m.Commit(chosen))) == m.Commit(chosen)

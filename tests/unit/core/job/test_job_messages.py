@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
+
+import msgspec
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
@@ -15,11 +16,7 @@ def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version(
     shapes = []
     for kinds in (m.FromMember, m.ToMember):
         for name, kind in sorted(Vocabulary(kinds).kinds.items()):
-            fields = [
-                field.name
-                for field in dataclasses.fields(kind)
-                if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            ]
+            fields = [field.name for field in msgspec.structs.fields(kind) if field.required]
             shapes.append((name, fields))
     known = {6: 3647673721}
     assert known.get(PROTOCOL_VERSION) == zlib.crc32(repr(shapes).encode()), "raise ipc.wire.PROTOCOL_VERSION"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.job import edge, give_up_policy
 from megatron_ft.core.job import messages as m

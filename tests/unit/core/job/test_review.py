@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from megatron_ft.core.codec import Vocabulary, pack
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -17,6 +17,7 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
 from megatron_ft.core.job.messages import Reviewed
+from tests.support.arrived import arrived
 
 FIRST = RankHung(
     cycle=0,
@@ -197,7 +198,7 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
 )
 def test_message_of_a_review_survives_the_wire(message: m.FromMember | m.ToMember) -> None:
     kinds = m.ToMember if isinstance(message, m.DiagnoseHang | Reviewed) else m.FromMember
-    assert Vocabulary(kinds).parse(pack(message)) == message
+    assert Vocabulary(kinds).parse(arrived(message)) == message
 
 
 INTERVAL = RankHung(

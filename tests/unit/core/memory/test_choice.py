@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.job.lines import restored
 from megatron_ft.core.memory.choice import (
@@ -77,7 +78,7 @@ def test_segments_of_other_ranks_beside_those_of_the_node_do_no_harm() -> None:
 
 
 def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
-    return replace(CycleEnd(2, restore, failure), **more)  # type: ignore[arg-type]
+    return dataclasses.replace(CycleEnd(2, restore, failure), **more)  # type: ignore[arg-type]
 
 
 SAME = Restore(key(7), failure=NAN, reached=9)

@@ -9,10 +9,10 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import ANSWERS
 from megatron_ft.core.status.job_facts import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
+from tests.support.arrived import arrived
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
@@ -135,14 +135,14 @@ def test_facts_travel_as_json() -> None:
     readings = {1: RankReading(snapshot(sections=sections)), 2: RankReading(damaged=True)}
     ranks = (rank_facts(), rank_facts(local_rank=2, rank=6, exit_code=-9), rank_facts(local_rank=3, rank=7))
     facts = job_facts(*ranks, readings=readings)
-    assert ANSWERS.parse(json.loads(json.dumps(pack(facts)))) == facts
+    assert ANSWERS.parse(arrived(facts)) == facts
 
 
 @pytest.mark.parametrize(
     "wrong", [{"ranks": [{}]}, {"phase": "unheard of"}, {"last_cause": {"x": 1}}, {"run_id": None}]
 )
 def test_facts_of_another_version_are_refused(wrong: dict[str, Any]) -> None:
-    message = pack(job_facts(rank_facts()))
-    assert ANSWERS.parse({**message, "colour": "blue"}) == job_facts(rank_facts())
-    with pytest.raises(ProtocolError, match="job_facts has "):
-        ANSWERS.parse({**message, **wrong})
+    message = json.loads(arrived(job_facts(rank_facts())).body)
+    assert ANSWERS.parse(arrived({**message, "colour": "blue"})) == job_facts(rank_facts())
+    with pytest.raises(ProtocolError, match="job_facts: "):
+        ANSWERS.parse(arrived({**message, **wrong}))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.budget_rule import BUDGET, LEARNED_FLOOR_S, after_update
@@ -242,7 +243,7 @@ def test_kill_by_a_timeout_that_is_not_in_the_file_is_remembered_only() -> None:
 
 def test_the_document_is_readable() -> None:
     state = learned(
-        sections={"step": dataclasses.replace(from_timeout(9.0), max_observed_s=1.8, rank_of_max=3)},
+        sections={"step": msgspec.structs.replace(from_timeout(9.0), max_observed_s=1.8, rank_of_max=3)},
         written_at_unix_s=1_700_000_000.25,
         world_size=8,
     )
@@ -342,7 +343,7 @@ def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedS
     if result is not None:
         choice = choose(result, configured={}, known_sections=frozenset(result.sections))
         assert all(0.0 < timeout <= 1e9 for timeout in choice.timeouts.values())
-        fresh = dataclasses.replace(result, written_at_unix_s=1.7e9)
+        fresh = replace(result, written_at_unix_s=1.7e9)
         assert parse(json.loads(json.dumps(to_document(fresh), allow_nan=False))) == fresh
 
 
@@ -384,11 +385,11 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         ),
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {"step": {"timeout_s": 1}}},
-            "'step': learned_timeout has no first_s, limit_s",
+            "'step': learned_timeout: Object missing required field `first_s`",
         ),
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {}, "seen": {"step": {"now": 3}}},
-            "seen of 'step': known has now",
+            "seen of 'step': known: Expected `object`, got `int` - at `$.now`",
         ),
     ],
 )

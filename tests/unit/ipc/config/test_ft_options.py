@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.codec import fields
+from megatron_ft.core.codec import encode
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.reference import IGNORED
@@ -129,7 +129,7 @@ def test_command_line_wins_over_file_and_file_over_defaults(tmp_path: Path) -> N
     assert options.summary() == (
         f"configuration: safety_factor=3 (command line), log_level=DEBUG ({path}:4); else defaults"
     )
-    logged = json.loads(json.dumps(fields(Config(values=options.settings()), full=True)))["values"]
+    logged = json.loads(encode(Config(values=options.settings())))["values"]
     assert logged["log_level"] == {"value": "DEBUG", "source": f"{path}:4"}
     assert set(logged) == {*FIELDS, *options.options}
 
@@ -274,7 +274,7 @@ def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> 
         "configuration: ft-startup-timeout=30 (command line), ft-exit-timeout=1.5 (command line), "
         "ft-observe-only=yes (command line), ft-forward-signals=SIGUSR1,SIGUSR2 (command line); else defaults"
     )
-    logged = json.loads(json.dumps(fields(Config(values=options.settings()), full=True)))["values"]
+    logged = json.loads(encode(Config(values=options.settings())))["values"]
     assert logged["ft-forward-signals"] == {"value": "SIGUSR1,SIGUSR2", "source": "command line"}
     assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import select
@@ -11,10 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.coordinator.service import Service
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -126,7 +127,7 @@ def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_non
         heard: list[Any] = []
         reactor.watch(other.fileno(), lambda: heard.extend(other.read()))
         until(reactor, lambda: heard)
-        assert [message["type"] for message in heard] == ["ask"]
+        assert [message.name for message in heard] == ["ask"]
         other.write(wire.encode({"type": "welcome", "mac": "00"}))
         other.flush()
         until(reactor, lambda: ear.told or not other.is_open)
@@ -152,7 +153,7 @@ def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor,
         with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as other:
             other.sendall(wire.encode(message))
             data = b"".join(iter(lambda: other.recv(4096), b""))
-        assert [told["type"] for told in wire.Decoder().feed(data)] == ["challenge", "denied"]
+        assert [told.name for told, _ in wire.Decoder().feed(data)] == ["challenge", "denied"]
         connect(transport, ear, service.address)
         until(reactor, lambda: ear.told == ["opened"])
 
@@ -177,7 +178,7 @@ def test_peer_that_does_not_prove_the_secret_is_no_coordinator(reactor: Reactor,
 
 
 def of_version(version: int, message: dict[str, Any]) -> bytes:
-    body = wire._dumps({"v": version, "fds": 0, **message}).encode()
+    body = json.dumps({"v": version, "fds": 0, **message}).encode()
     return len(body).to_bytes(4, "big") + body
 
 
@@ -187,7 +188,8 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
             newer.sendall(of_version(7, {"type": "hello"}))
             data = newer.recv(4096)
             assert newer.recv(1) == b""
-        (message,) = wire.Decoder().feed(data)
+        ((raw, _),) = wire.Decoder().feed(data)
+        message = json.loads(raw.body)
         assert message["type"] == "dismiss"
         ours = f"its coordinator speaks version {wire.PROTOCOL_VERSION} of the protocol"
         assert message["text"] == f"{ours}, this launcher 7"
@@ -441,7 +443,7 @@ def test_message_larger_than_the_socket_takes_is_sent_piece_by_piece(reactor: Re
 
         reactor.watch(other.fileno(), read)
         until(reactor, lambda: len(heard) == 8)
-        assert heard[-1]["type"] == "ready"
+        assert heard[-1].name == "ready"
         begun_s = time.monotonic()
         reactor.run_once(0.05)
         assert time.monotonic() - begun_s >= 0.05  # nobody waits for room any more

@@ -17,6 +17,7 @@ from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle.control_socket import ControlSocket, WorkloadControl
 from megatron_ft.monitor.hello import parse as parse_hello
+from tests.support.arrived import arrived
 from tests.support.asleep import asleep_s
 
 ASK: dict[str, Any] = {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 3}
@@ -68,11 +69,9 @@ def test_a_description_is_one_plain_line_that_any_terminal_bears(served: Served)
     assert len(request.description) == 500
 
 
-@pytest.mark.parametrize("rank", [True, -1, 10**400, "3", [3], None, 1.0])
-def test_request_with_an_invalid_rank_is_told_of_as_a_process(served: Served, rank: object) -> None:
-    served.tell({**ASK, "rank": rank})
+def test_request_without_a_rank_is_told_of_as_a_process(served: Served) -> None:
+    served.tell({**ASK, "rank": None})
     (request,) = served.requests
-    assert request.rank is None
     assert request.text.startswith("process ")
 
 
@@ -81,6 +80,8 @@ def test_request_with_an_invalid_rank_is_told_of_as_a_process(served: Served, ra
     [
         {"type": "x" * 100_000},
         {"action": [[]]},
+        {"rank": True},
+        {"rank": 10**400},
         {"action": "\x1b" * 1000},
         {"description": {"a": "\n"}},
     ],
@@ -101,7 +102,7 @@ def test_a_flood_fills_no_terminal(served: Served) -> None:
         assert b"accepted" in served.tell(ASK)
     assert len(served.requests) == 8
     served.tell({**ASK, "action": "ShutdownWorkload"})
-    assert served.requests[-1].action.name == "ShutdownWorkload"  # that one is always passed on
+    assert served.requests[-1].action == "ShutdownWorkload"  # that one is always passed on
 
 
 def test_peers_that_do_not_read_hold_nobody_up(served: Served) -> None:
@@ -124,5 +125,5 @@ def test_a_hello_that_is_none_is_told_of_in_a_short_line() -> None:
     """A text as long as a message may be, written out with escapes, would be too long for one itself."""
     for hello in ({"type": "é" * 400_000}, {"type": "hello", "cycle": "é" * 400_000}, {"type": "hello", "cycle": [[]]}):
         with pytest.raises(ProtocolError) as caught:
-            parse_hello(hello)
+            parse_hello(arrived(hello))
         assert len(json.dumps(str(caught.value))) < 1000

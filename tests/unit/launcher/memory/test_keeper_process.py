@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey

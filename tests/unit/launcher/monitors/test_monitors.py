@@ -7,7 +7,7 @@ import os
 import random
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.codec import pack
+from megatron_ft.core.codec import encode
 from megatron_ft.core.diagnosis.cycle_cause import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
@@ -16,6 +16,7 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.messages import monitor
 from megatron_ft.launcher.monitors.slot import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
+from tests.support.arrived import arrived
 
 
 def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
@@ -24,7 +25,7 @@ def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
     for _ in range(20_000):
         message = json.loads(hostile.framed()[4:])
         try:
-            report = monitor.REPORTS.parse(message)
+            report = monitor.REPORTS.parse(arrived(message))
         except ProtocolError:
             continue
         passed[message["type"]] += 1
@@ -32,6 +33,6 @@ def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
             case edge.MonitorReport(report=RankHung() as verdict):
                 assert find_cause([], [verdict]) is not None
             case edge.MonitorReport(report=monitor.Observation(note=note)):
-                json.dumps(pack(note))
+                encode(note)
                 find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed

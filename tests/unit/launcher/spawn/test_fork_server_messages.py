@@ -126,7 +126,7 @@ def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: 
 
 @pytest.mark.parametrize("answer", [{"type": "forked"}, {"type": "forked", "pid": 0}, {"type": "forked", "pid": "7"}])
 def test_a_rank_without_a_number_is_none(tmp_path: Path, answer: dict[str, Any]) -> None:
-    with ready(tmp_path, answer) as server, pytest.raises(ServerError, match="forked has "):
+    with ready(tmp_path, answer) as server, pytest.raises(ServerError, match="forked: "):
         server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
 
 

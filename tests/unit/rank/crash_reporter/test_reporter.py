@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.codec import decode
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.evidence import Stacks, Thread, evidence_text
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
 from megatron_ft.core.messages.rank import Answer
@@ -33,7 +34,7 @@ def monitor() -> Iterator[socket.socket]:
 
 def asked(monitor: socket.socket, question: bytes) -> Answer:
     monitor.send(question)
-    return Answer.parse(json.loads(monitor.recv(1 << 20)))
+    return decode(Answer, monitor.recv(1 << 20))
 
 
 def test_a_question_is_answered_by_its_number(monitor: socket.socket) -> None:
@@ -56,9 +57,9 @@ def test_nonsense_gets_no_answer_and_does_no_harm(monitor: socket.socket, nonsen
 def test_an_answer_that_is_too_long_says_so(monitor: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "_MAX_ANSWER_BYTES", 10)
     monitor.send(b'{"id": 9}')
-    answer = json.loads(monitor.recv(1 << 20))
-    assert answer.keys() == {"id", "error"}
-    assert answer["error"].endswith("bytes are too many")
+    answer = decode(Answer, monitor.recv(1 << 20))
+    assert answer.collectives.error.endswith("bytes are too many")
+    assert answer == Answer(id=9, collectives=Collectives(error=answer.collectives.error))
 
 
 def test_the_page_of_evidence_leaves_the_thread_out(tmp_path: Path) -> None:
