@@ -23,7 +23,7 @@ from megatron_ft.core.codec import Count, Fact, Message, Raw, encode_as, name_of
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.ipc.linux.polling import wait_ready
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
