@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -28,7 +28,8 @@ _LARGEST = 2**62
 
 # -- types of fields, with bounds and units: a peer or a file may hold anything -----------------------------------
 
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_LARGEST_FLOAT = math.nextafter(math.inf, 0.0)
+Finite = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=_LARGEST, description="count")]
 Rank = Annotated[int, Meta(ge=0, le=10**7, description="global rank")]

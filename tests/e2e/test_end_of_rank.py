@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -121,7 +122,7 @@ def test_a_monitor_that_is_told_to_stop_before_it_has_noticed_the_end_of_its_ran
         both.channel.send({"type": "stop"})
         os.kill(both.monitor.pid, signal.SIGCONT)
         assert both.monitor.wait(60) == 0
-        records = [received.message for received in both.channel.receive()]
+        records = [json.loads(received.message.body) for received in both.channel.receive()]
     assert [record["iterations"] for record in records if record["type"] == "progress"] == [[7]]
     assert [record["iteration"] for record in records if record["type"] == "rank_gone"] == [7]
     assert [record["names"] for record in records if record["type"] == "minute"] == [["step", "out_of_section"]]

@@ -11,9 +11,10 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
 from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Hostile, is_harmless
 from tests.fuzz.storm import ANSWER_S, exchange, storm
 from tests.fuzz.watched import figures, watched
@@ -174,7 +175,7 @@ while True:
 """
 
 
-def _is_bearable(message: Message) -> bool:
+def _is_bearable(message: dict[str, Any]) -> bool:
     """A monitor to which its launcher writes what can't be read at all is replaced: that is another test."""
     return message.get("type") != "stop" and "[" * 100 not in json.dumps(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -12,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds, listen
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, listen
 from tests.support.monitored import PRELUDE
 
 __all__ = ["CYCLE", "Watched", "figures", "watched"]
@@ -47,7 +49,7 @@ class Watched:
         self.path = str(directory / "monitor.sock")
         self.log_dir = directory / "logs"
         self.log_dir.mkdir()
-        self.heard: list[Message] = []
+        self.heard: list[dict[str, Any]] = []
         self.fds: tuple[int, ...] = ()
         """Board, wake-up, pidfd, stacks, questions: once the rank is attached."""
         self._listener = listen(self.path)
@@ -72,13 +74,13 @@ class Watched:
         )
         self.channel.send({"type": "guard_group", "pid": self.rank.pid})
 
-    def said(self, kind: str) -> list[Message]:
+    def said(self, kind: str) -> list[dict[str, Any]]:
         """What the monitor has said of that kind until now."""
         try:
             for message, fds in self.channel.receive():
-                if message["type"] not in ("observation", "first_step"):
-                    self.heard.append(message)
-                if message["type"] == "attached":
+                if message.name not in ("observation", "first_step"):
+                    self.heard.append(json.loads(message.body))
+                if message.name == "attached":
                     self.fds = fds
                 else:
                     close_fds(fds)
@@ -86,7 +88,7 @@ class Watched:
             pass  # what it said before is kept
         return [message for message in self.heard if message["type"] == kind]
 
-    def wait_for(self, kind: str, timeout_s: float = 60.0) -> Message:
+    def wait_for(self, kind: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """The first message of that kind."""
         deadline = time.monotonic() + timeout_s
         while not (found := self.said(kind)):
@@ -101,7 +103,7 @@ class Watched:
         assert self.rank.poll() is None, f"the rank ended with {self.rank.returncode}: {self.said('verdict')}"
         assert not self.said("verdict"), self.said("verdict")
 
-    def hang(self) -> Message:
+    def hang(self) -> dict[str, Any]:
         """Let the rank hang; the verdict on it, after which it is gone."""
         self.check()
         assert self.rank.stdin is not None

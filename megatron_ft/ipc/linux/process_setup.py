@@ -14,12 +14,16 @@ import resource
 import signal
 import sys
 
+import msgspec
+
+import megatron_ft
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 _PR_SET_CHILD_SUBREAPER = 36
 # loaded at import: die_with_parent runs between fork and exec, where nothing may be loaded
 _libc = ctypes.CDLL(None, use_errno=True)
-_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from {}.__main__ import main; sys.exit(main())"
+_BOOT = "import sys; sys.path += sys.argv.pop(1).splitlines(); from {}.__main__ import main; sys.exit(main())"
 _limit_before: tuple[int, int] | None = None
 
 
@@ -27,10 +31,11 @@ def isolated_command(package: str) -> list[str]:
     """Return the command that runs ``main`` of a package (``megatron_ft.monitor``) in a new interpreter.
 
     Isolated (-I) and without site (-S): the user's PYTHONPATH, a file named json.py in the working directory, and
-    imports of .pth files have no effect. Only the standard library and this package can be imported.
+    imports of .pth files have no effect. The standard library comes first; after it, what is installed beside this
+    package, or beside msgspec where the two are apart.
     """
-    above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    return [sys.executable, "-I", "-S", "-c", _BOOT.format(package), above]
+    above = (os.path.dirname(os.path.abspath(each.__path__[0])) for each in (megatron_ft, msgspec))
+    return [sys.executable, "-I", "-S", "-c", _BOOT.format(package), "\n".join(dict.fromkeys(above))]
 
 
 def die_with_parent() -> None:
