@@ -25,7 +25,6 @@ from megatron_ft.core.run_ahead import FORK_SERVER_NAME
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
 from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
-from tests.support import forked_launcher
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
 __all__ = [
@@ -71,18 +70,15 @@ class Run:
         *,
         clock_library: Path | None,
         environment: Mapping[str, str] | None = None,
-        forks: bool = False,
     ) -> None:
-        """``forks``: launchers are forks of a process that has imported Megatron, where that is possible."""
         self.plan = plan
         self.directory = Path(tempfile.mkdtemp(prefix="ftc"))
         self.mark = f"{MARK}={self.directory.name}"
         self._environment = environment or {}
-        self._forks = forks
         self._clock_library = clock_library
         self._chance = random.Random(plan.seed)
         self._launches: list[Launch] = []
-        self._process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._ended_cycles = 0
         """Of the launch that runs."""
         self._hits: Counter[int] = Counter()
@@ -161,21 +157,9 @@ class Run:
             **(preloaded if self._clock_library is not None and self.plan.steps_clock else {}),
             **self._environment,
         }
-        command, forked = self._command(logs), None
         with output.open("wb") as stream:
-            if self._forks:
-                streams = (stream.fileno(), stream.fileno())
-                forked = forked_launcher.start(
-                    *(command, [MEGATRON]),
-                    env=environment,
-                    base=_base_environment(),
-                    mark=self.mark,
-                    cwd=self.directory,
-                    output=streams,
-                    ahead=True,
-                )
-            self._process = forked or subprocess.Popen(
-                command,
+            self._process = subprocess.Popen(
+                self._command(logs),
                 cwd=self.directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,

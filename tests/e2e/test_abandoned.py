@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from tests.support.launching import Launcher, fresh_launcher
-from tests.support.nodes import meeting_place, rendezvous_settings
 
 __all__ = ["fresh_launcher"]
 
@@ -26,18 +25,6 @@ def test_abandoned_launcher_alone_exits_with_94_and_uses_no_restart(fresh_launch
     assert (ended["cause"]["kind"], ended["restarts_left"]) == ("membership", 3)
     (life,) = json.loads((launched.log_dir / "result.json").read_text())["lives"]
     assert (life["outcome"], life["exit_code"], life["restarts"]) == ("lost", 94, 0)
-
-
-def test_other_nodes_continue_without_an_abandoned_launcher(fresh_launcher: Launcher) -> None:
-    place = meeting_place("--nnodes=1:2", "--max-restarts=3")
-    other = fresh_launcher.start(PRINTS, *place, rendezvous_settings(is_host=True, last_call_s=3))
-    unread = fresh_launcher.start(PRINTS, *place, rendezvous_settings(is_host=False, last_call_s=3), prefix=UNREAD)
-    assert unread.wait().code == 94
-    assert other.wait().code == 0
-    assert len(unread.events("abandoned")) == 1
-    (life,) = json.loads((other.log_dir / "result.json").read_text())["lives"]
-    assert [(fault["kind"], fault["cycle"]) for fault in life["faults"]] == [("lost", 0)]
-    assert [each["action"] for each in other.events("cycle_ended")] == ["restart", "finish"]
 
 
 def test_a_job_whose_ranks_write_to_files_goes_on_without_a_reader(fresh_launcher: Launcher) -> None:

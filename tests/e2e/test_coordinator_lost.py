@@ -133,30 +133,6 @@ def test_host_of_the_coordinator_is_lost_and_the_others_go_on(launcher: Launcher
     finish(launcher, [*others, spare])
 
 
-def test_endpoint_is_served_by_the_next_launcher_on_its_host_when_an_older_coordinator_is_gone(
-    launcher: Launcher, four_hosts: Hosts
-) -> None:
-    job = Job(launcher, "--nnodes=2:3", hosts=four_hosts)
-    job.start(3)
-    for rank, node in enumerate(job.nodes):
-        trains(node, 0, rank=rank, world=3)
-    first, *others = job.nodes
-    orphan = coordinator_of(first)
-    assert orphan is not None
-    first.process.kill()
-    for rank, node in enumerate(others):
-        trains(node, 1, rank=rank, world=2)
-    job.start(on=1)
-    job.nodes[3].wait_for("on standby for the next restart: 2 nodes run without this one")
-    os.kill(orphan, signal.SIGKILL)
-    wait_until(lambda: four_hosts.listens(1, 29500), 20)
-    job.start(on=4)
-    job.nodes[4].wait_for("on standby for the next restart: 2 nodes run without this one")
-    finish(launcher, [*others, *job.nodes[3:]])
-    first.process.wait()
-    first.assert_nothing_left()
-
-
 def test_host_that_is_cut_off_ends_its_ranks_and_stands_by_when_it_is_back(launcher: Launcher, hosts: Hosts) -> None:
     job = Job(launcher, "--nnodes=2:3", hosts=hosts)
     job.start(3)

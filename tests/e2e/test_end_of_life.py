@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_memory_checkpoints import KILLED_AT, TWO, beginnings, expected, keeper_of, script, weights
+from tests.e2e.test_memory_checkpoints import KILLED_AT, TWO, beginnings, keeper_of, script, weights, without_memory
 from tests.support.extras import skip_module_without
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.launching import Finished, Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place
 
 skip_module_without("xxhash")
 
-__all__ = ["launcher"]
+__all__ = ["launcher", "without_memory"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -28,14 +28,8 @@ def before(iteration):
 """
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> list[str]:
-    """Filled by the first test."""
-    return []
-
-
 def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
-    launcher: Launcher, undisturbed: list[str]
+    launcher: Launcher, without_memory: Finished
 ) -> None:
     directory = launcher.directory / "snapshots"
     text = script(f"{WAITS}os.chdir({str(launcher.directory)!r})\n")
@@ -60,7 +54,7 @@ def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
     assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
     assert [beginnings(each, 0) for each in ended] == [[begins], [begins]]
     assert f"restored iteration {begins} from the files of an earlier life" in ended[0].err
-    assert sorted(line for each in ended for line in weights(each)) == expected(launcher, undisturbed)
+    assert sorted(line for each in ended for line in weights(each)) == weights(without_memory)
     assert os.listdir(directory) == []  # later snapshots were complete
 
 
@@ -75,30 +69,3 @@ def test_keeper_that_does_not_write_in_time_holds_up_no_end_and_leaves_nothing(l
     (line,) = [line for line in finished.lines if "in memory isn't written" in line]
     assert line.endswith(": there was no more time")
     assert os.listdir(directory) == []
-
-
-def test_launcher_killed_while_its_keeper_writes_leaves_a_whole_snapshot_or_none(
-    launcher: Launcher, undisturbed: list[str]
-) -> None:
-    directory = launcher.directory / "snapshots"
-    text = script(f"{WAITS}os.chdir({str(launcher.directory)!r})\n")
-    large = text.replace('"iteration": iteration}', '"iteration": iteration, "large": torch.ones(1 << 26)}')
-    assert large != text
-    options = (*TWO, f"--ft-memory-checkpoint-dir={directory}")
-    launched = launcher.start(large, *options)
-    wait_until(lambda: all((launcher.directory / f"waits.{rank}").exists() for rank in (0, 1)), 120)
-    launched.signal(signal.SIGTERM)
-    wait_until(lambda: any(path.stat().st_size for path in directory.rglob("*") if path.is_file()), 60)
-    launched.signal(signal.SIGKILL)
-    launched.process.wait()
-    launched.destroy()
-    Path(launched.temp_dir).mkdir()  # where the fixture looks for what is left
-    for path in launcher.directory.glob("0.*"):
-        path.unlink()  # what the ranks of cycle 0 meet by
-    (launcher.directory / "second_life").touch()
-    finished = launcher.start(large, *options).wait(150)
-    assert finished.code == 0, finished.err
-    assert weights(finished) == expected(launcher, undisturbed)
-    begun = beginnings(finished, 0)
-    assert begun in ([0, 0], [KILLED_AT - 1] * 2, [KILLED_AT] * 2)
-    assert ("from the files of an earlier life" in finished.err) == (begun != [0, 0])

@@ -20,7 +20,6 @@ from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.endurance import endure
 from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
 from tests.fuzz.storm import exchange
-from tests.fuzz.stray_writes import attack_board
 from tests.fuzz.watched import CYCLE, figures, watched
 from tests.support.launching import open_files
 from tests.support.monitored import wait_until
@@ -49,10 +48,6 @@ def test_decoder_survives_frames_in_any_pieces(said: list[str]) -> None:
 
 def test_board_reader_survives_garbage(said: list[str]) -> None:
     fuzz_boards(SEED, 300, said.append)
-
-
-def test_hang_of_a_rank_that_overwrites_its_board_is_found(tmp_path: Path, said: list[str]) -> None:
-    attack_board(tmp_path, SEED, said.append, writes=80, timeout_s=3.0)
 
 
 def test_memory_and_descriptors_do_not_grow_in_a_long_run(tmp_path: Path, said: list[str]) -> None:

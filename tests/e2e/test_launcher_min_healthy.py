@@ -102,34 +102,3 @@ def test_first_unhealthy_node_of_three_disturbs_nobody_second_restarts_all(launc
                 f"cycle {cycle} ended: 1 healthy node, at least 2 required: {told}; {follows}", lines[0]
             )
     assert not any("FAILED" in finished.err for finished in wait_for_all(again)), "torch's table is for DEBUG"
-
-
-NEEDS_STORE = """
-import datetime, pathlib
-import torch.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
-if CYCLE == 1:
-    sys.exit()
-while not (pathlib.Path(sys.argv[1]) / "regroup").exists():
-    time.sleep(0.02)
-say("regroups")
-dist.new_group([1, 2], timeout=datetime.timedelta(seconds=20))
-"""
-
-
-def test_rank_that_needs_the_store_of_lost_node_0_fails_and_restarts_the_others(launcher: Launcher) -> None:
-    nodes = by_rank(start_some(launcher, "--max-restarts=1", nodes=3, script=NEEDS_STORE))
-    lost, *others = nodes
-    lost.process.kill()
-    lost.process.wait()
-    store = "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
-    for node in others:
-        node.wait_for(f"node 0 .* is lost: its launcher exited; continuing with 2 healthy nodes, .*{store}$")
-    assert [cycles_of(node) for node in others] == [["0"]] * 2  # nobody is disturbed who does without it
-    tell(launcher, "regroup")
-    for node in others:
-        node.wait_for("cycle 0 ended: . healthy nodes?, at least 2 required: node 0 .* is lost", timeout_s=40)
-    ended = wait_for_all(others)
-    assert [finished.code for finished in ended] == [0, 0]
-    assert [cycles_of(node) for node in others] == [["0", "1"]] * 2

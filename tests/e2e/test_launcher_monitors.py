@@ -96,20 +96,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert (asked["action"], asked["description"]) == ("ShutdownWorkload", "x")
 
 
-def test_garbage_on_the_control_socket_harms_nobody(launcher: Launcher) -> None:
-    script = """
-import socket
-for data in (b"\\0\\0\\0\\5hello", b"GET / HTTP/1.0", b""):
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(os.environ["FT_LAUNCHER_IPC_SOCKET"])
-    sock.sendall(data)
-    sock.close()
-"""
-    finished = launcher.run(script)
-    assert finished.code == 0
-    assert len([line for line in finished.lines if "can't be read" in line]) == 2
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_monitor_is_replaced_on_the_same_board(launcher: Launcher, how: signal.Signals) -> None:
     script = (

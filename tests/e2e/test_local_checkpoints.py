@@ -8,13 +8,13 @@ from tests.support.launching import Launcher, launcher
 skip_module_without("xxhash")
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 SCRIPT = """
 import signal, sys
 import torch, torch.distributed as dist
 from nvidia_resiliency_ext.checkpointing.local.base_state_dict import TensorAwareStateDict
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
-from megatron_ft.rank.memory import objects
 
 class State(TensorAwareStateDict):
     def __init__(self, tensor): self.tensor = tensor
@@ -24,8 +24,6 @@ class State(TensorAwareStateDict):
 
 dist.init_process_group("gloo")
 manager = LocalCheckpointManager("files", repl_strategy=None)
-if (RANK, CYCLE) == (1, FORGED):
-    objects._mac = lambda *_: "0" * 64  # this rank takes all pickles for those of another job
 first = manager.find_latest()
 weight = torch.zeros(4) if first == -1 else manager.load()[0].tensor
 if first == -1:
@@ -44,7 +42,7 @@ TWO = ("--nproc-per-node=2", "--max-restarts=1")
 
 
 def test_killed_rank_goes_on_from_memory_under_the_names_of_the_reference(launcher: Launcher) -> None:
-    ended = launcher.run(SCRIPT.replace("FORGED", "-1"), *TWO)
+    ended = launcher.run(SCRIPT, *TWO)
     assert ended.code == 0, ended.err
     for rank in (0, 1):
         assert f"rank {rank} begins cycle 0 at 0 0.0" in ended.out
@@ -52,11 +50,3 @@ def test_killed_rank_goes_on_from_memory_under_the_names_of_the_reference(launch
         assert f"rank {rank} ends with 21.0 False" in ended.out
     assert "restored iteration 4 from memory" in ended.err
     assert ended.err.count("FT: local checkpoints are kept in the nodes' memory, not in files") == 1
-
-
-def test_no_rank_goes_on_from_memory_if_one_does_not_accept_its_pickle(launcher: Launcher) -> None:
-    ended = launcher.run(SCRIPT.replace("FORGED", "1"), *TWO)
-    assert ended.code == 0, ended.err
-    for rank in (0, 1):
-        assert f"rank {rank} begins cycle 1 at 0 0.0" in ended.out
-        assert f"rank {rank} ends with 21.0 False" in ended.out

@@ -71,27 +71,6 @@ def seconds_from(nodes: list[Launched], first: str, last: str, cycle: int) -> fl
     return float(end - begin) / 1e9
 
 
-def test_failure_of_one_rank_restarts_all_hosts_at_once(launcher: Launcher, hosts: Hosts) -> None:
-    nodes = start_on_each(launcher, hosts, "--nnodes=3", "--max-restarts=5")
-    for cycle in range(2):
-        victim = nodes[(cycle + 1) % 3]
-        rank = rank_of(victim, cycle)
-        (launcher.directory / f"kill-{cycle}-{rank}").touch()
-        for node in nodes:
-            node.wait_for(f"^ready {cycle + 1}")
-        host = f"node{(cycle + 1) % 3 + 1}"
-        for node in nodes:
-            assert node.ends()[cycle] == (rank, "signal", "restart", 4 - cycle)
-            assert node is victim or f"node {rank} ({host}): rank {rank} killed by SIGKILL" in node.err
-        assert victim.exits(cycle) == {rank: (-9, False)}
-        # nobody's rank notices anything by itself; torch alone would take seconds where it notices
-        assert seconds_from(nodes, "rank_exited", "cycle_started", cycle) < 3
-    (launcher.directory / "finish").touch()
-    ended = wait_for_all(nodes)
-    assert [finished.code for finished in ended] == [0, 0, 0]
-    assert ["waiting for" in finished.err for finished in ended] == [False] * 3
-
-
 def kill_all_of(node: Launched) -> None:
     """The processes are gone in one moment, launcher and monitors included."""
     node.destroy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClientError, RankMonitorServer
-from megatron_ft.ipc import wire
 from megatron_ft.rank.base import connection
 from tests.support.launching import open_files
 from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
@@ -118,96 +116,6 @@ def test_monitor_notices_each_kind_of_hang(tmp_path: Path, fields: dict[str, obj
         rank(tmp_path / "s", f"client.init_workload_monitoring()\n{script}\n{FOREVER}") as process,
     ):
         assert process.wait(20) == -signal.SIGKILL
-
-
-NOTHING_OVERDUE: list[tuple[dict[str, object], str]] = [
-    ({"rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
-    ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_section('a')"),
-    ({"rank_out_of_section_timeout": 0.2, "rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
-    ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.shutdown_workload_monitoring()"),
-    ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_all_sections()"),
-    (
-        {"initial_rank_heartbeat_timeout": 0.5, "rank_heartbeat_timeout": 0.5, "rank_section_timeouts": {"a": 60}},
-        "client.start_section('a')",
-    ),
-]
-
-
-def test_ranks_with_nothing_overdue_are_left_alone(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for number, (fields, script) in enumerate(NOTHING_OVERDUE):
-            path = tmp_path / str(number)
-            stack.enter_context(monitor(path, **fields))
-            whole = f"client.init_workload_monitoring()\n{script}\nsay('there')\n{FOREVER}"
-            ranks.append(stack.enter_context(rank(path, whole)))
-        for process in ranks:
-            expect(process, "there")
-        with pytest.raises(subprocess.TimeoutExpired):
-            ranks[-1].wait(1.0)  # much longer than the timeouts that must not apply
-        assert [process.poll() for process in ranks] == [None] * len(ranks)
-
-
-def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
-    """Real time: the rank runs for 60 % of its timeout each time, and both are stopped and continued meanwhile.
-
-    A sleep in which it wasn't continued is the machine's load, however long, and counts. (What is closer to the timeout
-    is tested in simulated time: on a busy machine a process that was continued runs some tenths of a second later.)
-    """
-    script = """
-continued = []
-signal.signal(signal.SIGCONT, lambda *_: continued.append(True))
-client.init_workload_monitoring()
-say('ready')
-for i in range(3):
-    with client.section('step'):
-        running, last = 0.0, time.monotonic()
-        while running < 1.2:
-            time.sleep(0.01)
-            now = time.monotonic()
-            running, last = running + (0.0 if continued else now - last), now
-            continued.clear()
-say('done')
-"""
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 2.0}, rank_out_of_section_timeout=2.0) as handle,
-        rank(tmp_path / "s", script) as process,
-    ):
-        expect(process, "ready")
-        for pause in (0.4, 0.8, 1.2, 0.6):
-            time.sleep(0.7)
-            for pid in (process.pid, handle.pid):
-                os.kill(pid, signal.SIGSTOP)
-            time.sleep(pause)
-            for pid in (handle.pid, process.pid):
-                os.kill(pid, signal.SIGCONT)
-        expect(process, "done")
-        assert process.wait(20) == 0
-
-
-def test_a_second_client_of_the_same_cycle_is_refused_and_harms_nothing(tmp_path: Path) -> None:
-    second = """
-try:
-    client.init_workload_monitoring()
-except RankMonitorClientError as error:
-    say('refused', error)
-"""
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 1.0}),
-        rank(
-            tmp_path / "s",
-            "client.init_workload_monitoring()\nsay('first')\nsys.stdin.readline()\nclient.start_section('step')\n"
-            + FOREVER,
-        ) as first,
-    ):
-        expect(first, "first")
-        with rank(tmp_path / "s", second) as other:
-            assert "connected already" in expect(other, "refused")
-            assert other.wait(20) == 0
-        assert first.stdin is not None
-        first.stdin.write("\n")
-        first.stdin.flush()
-        assert first.wait(20) == -signal.SIGKILL  # still monitored
 
 
 def test_a_restarted_rank_reconnects_at_once_and_a_later_cycle_wins(tmp_path: Path) -> None:
@@ -451,25 +359,6 @@ client.start_section('step')
     ):
         expect(process, "renewed")
         assert process.wait(20) == -signal.SIGKILL
-
-
-def test_garbage_on_the_socket_and_silent_callers_do_no_harm(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    with monitor(path, rank_section_timeouts={"step": 0.5}) as handle:
-        silent = [wire.connect(path, 5.0) for _ in range(20)]
-        for payload in (b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\5hello", b"GET / HTTP/1.1\r\n\r\n"):
-            channel = wire.connect(path, 5.0)
-            channel._sock.sendall(payload)
-            channel.close()
-        bad = wire.connect(path, 5.0)
-        bad.send({"type": "hello", "cycle": -1, "rank": "x", "warmup_iterations": 0})
-        with pytest.raises(wire.ChannelClosedError):
-            bad.wait_message(10)
-        with rank(path, f"client.init_workload_monitoring()\nclient.start_section('step')\n{FOREVER}") as process:
-            assert process.wait(20) == -signal.SIGKILL
-        assert handle.is_alive()
-        for channel in silent:
-            channel.close()
 
 
 def test_the_monitor_is_small_and_knows_neither_torch_nor_numpy(tmp_path: Path) -> None:

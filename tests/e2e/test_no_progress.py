@@ -26,26 +26,6 @@ for iteration in range(20):
     if RANK == 0:
         time.sleep(0.01)
 """
-CAUSES = {"kill": "signal", "raise": "crash", "exit": "crash", "segv": "crash", "stop": "hang"}
-GETS_ON = f"""
-{CLIENT}
-fault = [*{CAUSES!r}, "none"][CYCLE // 2]
-for iteration in range(CYCLE, CYCLE + 2):
-    client.set_iteration(iteration)
-    with client.section("step"):
-        time.sleep(0.005)
-        if iteration > CYCLE and RANK == CYCLE % 2:
-            if fault == "raise":
-                raise ValueError("a bad batch")
-            if fault == "exit":
-                os._exit(3)
-            numbers = {{"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}}
-            if fault in numbers:
-                os.kill(os.getpid(), numbers[fault])
-if fault != "none":
-    forever()
-client.shutdown_workload_monitoring()
-"""
 
 
 def test_job_that_fails_at_the_same_iteration_ends_with_93_after_three_cycles(launcher: Launcher) -> None:
@@ -67,12 +47,3 @@ def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: L
     assert [end[1:3] for end in launched.ends()] == [("crash", "restart"), ("crash", "give_up")]
     assert "ModuleNotFoundError: No module named 'not_there'" in finished.lines[-1]
     assert "2 starts in a row" in finished.lines[-1]
-
-
-def test_job_that_gets_an_iteration_further_in_each_of_ten_failed_cycles_finishes(launcher: Launcher) -> None:
-    launched = launcher.start(GETS_ON, *TWO, "--ft-rank-section-timeouts=step:1", "--max-restarts=10")
-    finished = launched.wait(100)
-    launched.assert_nothing_left()
-    assert finished.code == 0, finished.err
-    expected = [(cycle % 2, kind, "restart") for cycle, kind in enumerate(k for k in CAUSES.values() for _ in range(2))]
-    assert [end[:3] for end in launched.ends()] == [*expected, (None, None, "finish")]

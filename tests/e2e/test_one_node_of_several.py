@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,25 +32,6 @@ def full_disk(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         process.communicate()
 
 
-def test_node_that_is_drained_is_missed_even_if_its_ranks_end_with_0(launcher: Launcher) -> None:
-    script = """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
-while CYCLE == 0:
-    time.sleep(0.02)
-"""
-    place = meeting_place("--nnodes=1:2", "--max-restarts=1")
-    nodes = [launcher.start(script, *place, f"--node-rank={number}") for number in range(2)]
-    for node in nodes:
-        node.wait_for("^cycle 0 of . in 2")
-    nodes[1].signal(signal.SIGTERM)
-    stays, drained = wait_for_all(nodes)
-    assert (stays.code, drained.code) == (0, 0)
-    assert nodes[0].ends()[0] == (None, "request", "restart", 0)
-    assert re.search(r"node 1 \(.+\): its launcher received SIGTERM", stays.err)
-    assert "cycle 1 of 0 in 1\n" in stays.out
-
-
 def test_launcher_that_fails_itself_is_lost_and_says_why(launcher: Launcher) -> None:
     script = """
 say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
@@ -75,24 +55,3 @@ while CYCLE == 0:
     told = rf"node 1 \(.+\) is lost: its launcher failed: {why}.*; the other nodes continue without it"
     assert re.search(told, goes_on.err)
     assert "cycle 1 of 0 in 1\n" in goes_on.out
-
-
-def test_full_disk_of_one_node_costs_its_logs_and_disturbs_nobody(
-    launcher: Launcher, full_disk: tuple[int, Path]
-) -> None:
-    script = """
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
-if CYCLE == 0 and RANK == 0:
-    sys.exit(7)
-while CYCLE == 0:
-    time.sleep(0.02)
-"""
-    holder, directory = full_disk
-    place = meeting_place("--nnodes=2", "--max-restarts=1")
-    first = launcher.start(script, *place, "--node-rank=0")
-    second = launcher.start(script, *place, "--node-rank=1", f"--ft-log-dir={directory}", host=holder)
-    ended = wait_for_all([first, second])
-    assert [finished.code for finished in ended] == [0, 0]
-    full = re.findall(".*No space left on device", ended[1].err)  # said once of the event logs, once of result.json
-    assert ["result.json" in line for line in full] in ([True, False], [False, True])
-    assert "cycle 1 of 1 in 2\n" in ended[1].out

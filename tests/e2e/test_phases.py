@@ -60,32 +60,3 @@ def test_every_phase_of_a_restart_is_told(launcher: Launcher, forked: bool) -> N
     assert all(seconds is None or seconds >= 0 for seconds in phases.values())
     assert phases["imports"] >= 0.2
     assert phases["setup"] >= 0.1
-
-
-def test_sections_alone_tell_that_a_cycle_trains_again(launcher: Launcher) -> None:
-    script = """
-from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
-for step in range(3):
-    with client.section("step"):
-        time.sleep(0.02)
-if (RANK, CYCLE) == (1, 0):
-    os.kill(os.getpid(), signal.SIGKILL)
-while CYCLE == 0:
-    time.sleep(1)
-client.shutdown_workload_monitoring()
-"""
-    options = ("--nproc-per-node=2", "--max-restarts=1", "--ft-rank-section-timeouts=step:30")
-    launched = launcher.start(script, *options)
-    assert launched.wait().code == 0
-    (event,) = launched.events("training_again")
-    assert event["seconds"]["first step"] >= 0.02
-    (run,) = summarize(read_directory(launched.log_dir))
-    assert run.cycles[0].training_again_after_s is not None
-
-
-def test_job_without_a_failure_prints_no_phases(launcher: Launcher) -> None:
-    launched = launcher.start(SCRIPT.replace("== (1, 0, 3)", "== (7, 0, 3)").replace("while CYCLE == 0", "while False"))
-    finished = launched.wait()
-    assert finished.lines == ["cycle 0 started: 1 rank on 1 node", "all ranks finished after 1 cycle"]

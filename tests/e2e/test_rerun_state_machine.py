@@ -8,7 +8,6 @@ import pytest
 
 from tests import ROOT
 from tests.support.launching import Launcher, launcher
-from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
 __all__ = ["launcher"]
 IMPORTED_BEFORE = ("megatron.core.rerun_state_machine",)
@@ -95,32 +94,6 @@ def test_another_gpu_re_runs_the_rank_and_the_conclusion_ends_the_job(launcher: 
     life = json.loads((launched.log_dir / "result.json").read_text())["lives"][0]
     assert (life["exit_code"], life["faults"]) == (93, [])
     assert "--rerun-mode disabled" in life["cause"]
-
-
-def test_nodes_of_one_rank_change_places(launcher: Launcher) -> None:
-    script = loop(launcher, wrong="GPU == 1")
-    options = (*meeting_place(rendezvous_settings()), "--nnodes=2", "--max-restarts=9")
-    nodes = []
-    for gpu in (0, 1):
-        (launcher.directory / "checkpoint0").mkdir(exist_ok=True)
-        nodes.append(launcher.start(script, *options, f"--node-rank={gpu}", env={"GPU": str(gpu)}))
-    first, second = wait_for_all(nodes)
-    assert (first.code, second.code) == (93, 93)
-    assert "cycle 1 rank 1 on GPU 0" in first.out
-    assert "cycle 1 rank 0 on GPU 1" in second.out
-    told = [line for line in first.lines if line.startswith("cycle 0 ended: ")]
-    assert "nodes are rotated by one place; restarting as cycle 1" in told[0]
-    assert "bad node" not in first.err + second.err
-
-
-def test_a_result_that_is_not_reproduced_restarts_the_job(launcher: Launcher) -> None:
-    script = loop(launcher, wrong="CYCLE == 0 and iteration == 3 and calls == 4")
-    finished = launcher.run(script, "--nproc-per-node=2", "--max-restarts=9")
-    assert finished.code == 0
-    (ended,) = [line for line in finished.lines if " ended: " in line]
-    assert "rank 1 computed a wrong result that the same GPU did not reproduce (Megatron exit code 17)" in ended
-    assert ended.endswith("; restarting as cycle 1, 8 of 9 restarts left")
-    assert "cycle 1 rank 1 on GPU 1" in finished.out
 
 
 @pytest.mark.parametrize("code", [16, 17])

@@ -58,10 +58,6 @@ def status(*words: str) -> subprocess.CompletedProcess[str]:
     return run(command(*words))
 
 
-def python_code(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-c", code, *words])
-
-
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
@@ -133,23 +129,6 @@ def test_status_follows_a_job_from_its_start_to_its_end(launcher: Launcher) -> N
     launched.wait_for("^closed", count=2)
     assert states(launched) == ["closing", "closing"]
     finish(launched)
-
-
-def test_status_without_a_launcher_says_so_and_exits_with_1() -> None:
-    # other tests may run jobs beside this one, so that a job of that name is asked for, or of a user without any
-    nobody = status("--pid", "1")
-    assert nobody.returncode == 2
-    assert nobody.stderr.startswith("megatron-ft: error: no ft_launcher of yours on this node has --pid 1")
-    code = (
-        "import sys, megatron_ft.cli.status.status as status; from megatron_ft.cli.main import main;"
-        "status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
-    )
-    for words, out in ((("--once",), ""), ((), ""), (("--json",), '{\n  "jobs": []\n}\n')):
-        shown = python_code(code, "status", *words)
-        assert (shown.returncode, shown.stdout) == (1, out)
-        assert shown.stderr.startswith(
-            "megatron-ft: no ft_launcher of yours runs on this node; for a job on other nodes: "
-        )
 
 
 def test_a_stopped_launcher_is_told_in_one_line_and_in_time(launcher: Launcher) -> None:

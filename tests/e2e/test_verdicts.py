@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import stat
 from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.linux.processes import read_stat
-from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.nodes import meeting_place
-from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Fault, Verdict, arguments, draw, read_verdicts
+from tests.support.launching import Launched, Launcher, launcher
+from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Verdict, arguments, draw, read_verdicts
 
 __all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
@@ -121,49 +118,6 @@ def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) 
     assert sum(ended) == 12
 
 
-def test_the_launchers_of_two_nodes_tell_the_same_cause(launcher: Launcher) -> None:
-    """Whichever node's monitor was first: the evidence of both is put together."""
-    faults = [Fault(kind=kind, rank=rank, iteration=2) for kind, rank in (("sleep", 3), ("exception", 0), ("gil", 1))]
-    options = [*meeting_place("--nnodes=2"), *arguments(faults, launcher.directory, nodes=2, timeout_s=TIMEOUT_S)]
-    nodes = [launcher.start(options) for _ in range(2)]
-    ended = [node.wait() for node in nodes]
-    assert [finished.code for finished in ended] == [0, 0], ended
-    for node in nodes:
-        causes = [event["cause"] for event in node.events("cycle_ended") if event["cause"]]
-        assert [cause["rank"] for cause in causes] == [3, 0, 1]
-        assert [cause["kind"] for cause in causes] == ["hang", "crash", "hang"]
-    for cycle, rank in ((0, 3), (2, 1)):
-        lines = {line for finished in ended for line in finished.lines if line.startswith(f"cycle {cycle} ended")}
-        assert len(lines) == 1, lines
-        assert f"rank {rank} ({socket.gethostname()}) hung in 'step'" in lines.pop()
-
-
-def test_a_rank_that_raises_and_does_not_end_has_crashed(launcher: Launcher) -> None:
-    """A thread that isn't a daemon keeps it, or a destructor that waits for the others."""
-    script = """
-import threading
-from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
-client.set_iteration(4)
-client.start_section("step")
-if RANK == 1 and CYCLE == 0:
-    threading.Thread(target=forever).start()
-    raise ValueError("the batch is empty")
-if CYCLE == 0:
-    forever()
-client.shutdown_workload_monitoring()
-"""
-    options = ["--nproc-per-node=2", "--max-restarts=1", "--ft-rank-section-timeouts=step:1"]
-    finished = launcher.run(script, *options)
-    assert finished.code == 0
-    (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
-    assert "rank 1 raised ValueError: the batch is empty after iteration 4, has not exited" in line
-    (launched,) = launcher.launches
-    assert launched.ends()[0] == (1, "crash", "restart", 0)
-    assert launched.events("cycle_ended")[0]["iteration"] == 4
-
-
 def test_ranks_that_are_asked_to_stop_are_left_alone(launcher: Launcher) -> None:
     """They may be saving something: a verdict on one of them doesn't touch the others."""
     script = """
@@ -196,25 +150,6 @@ client.shutdown_workload_monitoring()
     assert evidence(launched, 0).keys() == {0}
     (ended,) = [event for event in launched.events("rank_exited") if event["rank"] == 0]
     assert ended["signal"] == signal.SIGKILL
-
-
-def test_a_stopped_launcher_keeps_no_hung_rank_alive(launcher: Launcher) -> None:
-    script = """
-from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
-client.start_section("step")
-say("pid", os.getpid())
-forever()
-"""
-    launched = launcher.start(script, "--ft-param-rank_section_timeouts=step:1")
-    (pid,) = launched.wait_for(r"pid (\d+)")
-    launched.signal(signal.SIGSTOP)
-    try:
-        wait_until(lambda: (found := read_stat(int(pid))) is None or found.state == "Z", 20.0)
-    finally:
-        launched.signal(signal.SIGCONT)
-    assert launched.wait().code == 1
 
 
 def test_control_characters_of_an_exception_do_not_reach_the_terminal(launcher: Launcher) -> None:

@@ -12,21 +12,6 @@ IMPORTED_BEFORE = ()  # torch is enough
 
 SEED = 3
 TIMEOUT_S = 3.0
-COLLECTIVES_AFTER_SHUTDOWN = """
-import torch, torch.distributed as dist
-from megatron_ft import fault_tolerance as ft
-dist.init_process_group("gloo")
-state = ft.GlobalState.create(save="save", ft=ft.FaultToleranceSettings())
-ft.setup(state.cfg, state)
-ft.on_training_step_start(state)
-dist.all_reduce(torch.ones(1))
-time.sleep(1.5)  # the watch reads the counts once a second
-ft.on_training_step_end(state)
-ft.shutdown(state)
-for _ in range(40):
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.1)
-"""
 LOOKS_AT_EXIT = """
 import threading
 import torch.distributed as dist
@@ -71,15 +56,6 @@ def test_stalled_collective_is_only_reported_by_default(launcher: Launcher) -> N
     # nobody has sent the ranks a signal for it
     stacks = [json.loads(path.read_text())["stacks"] for path in (launched.log_dir / "evidence").glob("*/*.json")]
     assert {stack["source"] for stack in stacks} == {"a thread of its own"}
-
-
-def test_healthy_job_with_collectives_after_shutdown_of_its_hooks_is_not_told_of(launcher: Launcher) -> None:
-    options = ["--nproc-per-node=2", "--max-restarts=0", "--ft-watch-collectives=report:1.5"]
-    launched = launcher.start(COLLECTIVES_AFTER_SHUTDOWN, *options)
-    finished = launched.wait(60)
-    assert finished.code == 0, finished.err
-    assert launched.events("no_collective") == [], finished.err
-    launched.assert_nothing_left()
 
 
 def test_look_at_the_collectives_that_has_begun_is_over_before_the_interpreter_exits(launcher: Launcher) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.nodes import coordinator_of, meeting_place, rendezvous_settings, wait_for_all
+from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
 
 __all__ = ["launcher"]
 
@@ -49,26 +49,6 @@ def test_launcher_without_the_right_secret_is_refused(launcher: Launcher) -> Non
     path = launcher.directory / "secret"
     path.write_text(f"{SECRET}\n")
     job.meet(env={"FT_SECRET_FILE": str(path)})
-
-
-def test_same_script_with_other_arguments_is_another_job_unless_the_job_has_a_name(launcher: Launcher) -> None:
-    place = [word for word in meeting_place("--nnodes=1:2") if not word.startswith("--rdzv-id")]
-    place += [rendezvous_settings(last_call_s=2)]
-    same = launcher.directory / "train.py"
-    same.write_text("import sys, time\nprint('trains', sys.argv[2])\ntime.sleep(float(sys.argv[2]))\n")
-    first = launcher.start([str(same)], *place, script_args=["--lr", "6"])
-    first.wait_for("cycle 0 started")
-    other = launcher.start([str(same)], *place, script_args=["--lr", "1"]).wait()
-    assert (other.code, other.out) == (2, "")
-    assert "train.py --lr 6; this launcher's job is none/" in other.err
-    assert "train.py --lr 1)" in other.err
-    # the very same command line may be another job, too: it stands by, but its end isn't taken for success
-    again = launcher.start([str(same)], *place, script_args=["--lr", "6"])
-    again.wait_for("on standby")
-    assert first.wait().code == 0
-    ended = again.wait()
-    assert (ended.code, ended.out) == (2, "")
-    assert "may have been another job: nothing was trained here" in ended.err
 
 
 def test_jobs_of_one_node_each_train_at_one_endpoint(launcher: Launcher) -> None:

@@ -1,8 +1,8 @@
-"""Fuzzing at full size: every socket, the boards, a real rank that writes over its own one.
+"""Fuzzing at full size: every socket, and the boards.
 
     python tests/fuzz/run.py --messages 1000000 --boards 100000 --seed 1
 
-`--only monitor,launcher,wire,sealed,coordinator,boards,rank` runs some of it.
+`--only monitor,launcher,wire,sealed,coordinator,boards` runs some of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ if __name__ == "__main__":
 from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.sealed import attack_coordinator, attack_frames
 from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
-from tests.fuzz.stray_writes import attack_board
 
-_PARTS = ("monitor", "launcher", "wire", "sealed", "coordinator", "boards", "rank")
+_PARTS = ("monitor", "launcher", "wire", "sealed", "coordinator", "boards")
 _LESS = 10
 """The monitor of a launcher is the same program as the one by itself: it gets a tenth."""
-_WRITES = 500
 
 
 def main() -> None:
@@ -59,10 +57,8 @@ def main() -> None:
                 attack_frames(seed, say, messages=count)
             elif part == "coordinator":
                 attack_coordinator(seed, say, messages=count)
-            elif part == "boards":
-                fuzz_boards(seed, args.boards, say)
             else:
-                attack_board(directory / part, seed, say, writes=_WRITES)
+                fuzz_boards(seed, args.boards, say)
     say("nothing crashed, nothing hung, no healthy rank was ended, and each hang at the end was found")
 
 

@@ -277,26 +277,27 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launche
     if imported:  # of no use to other modules
         request.node.getparent(pytest.Module).addfinalizer(lambda: forked_launcher.end(imported))
     ahead = hasattr(request.module, "IMPORTED_BEFORE")
-    with _gone_at_the_end(Launcher(tmp_path, imported, ahead=ahead)) as factory:
+    with gone_at_the_end(Launcher(tmp_path, imported, ahead=ahead)) as factory:
         yield factory
 
 
 @pytest.fixture
 def torch_launcher(tmp_path: Path) -> Iterator[Launcher]:
     """A ``launcher`` whose scripts find torch imported, in files that don't say ``IMPORTED_BEFORE``."""
-    with _gone_at_the_end(Launcher(tmp_path, ahead=True)) as factory:
+    with gone_at_the_end(Launcher(tmp_path, ahead=True)) as factory:
         yield factory
 
 
 @pytest.fixture
 def fresh_launcher(tmp_path: Path) -> Iterator[Launcher]:
     """The same, for tests of how a launcher starts, and of what its ranks inherit: each is a new interpreter."""
-    with _gone_at_the_end(Launcher(tmp_path, None)) as factory:
+    with gone_at_the_end(Launcher(tmp_path, None)) as factory:
         yield factory
 
 
 @contextlib.contextmanager
-def _gone_at_the_end(factory: Launcher) -> Iterator[Launcher]:
+def gone_at_the_end(factory: Launcher) -> Iterator[Launcher]:
+    """Yield the factory; afterwards each of its launches must be gone with everything it started."""
     try:
         yield factory
         for launched in factory.launches:

@@ -53,7 +53,7 @@ class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
 
 
 class Mishap(lightning.Callback):  # type: ignore[misc, name-defined]
-    """In cycle 0, at one step of one rank: "hang" in the middle of the backward pass, "raise", or "linger" then."""
+    """In cycle 0, at one step of one rank: "hang" in the middle of the backward pass, or "raise" then."""
 
     def __init__(self, kind: str, rank: int, step: int) -> None:
         self.kind = kind
@@ -67,17 +67,7 @@ class Mishap(lightning.Callback):  # type: ignore[misc, name-defined]
         print(f"mishap: {self.kind}", flush=True)
         if self.kind == "raise":
             raise ArithmeticError("the loss is no number")
-        if self.kind == "linger":
-            raise ValueError("a batch of no length")
         while True:
-            time.sleep(1)
-
-
-class Linger(lightning.Callback):  # type: ignore[misc, name-defined]
-    """The rank that has raised never ends: a logger of the user's, say, that waits for its server."""
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        while isinstance(exception, ValueError):
             time.sleep(1)
 
 
@@ -111,12 +101,7 @@ def main(job: dict[str, Any]) -> None:
         val_check_interval=5,
         limit_val_batches=3,
         num_sanity_val_steps=2,
-        callbacks=[
-            *mishap,
-            fault_tolerance,
-            checkpoints,
-            *([Linger()] if job.get("mishap", [""])[0] == "linger" else []),
-        ],
+        callbacks=[*mishap, fault_tolerance, checkpoints],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -1,4 +1,4 @@
-"""What the example imports, for ``forked_script``; imported by its server only."""
+"""What `examples/train_gpt.py` imports; ``megatron_on_cpu`` imports it once for many ranks."""
 
 import megatron.core.dist_checkpointing.strategies.async_utils
 import megatron.core.distributed

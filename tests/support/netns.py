@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.launching import Launched
 
-__all__ = ["Hosts", "four_hosts", "hosts", "seven_hosts"]
+__all__ = ["Hosts", "four_hosts", "hosts"]
 
 _made = itertools.count()
 _BECOME = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
@@ -113,13 +113,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def four_hosts(tmp_path: Path) -> Iterator[Hosts]:
     """One more."""
     with _up(Hosts(tmp_path, 4)) as made:
-        yield made
-
-
-@pytest.fixture
-def seven_hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """As many as it takes to lose two of five and have others for them."""
-    with _up(Hosts(tmp_path, 7)) as made:
         yield made
 
 

@@ -333,7 +333,7 @@ def _hooks() -> Callable[[int, Any], None]:
     from megatron_ft import fault_tolerance as ft
     from megatron_ft import memory_checkpoint
 
-    state = ft.GlobalState.create(save=sys.argv[1], ft=ft.FaultToleranceSettings())
+    state = ft.GlobalState.create(save=sys.argv[1], ft=ft.FaultToleranceSettings(calc_ft_timeouts=True))
     ft.setup(state.cfg, state)
     ft.maybe_setup_simulated_fault(state.cfg.ft)
 
