@@ -25,25 +25,6 @@ def mock_state(**counters: Any) -> Any:
     return state
 
 
-def test_mock_training_steps_call_sections_after_the_warm_up() -> None:
-    state = mock_state(is_setup_section_open=True, seen_tr_iters_cnt=0, curr_eval_iter_idx=5)
-    ft.on_training_step_start(state)
-    state.rank_monitor_client.end_section.assert_called_once_with("setup")
-    state.rank_monitor_client.start_section.assert_not_called()
-    state.rank_monitor_client.set_iteration.assert_not_called()
-    assert state.fault_tolerance_state.curr_eval_iter_idx == 0
-    ft.on_training_step_end(state)
-    assert state.fault_tolerance_state.seen_tr_iters_cnt == 1
-
-    state = mock_state(is_setup_section_open=False, seen_tr_iters_cnt=5)
-    state.train_state.step = 7
-    ft.on_training_step_start(state)
-    assert state.rank_monitor_client.mock_calls == [call.set_iteration(7), call.start_section("step")]
-    ft.on_training_step_end(state)
-    state.rank_monitor_client.end_section.assert_called_once_with("step")
-    assert state.fault_tolerance_state.seen_tr_iters_cnt == 6
-
-
 def test_mock_evaluation_steps_call_sections_after_the_warm_up() -> None:
     state = mock_state(is_setup_section_open=True, curr_eval_iter_idx=0)
     for _ in range(3):
@@ -52,21 +33,6 @@ def test_mock_evaluation_steps_call_sections_after_the_warm_up() -> None:
     assert state.rank_monitor_client.start_section.call_args_list == [call("step")] * 2
     assert state.rank_monitor_client.end_section.call_count == 3
     assert state.fault_tolerance_state.curr_eval_iter_idx == 3
-
-
-def test_mock_checkpointing_updates_timeouts_unless_it_is_an_async_finalisation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    update = MagicMock()
-    monkeypatch.setattr(ft, "_maybe_update_timeouts", update)
-    state = mock_state(seen_checkpoints_cnt=0)
-    ft.on_checkpointing_start(state)
-    state.rank_monitor_client.start_section.assert_called_once_with("checkpointing")
-    ft.on_checkpointing_end(is_async_finalization=True, global_state=state)
-    update.assert_not_called()
-    ft.on_checkpointing_end(is_async_finalization=False, global_state=state)
-    update.assert_called_once_with(state)
-    assert state.fault_tolerance_state.seen_checkpoints_cnt == 1
 
 
 def test_mock_update_selects_sections_by_its_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,25 +72,3 @@ def test_mock_load_without_a_file_loads_nothing(tmp_path: Path) -> None:
     state = mock_state(ft_state_path=str(tmp_path / "ft_state.json"))
     ft._load_state_if_exists(state)
     state.rank_monitor_client.load_state_dict.assert_not_called()
-
-
-def test_mock_setup_loads_the_state_and_shutdown_updates_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = MagicMock()
-    monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", MagicMock(return_value=made))
-    load = MagicMock()
-    monkeypatch.setattr(ft, "_load_state_if_exists", load)
-    config, state = MagicMock(), MagicMock()
-    config.checkpoint.save = str(tmp_path / "ckpt")
-    existing = state.rank_monitor_client
-    ft.setup(config, state)
-    existing.shutdown_workload_monitoring.assert_called_once()
-    made.init_workload_monitoring.assert_called_once_with()
-    load.assert_called_once_with(state)
-    made.start_section.assert_called_once_with("setup")
-    assert state.rank_monitor_client is made
-    update = MagicMock()
-    monkeypatch.setattr(ft, "_maybe_update_timeouts", update)
-    ft.shutdown(state)
-    update.assert_called_once_with(state, is_closing_ft=True)
-    made.shutdown_workload_monitoring.assert_called_once()
-    assert state.rank_monitor_client is None

@@ -83,26 +83,6 @@ def test_setup_is_a_no_op_without_ft_config(tmp_path: Path, client: FakeClient) 
     assert client.calls == []
 
 
-def test_setup_is_a_no_op_when_not_enabled(tmp_path: Path, client: FakeClient) -> None:
-    state = new_state(tmp_path, enable_ft_package=False)
-    ft.setup(state.cfg, state)
-    assert state.rank_monitor_client is None
-
-
-def test_rank_0_creates_the_save_directory(tmp_path: Path, client: FakeClient) -> None:
-    start(tmp_path)
-    assert (tmp_path / "ckpt").is_dir()
-    assert list((tmp_path / "ckpt").iterdir()) == []
-
-
-def test_other_ranks_dont_create_the_save_directory(
-    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    start(tmp_path)
-    assert not (tmp_path / "ckpt").exists()
-
-
 def test_second_setup_closes_the_first_client_and_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[FakeClient] = []
     monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", lambda: made.append(FakeClient()) or made[-1])
@@ -118,13 +98,6 @@ def test_second_setup_closes_the_first_client_and_begins_anew(tmp_path: Path, mo
     counters = state.fault_tolerance_state
     assert (counters.seen_tr_iters_cnt, counters.seen_checkpoints_cnt, counters.curr_eval_iter_idx) == (0, 0, 0)
     assert counters.is_persistent_chkpt_loaded is False
-
-
-def test_setup_after_shutdown_works(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-    ft.shutdown(state)
-    ft.setup(state.cfg, state)
-    assert client.open == ["setup"]
 
 
 def test_setup_creates_a_missing_fault_tolerance_state(tmp_path: Path, client: FakeClient) -> None:
@@ -158,12 +131,6 @@ def test_hooks_do_nothing_when_ft_is_none() -> None:
     all_hooks(state)
     assert client.mock_calls == []
     assert state.fault_tolerance_state.is_persistent_chkpt_loaded is True
-
-
-def test_hooks_work_when_the_state_has_no_cfg(client: FakeClient) -> None:
-    state = SimpleNamespace(rank_monitor_client=client, fault_tolerance_state=ft.FaultToleranceState())
-    train(SimpleNamespace(train_state=SimpleNamespace(step=0), **vars(state)), 2)
-    assert client.sections() == [("start", "step"), ("end", "step")]
 
 
 def test_first_training_step_closes_setup_and_is_out_of_section(tmp_path: Path, client: FakeClient) -> None:
@@ -207,29 +174,6 @@ def test_evaluation_has_a_warm_up_of_its_own_each_time(tmp_path: Path, client: F
         assert client.sections().count(("start", "step")) - before == 3
         train(state, 1)
     assert state.fault_tolerance_state.curr_eval_iter_idx == 0
-
-
-def test_evaluation_doesnt_use_up_the_warm_up_of_training(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-    evaluate(state, 5)
-    ft.on_training_step_start(state)
-    assert client.open == []
-
-
-def test_the_iteration_is_reported_before_step_opens(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-    train(state, 2)
-    calls = client.calls
-    assert [c for c in calls if c[0] == "iteration"] == [("iteration", 0), ("iteration", 1)]
-    assert calls.index(("iteration", 1)) < calls.index(("start", "step"))
-
-
-@pytest.mark.parametrize("step", [MagicMock(), None, "3", 2.0, True, -1])
-def test_an_iteration_that_is_no_number_is_ignored(step: Any, tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-    state.train_state = SimpleNamespace(step=step)  # type: ignore[assignment]
-    ft.on_training_step_start(state)
-    assert not [c for c in client.calls if c[0] == "iteration"]
 
 
 def test_a_step_that_an_exception_left_open_is_begun_anew(tmp_path: Path, client: FakeClient) -> None:
@@ -312,17 +256,6 @@ def test_shutdown_disconnects_and_hooks_are_no_ops_again(tmp_path: Path, client:
     all_hooks(state)
     ft.shutdown(state)
     assert client.calls == before
-
-
-def test_a_run_of_zero_steps_ends_cleanly_and_learns_setup(
-    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
-) -> None:
-    state = start(tmp_path, calc_ft_timeouts=True)
-    ft.on_checkpoint_loaded(False, state)
-    ft.shutdown(state)
-    assert client.calls == [("start", "setup"), ("end", "setup"), ("calculate", ["setup"], False), ("shutdown",)]
-    assert state.fault_tolerance_state.is_setup_section_open is False
-    assert capfd.readouterr().err == ""
 
 
 def test_shutdown_closes_all_that_is_open_without_errors(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,37 +9,13 @@ from typing import Any
 import pytest
 
 from tests.chaos import run as campaign
-from tests.chaos.plan import Outcome, Plan, draw
+from tests.chaos.plan import Outcome
 from tests.chaos.table import table
-
-PLAN = Plan(seed=3, layout="dp", preload="none", learns=False)
 
 
 def result(seed: int, *problems: str, **changes: Any) -> dict[str, Any]:
     told = {"seed": seed, "layout": "dp", "faults": [], "cycles": 1, "seconds": 2.0, "problems": list(problems)}
     return {**told, "directory": None, "says": f"seed {seed}", **changes}
-
-
-def test_a_run_that_raises_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Raises:
-        directory = tmp_path
-
-        def __enter__(self) -> Raises:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def perform(self, _undisturbed: str) -> None:
-            raise LookupError("nobody is there")
-
-    monkeypatch.setattr(campaign, "_run_of", lambda *_: Raises())
-    found = campaign.run_seed(PLAN, {"dp": ""}, None, keep=False)
-    (problem,) = found["problems"]
-    assert problem.endswith("LookupError: nobody is there")
-    assert __file__ in problem
-    assert (found["seed"], found["directory"], found["faults"]) == (3, str(tmp_path), [])
-    assert "FAILED" in campaign._line(json.loads(json.dumps(found)))
 
 
 def test_earlier_failure_counts_when_a_campaign_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -69,19 +43,6 @@ def test_summary_names_the_command_that_repeats_each_failure() -> None:
     assert "run.py --only 2\n" in said
     assert said.endswith("run.py --hosts --only 3")
     assert "--only 1" not in said
-
-
-def test_seeds_that_need_a_small_disk_are_left_out_without_root(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seeds = range(200)
-    small = [seed for seed in seeds if draw(seed).needs_small_disk]
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert campaign.possible(seeds, draw) == list(seeds)
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert campaign.possible(seeds, draw) == [seed for seed in seeds if seed not in small]
-    assert f"seeds {', '.join(map(str, small))}\n" in capsys.readouterr().out
 
 
 def test_the_table_counts_what_happened_as_what_it_may_come_to() -> None:

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
-from tests.chaos.one import Run
 from tests.chaos.plan import FAULTS, HOST_FAULTS, ITERATIONS, MEMORY_FAULTS, Event, Outcome, Plan, draw, draw_for_hosts
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
@@ -246,15 +244,6 @@ def test_campaign_with_memory_checkpoints_draws_its_own_faults_and_leaves_the_ot
 def test_every_check_is_planted(right: Seen) -> None:
     seen_by = {check for check in CHECKS for plant, _ in PLANTED.values() if list(check(plant(right)))}
     assert seen_by == set(CHECKS)
-
-
-def test_shared_memory_that_appears_during_the_wait_is_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    later = iter([{"a", "b"}, {"b", "c"}, {"b", "c"}])
-    monkeypatch.setattr(one, "LEFT_S", 0.0)
-    with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
-        monkeypatch.setattr(run, "_new_shared_memory", lambda: next(later))
-        assert run.left() == ["shared memory b"]
-    run.remove()
 
 
 def test_a_campaign_draws_all_there_is_and_the_same_again() -> None:

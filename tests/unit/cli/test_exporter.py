@@ -28,13 +28,6 @@ def test_directory_without_logs_has_no_metrics(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == ""
 
 
-def test_missing_directory_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["exporter", str(tmp_path / "none"), "--once"]) == 2
-    assert (
-        capsys.readouterr().err == f"megatron-ft: error: {tmp_path / 'none'} can't be read: No such file or directory\n"
-    )
-
-
 def test_port_that_is_none_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exporter", str(tmp_path), "--port", "http"]) == 2
     assert "must be a port from 0 to 65535" in capsys.readouterr().err

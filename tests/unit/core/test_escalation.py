@@ -16,29 +16,6 @@ def ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def test_grace_of_a_process_that_waits_for_no_cpu_is_not_extended() -> None:
-    grace = Grace(15.0, {MAIN: ns(7), OTHER: ns(900)})
-    assert not grace.check(14.9, {MAIN: ns(7), OTHER: ns(900)})
-    assert grace.check(15.0, {MAIN: ns(7), OTHER: ns(900)})
-
-
-def test_waits_for_a_cpu_put_it_off_again_and_again() -> None:
-    grace = Grace(15.0, {MAIN: ns(7)})
-    assert not grace.check(15.0, {MAIN: ns(11)})
-    assert grace.due_s == 19.0
-    assert not grace.check(19.0, {MAIN: ns(14)})
-    assert grace.due_s == 22.0
-    assert grace.check(22.0, {MAIN: ns(14)})
-
-
-def test_the_thread_that_waited_longest_counts() -> None:
-    """The main thread may sleep until another one, which gets no CPU, is done."""
-    grace = Grace(15.0, {MAIN: 0, OTHER: ns(1)})
-    young = 102
-    assert not grace.check(15.0, {MAIN: ns(0.5), OTHER: ns(3), young: ns(1)})
-    assert grace.due_s == 17.0
-
-
 def test_grace_is_extended_by_a_bounded_time_in_all() -> None:
     grace, now, delay = Grace(15.0, {MAIN: 0}), 15.0, 5.0
     while not grace.check(now, {MAIN: ns(delay)}):
@@ -67,13 +44,6 @@ def test_the_first_signal_then_sigkill_then_nothing() -> None:
     assert escalation.advance(10.0 + 2 * GRACE_S, idle) is None
     assert escalation.due_s is None, "even SIGKILL had no effect"
     assert escalation.advance(100.0, idle) is None
-
-
-def test_sigkill_as_the_first_is_sent_once() -> None:
-    escalation = Escalation(signal.SIGKILL, due_s=0.0)
-    assert escalation.advance(0.0, idle) == signal.SIGKILL
-    assert escalation.advance(GRACE_S, idle) is None
-    assert escalation.due_s is None
 
 
 def test_a_process_that_gets_no_cpu_has_more_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.rank import FaultInjected, not_fired
-from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, parse_plan, resolve
+from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, parse_plan, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests import ROOT
 
@@ -19,30 +19,6 @@ FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}
 
 def plan(*faults: dict[str, Any], **top: Any) -> Any:
     return parse_plan({"faults": list(faults), **top}, source="plan.yaml")
-
-
-def test_plan_without_chance_resolves_to_its_faults() -> None:
-    faults = resolve(plan(FAULT, {**FAULT, "cycle": 1, "rank": 0, "iteration": 40, "type": "rank_hung"}), 2)
-    assert faults == (
-        PlannedFault(cycle=0, rank=1, iteration=25, type="rank_killed"),
-        PlannedFault(cycle=1, rank=0, iteration=40, type="rank_hung"),
-    )
-
-
-def test_fault_without_optional_keys_has_defaults() -> None:
-    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "exception"}), 1)
-    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="exception")
-    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow"}), 1)
-    assert fault.seconds == 1.0
-
-
-def test_slow_fault_keeps_its_seconds() -> None:
-    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow", "seconds": 2}), 1)
-    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="slow", seconds=2.0)
-
-
-def test_empty_plan_has_no_faults() -> None:
-    assert resolve(plan(), 4) == ()
 
 
 def test_chance_is_the_same_for_the_same_seed_and_differs_between_seeds() -> None:
@@ -58,20 +34,6 @@ def test_chance_hasnt_changed() -> None:
     """A seed in somebody's notes means the same fault next year."""
     (fault,) = resolve(plan({"rank": "random", "iteration": [0, 1000], "type": "random"}, seed=7), 64)
     assert fault == PlannedFault(cycle=0, rank=7, iteration=126, type="rank_hung")
-
-
-def test_editing_one_fault_doesnt_move_another() -> None:
-    open_fault = {"cycle": 1, "rank": "random", "iteration": [0, 1000], "type": "random"}
-    first = resolve(plan(FAULT, open_fault), 8)[1]
-    assert resolve(plan({"rank": "random", "iteration": [0, 9], "type": "random"}, open_fault), 8)[1] == first
-    assert resolve(plan(FAULT, {**open_fault, "type": "slow"}), 8)[1].iteration == first.iteration
-
-
-def test_due_is_exactly_that_moment() -> None:
-    faults = resolve(plan(FAULT), 2)
-    assert due(faults, 0, 1, 25) == faults[0]
-    for moment in [(1, 1, 25), (0, 0, 25), (0, 1, 24), (0, 1, 26)]:
-        assert due(faults, *moment) is None
 
 
 def test_faults_without_a_matching_record_have_not_fired() -> None:
@@ -168,10 +130,3 @@ def test_file_that_is_no_plan_is_refused_in_one_line(content: bytes, message: st
         read_fault_plan(file)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_missing_plan_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no\.yaml: the fault plan can't be read: No such file"):
-        read_fault_plan(tmp_path / "no.yaml")
-    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
-        read_fault_plan(tmp_path)

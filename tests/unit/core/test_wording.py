@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from megatron_ft.core.diagnosis.evidence import evidence_text
-from megatron_ft.core.wording import begins, counted, listed, printable, when
-from tests.support.evidence import exit_evidence
-
-
-def test_counted_noun_is_singular_for_one_only() -> None:
-    assert (counted(1, "node"), counted(0, "node"), counted(2, "node")) == ("1 node", "0 nodes", "2 nodes")
+from megatron_ft.core.wording import begins, listed, printable, when
 
 
 def test_list_of_many_names_the_first_ones() -> None:
@@ -30,10 +22,6 @@ def test_iteration_has_the_number_of_megatrons_log(iteration: int, ended: str, b
     assert (when(iteration), begins(iteration)) == (ended, begun)
 
 
-def test_evidence_says_it_alike() -> None:
-    assert "iteration:    after iteration 99\n" in evidence_text(exit_evidence(iteration=99))
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -46,7 +34,3 @@ def test_evidence_says_it_alike() -> None:
 )
 def test_printable_text_has_nothing_that_a_terminal_obeys(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-def test_every_character_comes_out_printable() -> None:
-    assert printable("".join(map(chr, range(sys.maxunicode + 1)))).isprintable()

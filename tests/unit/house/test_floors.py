@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,42 +116,24 @@ def facts_of(text: str, package: str) -> tuple[list[Import], list[tuple[int, str
     return list(imports_of(tree, package)), [call for call in calls if call[1] in IMPURE_CALLS]
 
 
-def violations(root: Path) -> list[str]:
-    """Every import in the package at `root` that the table forbids, one line each."""
-    found = []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        floor_name = relative.parts[0].removesuffix(".py")
-        if floor_name not in FLOORS:
-            found.append(f"{relative}: on no floor of the table")
-            continue
-        floor = FLOORS[floor_name]
-        imports, impure = facts_of(path.read_text(), ".".join((PACKAGE.name, *relative.parts[:-1])))
-        for each in imports:
-            if not _allowed(each, floor_name, floor, relative):
-                found.append(f"{relative}:{each.line}: may not import {each.target}")
-        if floor.pure:
-            found += [f"{relative}:{line}: may not call {name}()" for line, name in impure]
-    return found
+def violations_in(relative: Path, text: str) -> list[str]:
+    """Return what the table forbids in a module of the package, one line for each import and call."""
+    floor_name = relative.parts[0].removesuffix(".py")
+    if floor_name not in FLOORS:
+        return [f"{relative}: on no floor of the table"]
+    floor = FLOORS[floor_name]
+    imports, impure = facts_of(text, ".".join((PACKAGE.name, *relative.parts[:-1])))
+    found = [each for each in imports if not _allowed(each, floor_name, floor, relative)]
+    lines = [f"{relative}:{each.line}: may not import {each.target}" for each in found]
+    return lines + [f"{relative}:{line}: may not call {name}()" for line, name in impure if floor.pure]
 
 
-def foreign_names(root: Path) -> list[str]:
-    """Strings in core, docstrings aside, that name a file of another floor, one line each."""
-    found = []
-    for path in sorted((root / "core").rglob("*.py")):
-        for line, text in texts_of(path.read_text()):
-            if NAME_OF_A_FILE.search(text):
-                found.append(f"{path.relative_to(root)}:{line}: names a file of another floor: {text!r}")
-    return found
-
-
-@functools.cache
-def texts_of(text: str) -> list[tuple[int, str]]:
-    """The strings of a module and their lines, docstrings aside."""
+def foreign_names_in(text: str) -> list[str]:
+    """Return the strings of a module of core, docstrings aside, that name a file of another floor."""
     nodes = list(ast.walk(ast.parse(text)))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
-    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+    return [str(node.value) for node in constants if NAME_OF_A_FILE.search(str(node.value))]
 
 
 def _allowed(each: Import, floor_name: str, floor: Floor, relative: Path) -> bool:
@@ -168,24 +149,24 @@ def _allowed(each: Import, floor_name: str, floor: Floor, relative: Path) -> boo
     return top in floor.outside or (each.lazy and top in floor.outside_in_functions)
 
 
-def circles(root: Path) -> list[str]:
-    """Folders that import each other, one line for each folder that can be reached from itself."""
+def circles(texts: Mapping[Path, str]) -> list[str]:
+    """Return the folders that can be reached from themselves by the imports of these modules."""
     looks_into: dict[str, set[str]] = {}
-    for path in sorted(root.rglob("*.py")):
-        room = path.parent.relative_to(root)
+    for relative, text in texts.items():
+        room = relative.parent
         if room.parts:
-            imports, _ = facts_of(path.read_text(), ".".join((PACKAGE.name, *room.parts)))
+            imports, _ = facts_of(text, ".".join((PACKAGE.name, *room.parts)))
             ours = [each for each in imports if each.target.startswith(f"{PACKAGE.name}.")]
-            homes = (_room_of(root, f"{each.target}.{name}") for each in ours for name in each.names or ("",))
+            homes = (_room_of(f"{each.target}.{name}") for each in ours for name in each.names or ("",))
             looks_into.setdefault(str(room), set()).update(home for home in homes if home not in (".", str(room)))
-    return [f"{room}: imports itself by way of others" for room in looks_into if room in _reached(looks_into, room)]
+    return [room for room in looks_into if room in _reached(looks_into, room)]
 
 
-def _room_of(root: Path, target: str) -> str:
-    place = root.joinpath(*target.split(".")[1:])
+def _room_of(target: str) -> str:
+    place = PACKAGE.joinpath(*target.split(".")[1:])
     while not place.is_dir():
         place = place.parent
-    return str(place.relative_to(root))
+    return str(place.relative_to(PACKAGE))
 
 
 def _reached(looks_into: dict[str, set[str]], start: str) -> set[str]:
@@ -198,16 +179,21 @@ def _reached(looks_into: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
+def package() -> dict[Path, str]:
+    return {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def test_the_floors_only_look_down() -> None:
-    assert violations(PACKAGE) == []
+    assert [line for relative, text in package().items() for line in violations_in(relative, text)] == []
 
 
 def test_core_names_no_file_of_another_floor() -> None:
-    assert foreign_names(PACKAGE) == []
+    in_core = {relative: text for relative, text in package().items() if relative.parts[0] == "core"}
+    assert {relative: names for relative, text in in_core.items() if (names := foreign_names_in(text))} == {}
 
 
 def test_rooms_do_not_import_each_other() -> None:
-    assert circles(PACKAGE) == []
+    assert circles(package()) == []
 
 
 def loaded_by(*folders: str) -> set[str]:
@@ -247,25 +233,14 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
     assert needed - set(output_of(script).split()) == set()
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the package without violations, to plant one in."""
-    root = tmp_path / PACKAGE.name
-    shutil.copytree(PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
-    return root
-
-
 @pytest.mark.parametrize(
     ("file", "code", "words"),
     [
         ("core/planted.py", "import time", "may not import time"),
-        ("core/planted.py", "from os import environ", "may not import os"),
-        ("core/planted.py", "import torch", "may not import torch"),
         ("core/planted.py", "def f():\n    import numpy", "may not import numpy"),
         ("core/planted.py", "import yaml", "may not import yaml"),
         ("core/planted.py", "print('x')", "may not call print"),
         ("core/planted.py", "from datetime import datetime\ndatetime.now()", "may not call now"),
-        ("core/planted.py", "from megatron_ft.ipc import wire", "may not import megatron_ft.ipc"),
         ("core/planted.py", "from ..ipc.wire import Channel", "may not import megatron_ft.ipc.wire"),
         ("core/planted.py", "from .. import ipc", "may not import megatron_ft.ipc"),
         ("core/planted.py", "from megatron_ft import FaultToleranceConfig", "may not import megatron_ft.ipc"),
@@ -275,57 +250,38 @@ def copy(tmp_path: Path) -> Path:
             "from megatron_ft import RankMonitorClient",
             "may not import megatron_ft.rank.client.client",
         ),
-        ("ipc/planted.py", "import yaml", "may not import yaml"),
         ("ipc/planted.py", "import psutil", "may not import psutil"),
         ("ipc/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
-        ("monitor/planted.py", "def f():\n    import torch", "may not import torch"),
-        ("coordinator/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
-        ("monitor/planted.py", "class A:\n    def f(self):\n        import numpy as np", "may not import numpy"),
         ("monitor/planted.py", "import importlib\nimportlib.import_module('torch.cuda')", "import torch.cuda"),
         ("monitor/planted.py", "__import__('torch')", "may not import torch"),
         ("monitor/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
         ("rank/planted.py", "import torch", "may not import torch"),
-        ("rank/planted.py", "try:\n    import torch\nexcept ImportError:\n    pass", "may not import torch"),
         ("rank/planted.py", "from megatron_ft.monitor import service", "may not import megatron_ft.monitor"),
-        ("rank/planted.py", "def f():\n    import numpy", "may not import numpy"),
         ("cli/planted.py", "def f():\n    import torch", "may not import torch"),
         ("cli/planted.py", "import matplotlib", "may not import matplotlib"),
-        ("cli/planted.py", "from megatron_ft import rank", "may not import megatron_ft.rank"),
         ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
-        ("launcher/planted.py", "from megatron_ft.rank import client", "may not import megatron_ft.rank"),
         ("fault_tolerance.py", "import torch", "may not import torch"),
-        ("fault_tolerance.py", "from megatron_ft import launcher", "may not import megatron_ft.launcher"),
         ("integrations/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
         ("planted.py", "import os", "on no floor"),
     ],
 )
-def test_a_planted_violation_is_found(copy: Path, file: str, code: str, words: str) -> None:
-    before = violations(copy)
-    (copy / file).write_text(code + "\n")
-    planted = [line for line in violations(copy) if line not in before]
-    assert len(planted) == 1, planted
-    assert words in planted[0]
+def test_a_planted_violation_is_found(file: str, code: str, words: str) -> None:
+    (planted,) = violations_in(Path(file), code)
+    assert words in planted
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "count"),
     [
-        *("HOME = 'megatron_ft.rank.client.server'", "FILE = f'{x}/megatron_ft/monitor/service.py'"),
-        *("def f():\n    return 'launcher/main.py'", "A = {'x': ['megatron_ft.fault_tolerance']}"),
+        ("HOME = 'megatron_ft.rank.client.server'", 1),
+        ("FILE = f'{x}/megatron_ft/monitor/service.py'", 1),
+        ("def f():\n    return 'launcher/main.py'", 1),
+        ('"""See launcher/main.py, megatron_ft.rank."""', 0),
+        ("A = 'megatron_ft.core.errors', 'a launcher / a monitor', '/proc/1/rank/x', 'megatron_ft.ft_state'", 0),
     ],
 )
-def test_a_planted_name_of_a_file_is_found(copy: Path, code: str) -> None:
-    (copy / "core/job/planted.py").write_text(f'"""See launcher/main.py, megatron_ft.rank."""\n{code}\n')
-    (found,) = foreign_names(copy)
-    assert found.startswith("core/job/planted.py:")
-
-
-@pytest.mark.parametrize(
-    "text", ["megatron_ft.core.errors", "a launcher / a monitor", "/proc/1/rank/x", "megatron_ft.ft_state", "ranks/s"]
-)
-def test_other_strings_are_allowed_in_core(copy: Path, text: str) -> None:
-    (copy / "core/planted.py").write_text(f"A = {text!r}\n")
-    assert foreign_names(copy) == []
+def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
+    assert len(foreign_names_in(code)) == count
 
 
 @pytest.mark.parametrize(
@@ -336,9 +292,8 @@ def test_other_strings_are_allowed_in_core(copy: Path, text: str) -> None:
         ("rank/base/planted.py", "def f():\n    from megatron_ft.rank.client.client import RankMonitorClient"),
     ],
 )
-def test_a_planted_circle_is_found(copy: Path, file: str, code: str) -> None:
-    (copy / file).write_text(code + "\n")
-    assert any(line.startswith(f"{Path(file).parent}:") for line in circles(copy))
+def test_a_planted_circle_is_found(file: str, code: str) -> None:
+    assert str(Path(file).parent) in circles({**package(), Path(file): code})
 
 
 @pytest.mark.parametrize(
@@ -347,17 +302,12 @@ def test_a_planted_circle_is_found(copy: Path, file: str, code: str) -> None:
         ("core/planted.py", "import math, json\nfrom megatron_ft.core import errors\nfrom . import config"),
         ("ipc/planted.py", "import os, time, socket\nfrom megatron_ft.core.errors import ConfigError"),
         ("monitor/planted.py", "import os\nfrom megatron_ft.ipc import wire\nfrom megatron_ft import __version__"),
-        ("rank/planted.py", "def f():\n    import torch.distributed as dist"),
         ("rank/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("cli/planted.py", "from rich.table import Table"),
-        ("launcher/planted.py", "from torch.distributed import run"),
         ("integrations/planted.py", "import torch\nfrom megatron_ft import RankMonitorClient"),
     ],
 )
-def test_planted_import_that_the_table_allows_is_no_violation(copy: Path, file: str, code: str) -> None:
-    before = violations(copy)
-    (copy / file).write_text(code + "\n")
-    assert violations(copy) == before
+def test_planted_import_that_the_table_allows_is_no_violation(file: str, code: str) -> None:
+    assert violations_in(Path(file), code) == []
 
 
 def test_module_with_a_main_runs_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests import ROOT
-from tests.support.printed_lines import LINES, printed_lines
+from tests.support.printed_lines import GOLDEN, LINES, golden, printed_lines
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 
@@ -24,3 +24,7 @@ def test_lines_are_found_where_they_are_made() -> None:
     assert found["not started with ft_launcher: fault tolerance is off"].startswith("rank/base/connection.py:")
     for name in LINES:
         assert sum(where.startswith(name) for where in found.values()) > 15
+
+
+def test_lines_are_those_of_the_golden_file() -> None:
+    assert golden() == GOLDEN.read_text(), "python -m tests.support.printed_lines writes the file anew; read its diff"

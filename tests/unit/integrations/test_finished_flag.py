@@ -56,15 +56,6 @@ def test_configuration_of_megatron_bridge_is_enough_for_the_flag(
     assert flag.exists()
 
 
-def test_flag_is_written_by_rank_0_only(
-    tmp_path: Path, flag: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    (tmp_path / "ckpt").mkdir()
-    end(tmp_path, step=100, train_iters=100)
-    assert not flag.exists()
-
-
 def test_flag_is_not_written_after_a_failure(tmp_path: Path, flag: Path, client: FakeClient) -> None:
     with pytest.raises(RuntimeError, match="lost"):
         try:
@@ -72,22 +63,6 @@ def test_flag_is_not_written_after_a_failure(tmp_path: Path, flag: Path, client:
         finally:
             end(tmp_path, step=100, train_iters=100)
     assert not flag.exists()
-
-
-def test_flag_is_not_written_without_its_variable(
-    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE", raising=False)
-    end(tmp_path, step=100, train_iters=100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt"]
-
-
-def test_flag_that_cannot_be_written_is_reported(
-    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", "/proc/nothing/finished")
-    end(tmp_path, step=100, train_iters=100)
-    assert "/proc/nothing/finished can't be written" in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize(("first", "steps", "is_finished"), [(0, 20, True), (12, 8, True), (0, 19, False)])

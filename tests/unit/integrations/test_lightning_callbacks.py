@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +21,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
-from megatron_ft.core.diagnosis.exceptions import leaving_words
 from megatron_ft.integrations import lightning_finished
-from megatron_ft.ipc.linux.processes import would_end_by
-from megatron_ft.rank.crash_reporter import reporter
 from tests.support.lightning_fit import Do, FitBench, fits
 from tests.support.lightning_job import Model
 from tests.support.training import clean_environment
@@ -107,16 +102,6 @@ def test_early_stopping_writes_the_flag_and_other_stops_do_not(
     assert fits.names()[-1] == "shutdown_workload_monitoring"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fit_inside_an_except_clause_counts_as_finished(fits: FitBench, kind: str) -> None:
-    """A retry loop runs its second fit while the first one's exception is still being handled."""
-    try:
-        raise ArithmeticError
-    except ArithmeticError:
-        fits.fit(getattr(fits, kind)(), max_steps=-1, max_epochs=5, limit_train_batches=0)
-    assert "there was nothing left to train" in fits.flag.read_text()
-
-
 def test_flag_is_not_written_without_autoresume(fits: FitBench) -> None:
     fits.fit(fits.sections(autoresume=False), max_steps=3)
     fits.fit(fits.heartbeats(autoresume=False), max_steps=3, resume=False)
@@ -152,21 +137,6 @@ def test_second_fit_removes_the_flag_of_the_first_and_writes_its_own(fits: FitBe
     assert fits.flag.read_text() == "the training is finished: max_steps=6 is reached\n"
 
 
-def test_second_fit_that_fails_leaves_no_flag(fits: FitBench) -> None:
-    fits.fit(fits.sections(), max_steps=3)
-    with pytest.raises(ArithmeticError):
-        fits.fit(fits.heartbeats(), Do("on_after_backward", fail), max_steps=6)
-    assert not fits.flag.exists()
-
-
-def test_two_callbacks_of_one_fit_leave_one_flag_which_the_next_fit_removes(fits: FitBench) -> None:
-    fits.fit(fits.sections(), fits.heartbeats(), max_steps=3)
-    assert fits.flag.exists()
-    with pytest.raises(ArithmeticError):
-        fits.fit(fits.sections(), fits.heartbeats(), Do("on_after_backward", fail), max_steps=6)
-    assert not fits.flag.exists()
-
-
 def replace_flag(fits: FitBench) -> None:
     fits.flag.with_name("new").write_text("an operator: enough\n")
     os.replace(fits.flag.with_name("new"), fits.flag)
@@ -192,22 +162,6 @@ def test_flag_of_another_process_survives_the_next_fit(fits: FitBench, change: C
     assert fits.flag.read_text() == written
 
 
-def test_flag_of_an_earlier_life_survives_all_fits(fits: FitBench) -> None:
-    fits.flag.parent.mkdir()
-    fits.flag.write_text("an earlier life\n")
-    fits.fit(fits.sections(), max_steps=3)
-    with pytest.raises(ArithmeticError):
-        fits.fit(fits.sections(), Do("on_after_backward", fail), max_steps=6)
-    assert fits.flag.exists()
-
-
-def test_flag_of_another_stage_survives_the_next_fit(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    fits.fit(fits.sections(), max_steps=3)
-    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(fits.flag.with_name("second")))
-    fits.fit(fits.sections(), max_steps=6)
-    assert sorted(path.name for path in fits.flag.parent.iterdir()) == ["finished", "second"]
-
-
 def test_flag_of_a_shutdown_on_request_survives_the_next_fit(fits: FitBench) -> None:
     policy = {"exc_handling_policy": lambda _error: request(WorkloadAction.ShutdownWorkload)}
     for _ in range(2):
@@ -217,26 +171,6 @@ def test_flag_of_a_shutdown_on_request_survives_the_next_fit(fits: FitBench) -> 
     with pytest.raises(ArithmeticError):
         fits.fit(fits.sections(), Do("on_after_backward", fail))
     assert fits.flag.exists()
-
-
-def test_flag_that_cannot_be_removed_is_reported(
-    fits: FitBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(_path: str) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    fits.fit(fits.sections(), max_steps=3)
-    with monkeypatch.context() as patch:
-        patch.setattr(lightning_finished, "os", SimpleNamespace(**{**vars(os), "unlink": refuse}))
-        fits.fit(fits.sections(), max_steps=6)
-    assert "can't be removed: Operation not permitted" in caplog.text
-
-
-def test_flag_that_cannot_be_written_is_logged(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
-    fits.flag.parent.write_text("in the way")
-    fits.fit(fits.sections(), max_steps=3)
-    assert "can't be written" in caplog.text
-    assert "max_steps=3 is reached" in caplog.text
 
 
 def request(action: WorkloadAction) -> WorkloadControlRequest:
@@ -278,14 +212,6 @@ def test_exception_policy_decides_request_and_flag(
     assert ("must return a WorkloadControlRequest" in caplog.text) is isinstance(answer, str)
     if isinstance(answer, Exception):
         assert "the policy is broken" in caplog.text
-
-
-def test_shutdown_request_is_sent_without_a_flag_file(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
-    callback = fits.sections(autoresume=False, exc_handling_policy=lambda _: request(WorkloadAction.ShutdownWorkload))
-    with pytest.raises(ArithmeticError):
-        fits.fit(callback, Do("on_after_backward", fail))
-    assert len(fits.arguments_of("send_workload_control_request")) == 1
 
 
 # ---- heartbeats
@@ -364,21 +290,6 @@ def test_heartbeat_timeouts_are_learned_after_a_load_a_save_and_two_steps(
     assert (fits.save_dir / "_ft_state.json").exists() is is_learned
 
 
-def test_fit_without_a_save_of_its_own_learns_nothing(fits: FitBench) -> None:
-    callback = fits.heartbeats()
-    fits.fit(callback, max_steps=20)
-    fits.forget()
-    trainer = fits.trainer(callback, max_steps=40, save_every=None)
-    trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
-    assert not fits.names("calculate_and_set_hb_timeouts")  # the save was in the first one
-
-
-def test_heartbeat_timeouts_are_not_learned_unless_asked_for(fits: FitBench) -> None:
-    fits.fit(fits.heartbeats(), max_steps=20)
-    fits.fit(fits.heartbeats(calculate_timeouts=False), max_steps=40)
-    assert not fits.names("calculate_and_set_hb_timeouts")
-
-
 @pytest.mark.parametrize(("code", "is_learned"), [(0, True), (1, False)])
 def test_heartbeat_timeouts_are_learned_at_sys_exit_with_code_0_only(
     fits: FitBench, code: int, is_learned: bool
@@ -428,41 +339,3 @@ def test_exp_dir_that_cannot_be_used_ends_the_job(fits: FitBench, tmp_path: Path
     assert len(fits.arguments_of("send_workload_control_request")) == 1
     # who learns nothing needs none
     fits.fit(fits.sections(exp_dir=str(tmp_path / "file"), calculate_timeouts=False), max_steps=3, resume=False)
-
-
-def test_state_file_that_cannot_be_written_is_logged(
-    fits: FitBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(path: str, document: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr("megatron_ft.integrations.lightning_common.write_state", full_disk)
-    fits.fit(fits.sections(), max_steps=20)
-    assert "No space left on device" in caplog.text
-    assert fits.flag.exists()
-
-
-def test_state_file_is_written_by_rank_0_only(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatron_ft.integrations.lightning_common.agreement.rank", lambda: 1)
-    fits.fit(fits.sections(), max_steps=20)
-    assert fits.names("calculate_and_set_section_timeouts")
-    assert not (fits.save_dir / "_ft_state_.json").exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fails", [True, False])
-def test_stacks_can_be_asked_for_after_the_fits_of_one_process(fits: FitBench, kind: str, fails: bool) -> None:
-    """Lightning resets all signals at the end of each fit."""
-
-    def fail(trainer: Any) -> None:
-        raise ValueError("mine")
-
-    for _ in range(2):
-        with pytest.raises(ValueError, match="mine") if fails else contextlib.nullcontext():
-            fits.fit(getattr(fits, kind)(), *([Do("on_train_batch_end", fail)] if fails else []), max_steps=3)
-        current = reporter._current
-        assert current is not None
-        assert current._signal is not None
-        assert not would_end_by(os.getpid(), current._signal)
-        text = os.pread(current._stack.number, 1 << 20, 0).decode()
-        assert leaving_words(text).error == ("ValueError: mine" if fails else "")

@@ -71,25 +71,6 @@ def test_mistakes_are_one_line(given: Any, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_ranks_with_the_same_seed_draw_the_same_fault() -> None:
-    params = SimulatedFaultParams("random", 1.0)
-    seeds = [lambda seed=seed: seed for seed in range(60)]
-    drawn = [lightning_faults.plan(params, world_size=8, seed=seed) for seed in seeds]
-    again = [lightning_faults.plan(params, world_size=8, seed=seed) for seed in seeds]
-    assert all(a.rank == b.rank and a.type == b.type for a, b in zip(drawn, again, strict=True))
-    assert {fault.rank for fault in drawn} == set(range(8))
-    assert {fault.type for fault in drawn} == {"rank_killed", "rank_hung"}
-
-
-def test_given_rank_and_type_of_a_fault_are_not_drawn() -> None:
-    fault = lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.5, 0.0, 3), world_size=4, seed=never)
-    assert (fault.type, fault.rank, fault.delay_s) == ("rank_hung", 3, 1.5)
-    only_rank = lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.5), world_size=4, seed=lambda: 7)
-    assert only_rank.type == "rank_hung"
-    for seed in (lambda: 7, lambda: 8, lambda: 9, lambda: 10):
-        assert lightning_faults.plan(SimulatedFaultParams("random", 1.5, 0.0, 2), world_size=4, seed=seed).rank == 2
-
-
 def test_random_delay_of_a_fault_varies_within_its_bound() -> None:
     params = SimulatedFaultParams("rank_hung", 10.0, 5.0, 0)
     delays = [lightning_faults.plan(params, world_size=1, seed=never).delay_s for _ in range(100)]

@@ -54,11 +54,6 @@ def test_fit_opens_and_closes_its_sections_in_order(fits: FitBench) -> None:
     assert replaced_methods(trainer) == []
 
 
-def test_setup_of_a_fit_without_sanity_check_ends_at_the_first_step(fits: FitBench) -> None:
-    fits.fit(fits.sections(), max_steps=2, num_sanity_val_steps=0, save_every=None)
-    assert fits.transitions() == ["+setup", "-setup", "+step", "-step", "+step", "-step"]
-
-
 def test_the_backward_pass_and_the_optimizer_are_in_step(fits: FitBench) -> None:
     seen: dict[str, list[str]] = {}
     hooks = ["on_after_backward", "on_before_optimizer_step", "on_train_batch_start", "on_train_batch_end"]
@@ -111,20 +106,6 @@ def test_second_fit_with_the_same_trainer_has_setup_and_steps_again(fits: FitBen
     assert fits.flag.read_text() == "the training is finished: max_steps=10 is reached\n"
 
 
-@pytest.mark.parametrize("kind", ["validate", "test", "predict"])
-def test_trainer_without_a_fit_needs_no_monitor(fits: FitBench, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    class Complete(Model):
-        test_step = predict_step = Model.validation_step
-        test_dataloader = predict_dataloader = Model.val_dataloader
-
-    monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET")
-    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
-    model = Complete()
-    model.log = lambda *args, **kwargs: None  # type: ignore[assignment]
-    getattr(fits.trainer(fits.sections(), save_every=None), kind)(model)
-    assert fits.calls == []
-
-
 def test_fit_without_launcher_trains_unwatched(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET")
     callback = fits.sections()
@@ -135,13 +116,6 @@ def test_fit_without_launcher_trains_unwatched(fits: FitBench, monkeypatch: pyte
     monkeypatch.setenv("FT_REQUIRE_LAUNCHER", "1")
     with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
         fits.fit(callback)
-
-
-def test_autoresume_without_its_variable_raises(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
-    with pytest.raises(RuntimeError, match="FAULT_TOL_FINISHED_FLAG_FILE"):
-        fits.fit(fits.sections())
-    fits.fit(fits.sections(autoresume=False))
 
 
 @pytest.mark.parametrize(
@@ -237,22 +211,6 @@ def test_timeouts_learned_at_each_save_are_used_by_the_next_fit(
     assert learned(fits)["configured_s"]["rank_section_timeouts"]["setup"] == 60.0
 
 
-def test_a_save_after_the_batch_that_was_just_learned_from_waits_for_the_next(fits: FitBench) -> None:
-    """As when a validation follows: two collectives in two steps would say the same."""
-    more = Do("on_train_batch_end", lambda trainer: trainer.save_checkpoint(fits.save_dir / "more.ckpt"), at=11)
-    fits.fit(fits.sections(), more, max_steps=18)
-    assert (fits.save_dir / "more.ckpt").exists()
-    assert updates(fits) == [(["checkpointing"], False), (["step", "checkpointing"], False)]  # at 11, and at the end
-
-
-def test_timeouts_are_neither_learned_nor_loaded_without_calculate_timeouts(fits: FitBench) -> None:
-    fits.fit(fits.sections(), max_steps=20)
-    fits.forget()
-    fits.fit(fits.sections(calculate_timeouts=False), max_steps=40)
-    assert updates(fits) == []
-    assert not fits.names("load_state_dict")
-
-
 def test_asynchronous_saves_are_not_learned(fits: FitBench) -> None:
     trainer = fits.trainer(fits.sections(), plugins=[AsyncCheckpointIO()])
     trainer.fit(Model())
@@ -260,15 +218,6 @@ def test_asynchronous_saves_are_not_learned(fits: FitBench) -> None:
     # the end of the writer is waited for inside the section, after the last step
     assert fits.transitions()[-2:] == SAVE
     assert replaced_methods(trainer) == []
-
-
-def test_a_broken_state_file_is_set_aside(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
-    fits.save_dir.mkdir()
-    (fits.save_dir / "_ft_state_.json").write_text("{")
-    fits.fit(fits.sections(), max_steps=20)
-    assert (fits.save_dir / "_ft_state_.json.corrupt-1").read_text() == "{"
-    assert "corrupt-1" in caplog.text
-    assert learned(fits)["sections"].keys() == {"checkpointing", "step"}
 
 
 def test_a_state_file_of_the_reference_is_read(fits: FitBench) -> None:
@@ -319,19 +268,6 @@ def test_sigterm_runs_no_collective(fits: FitBench) -> None:
     assert fits.names()[-1] == "shutdown_workload_monitoring"
 
 
-def test_steps_are_counted_anew_in_each_fit(fits: FitBench) -> None:
-    callback = fits.sections()
-    fits.fit(callback, max_steps=20)
-    fits.forget()
-    fits.fit(callback, max_steps=30)
-    assert [names for names, _ in updates(fits)] == [["setup", "checkpointing"]]
-    # so are saves
-    fits.forget()
-    trainer = fits.trainer(callback, max_steps=40, save_every=None)
-    trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
-    assert [names for names, _ in updates(fits)] == [["setup"]]
-
-
 def test_setup_is_not_learned_from_a_local_checkpoint(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     callback = fits.sections()
     fits.fit(callback, max_steps=20)
@@ -339,25 +275,6 @@ def test_setup_is_not_learned_from_a_local_checkpoint(fits: FitBench, monkeypatc
     monkeypatch.setattr("megatron_ft.integrations.local_checkpoints._is_loaded", True)
     fits.fit(callback, max_steps=30)
     assert [names for names, _ in updates(fits)] == [["checkpointing"]]
-
-
-def test_a_load_in_the_middle_is_no_resume(fits: FitBench) -> None:
-    """Tuners do so after their trial steps; "setup" didn't hold it."""
-    callback = fits.sections()
-    fits.fit(callback, Do("on_train_batch_end", lambda _: callback.on_load_checkpoint(), at=3))
-    assert updates(fits)[-1] == (["step", "checkpointing"], False)
-
-
-def test_methods_that_were_wrapped_again_are_left_alone_after_the_fit(fits: FitBench) -> None:
-    def wrap_again(trainer: Any) -> None:
-        ours = trainer.save_checkpoint
-        trainer.save_checkpoint = lambda *args, **kwargs: ours(*args, **kwargs)
-
-    trainer = fits.fit(fits.sections(), Do("on_train_start", wrap_again))
-    fits.forget()
-    trainer.save_checkpoint(str(fits.save_dir / "export.ckpt"))
-    assert (fits.save_dir / "export.ckpt").exists()
-    assert fits.calls == []
 
 
 def test_unknown_train_loops_have_at_least_the_forward_pass(fits: FitBench) -> None:

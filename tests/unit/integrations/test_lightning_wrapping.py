@@ -50,27 +50,6 @@ def test_a_wrapped_method_runs_in_its_section(client: FakeClient, sections: Sect
     assert client.sections() == [("start", "step"), ("end", "step")]
 
 
-def test_an_exception_closes_the_section_and_passes(client: FakeClient, sections: Sections) -> None:
-    owner, calls = Owner(), []
-    Wrappings(sections).wrap(owner, "work", "step", after=lambda: calls.append(1))
-    with pytest.raises(ArithmeticError, match="4"):
-        owner.work(4, fail=True)
-    assert client.open == []
-    assert calls == []
-    assert owner.work(4) == 8
-
-
-def test_section_opened_within_itself_is_opened_once(client: FakeClient, sections: Sections) -> None:
-    outer, inner, seen = Owner(), Owner(), []
-    wrappings = Wrappings(sections)
-    wrappings.wrap(outer, "work", "checkpointing")
-    wrappings.wrap(inner, "work", "checkpointing")
-    outer.inside = lambda: seen.append((inner.work(1), list(client.open)))
-    outer.work(1)
-    assert seen == [(2, ["checkpointing"])]
-    assert client.sections() == [("start", "checkpointing"), ("end", "checkpointing")]
-
-
 def test_undo_puts_everything_back(sections: Sections) -> None:
     owner, other = Owner(), Owner()
     own_method = other.work

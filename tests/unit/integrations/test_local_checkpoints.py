@@ -198,17 +198,3 @@ def test_local_checkpoint_that_goes_before_it_is_loaded_is_an_error(
     monkeypatch.setattr(objects, "load", gone)
     with pytest.raises(CheckpointingException, match=r"iteration 10 .* it is gone"):
         manager.load()
-
-
-def test_state_that_cannot_be_kept_is_an_error_of_the_reference(keeper: RealKeeper) -> None:
-    state: Any = Whole(1.0)
-    state.function = lambda: None
-    with pytest.raises(CheckpointingException, match="can't be pickled"):
-        LocalCheckpointManager(None).save(state, 10)
-
-
-def test_without_a_launcher_nothing_is_found_and_nothing_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FT_KEEPER_SOCKET", raising=False)
-    manager = LocalCheckpointManager(None)
-    manager.save(Whole(1.0), 10)
-    assert manager.find_latest() == -1

@@ -104,39 +104,6 @@ def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client
     assert client.calls == before
 
 
-def test_hooks_do_nothing_when_the_package_is_not_enabled(tmp_path: Path, client: FakeClient) -> None:
-    args = parse(tmp_path)
-    args.enable_ft_package = False
-    megatron_lm.setup(args)
-    all_hooks()
-    assert megatron_lm.get_rank_monitor_client() is None
-    assert client.calls == []
-    assert not (tmp_path / "ckpt").exists()
-
-
-def test_a_second_setup_closes_the_first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[FakeClient] = []
-    monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", lambda: made.append(FakeClient()) or made[-1])
-    for _ in range(2):
-        megatron_lm.setup(parse(tmp_path))
-        train(3)
-    assert made[0].calls[-1] == ("shutdown",)
-    assert megatron_lm.get_rank_monitor_client() is made[1]
-    assert made[1].sections()[:2] == [("start", "setup"), ("end", "setup")]
-    assert made[1].sections().count(("start", "step")) == 2
-
-
-def test_async_saves_are_known(tmp_path: Path, client: FakeClient) -> None:
-    args = parse(tmp_path, "--calc-ft-timeouts")
-    args.async_save = True
-    megatron_lm.setup(args)
-    train(20)
-    save()
-    megatron_lm.on_checkpointing_start()
-    megatron_lm.on_checkpointing_end(is_async_finalization=True)
-    assert client.calculations() == [(["step"], False)]
-
-
 def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None:
     megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "4"))
     assert client.num_warmup_iters == 4
@@ -148,13 +115,6 @@ def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None
     assert client.sections().count(("start", "step")) == 4
 
 
-def test_first_step_is_the_warm_up_without_the_flag(tmp_path: Path, client: FakeClient) -> None:
-    megatron_lm.setup(parse(tmp_path))
-    assert client.num_warmup_iters is None
-    train(3)
-    assert client.sections().count(("start", "step")) == 2
-
-
 def test_step_isnt_learned_while_all_steps_were_warm_up(tmp_path: Path, client: FakeClient) -> None:
     megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "20", "--calc-ft-timeouts"))
     train(20)
@@ -163,18 +123,6 @@ def test_step_isnt_learned_while_all_steps_were_warm_up(tmp_path: Path, client: 
     train(1)
     save()
     assert client.calculations()[1:] == [(["step", "checkpointing"], False)]
-
-
-@pytest.mark.parametrize("iteration", [None, "7", True])
-def test_an_iteration_that_is_none_isnt_reported(iteration: Any, tmp_path: Path, client: FakeClient) -> None:
-    args = parse(tmp_path)
-    megatron_lm.setup(args)
-    args.curr_iteration = 5
-    megatron_lm.on_training_step_start()
-    megatron_lm.on_training_step_end()
-    args.curr_iteration = iteration
-    megatron_lm.on_training_step_start()
-    assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 5)]
 
 
 def test_hooks_after_megatron_lm_shut_the_client_down_do_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -54,16 +53,6 @@ def test_flags_have_defaults_and_are_parsed(tmp_path: Path) -> None:
         assert parse(tmp_path, "--simulated-fault-type", kind).simulated_fault_type == kind
 
 
-def test_flags_that_megatron_lm_has_already_are_left_as_they_are() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--enable-ft-package", action="store_true")
-    parser.add_argument("--ft-num-warmup-iters", type=int, default=5)
-    args = megatron_lm.add_ft_args(parser).parse_args(["--simulate-fault"])
-    assert args.ft_num_warmup_iters == 5
-    assert args.simulate_fault is True
-    parser.format_help()
-
-
 def test_setup_without_arguments_takes_megatron_lms(
     tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
 ) -> None:
@@ -98,19 +87,6 @@ def test_setup_without_arguments_or_megatron_lm_raises_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_arguments_without_the_flags_are_refused(client: FakeClient) -> None:
-    with pytest.raises(ConfigError, match=r"no enable_ft_package: add_ft_args\(parser\)"):
-        megatron_lm.setup(argparse.Namespace(save="x"))
-
-
-def test_setup_without_a_save_directory_raises(tmp_path: Path, client: FakeClient) -> None:
-    args = parse(tmp_path)
-    args.save = None
-    with pytest.raises(ValueError, match="save dir must be set"):
-        megatron_lm.setup(args)
-    assert megatron_lm.get_rank_monitor_client() is None
-
-
 # --- simulated faults ---
 
 
@@ -140,15 +116,6 @@ def test_variable_of_a_simulated_fault_sets_type_rank_and_delay(
     assert config.simulate_fault is True
     fault = (config.simulated_fault_type, config.simulated_fault_rank, config.simulated_fault_base_delay)
     assert fault == expected
-
-
-@pytest.mark.parametrize("description", ["rank_killed", "rank_killed;1", "rank_killed;one;60", "rank_killed;1;", ";;;"])
-def test_malformed_fault_variable_is_refused_in_one_line(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
-    with pytest.raises(ConfigError, match="FT_SIM_FAULT_DESC must be type;rank;delay") as error:
-        megatron_lm.maybe_setup_simulated_fault()
-    assert repr(description) in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_unknown_type_in_the_fault_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,3 @@ def test_move_replaces_tensors_and_leaves_the_originals(basic: BasicTensorAwareS
     assert values(basic.tensors) == [[1.0], [2.0], [3, 4]]
     basic.restore_tensor_device()
     assert values(basic.tensors) == [[1.0], [2.0], [3, 4]]
-
-
-def test_tensors_on_the_cpu_are_refused() -> None:
-    with pytest.raises(AssertionError, match="CUDA"):
-        BasicTensorAwareStateDict({"a": torch.ones(1)})

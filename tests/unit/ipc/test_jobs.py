@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
+from megatron_ft.core.board.layout import W_SECTION_COUNT, BoardDamagedError
 from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.escalation import Grace
@@ -27,9 +27,6 @@ from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from tests.support.asleep import asleep_s
-
-MANY = 256
-"""Ranks whose status fits into one answer."""
 
 
 class FakeLauncher:
@@ -142,26 +139,6 @@ def again(watch: JobWatch) -> None:
     watch.wait()
 
 
-def test_status_before_the_first_cycle_has_no_ranks(watch: JobWatch) -> None:
-    watch.wait()
-    assert watch.facts is not None
-    assert (watch.facts.cycle, watch.facts.ranks, watch.facts.phase) == (None, (), JobPhase.STARTING)
-    assert (watch.facts.run_id, watch.facts.log_dir, watch.facts.restarts_left) == ("demo", "/logs", 3)
-
-
-def test_status_of_many_ranks_has_a_row_for_each(fake: FakeLauncher, watch: JobWatch) -> None:
-    fake.add_boards(MANY)
-    for board in fake.boards.values():
-        for index in (0, 1):
-            board.words[slot(index) + S_OPENED_AT] = time.monotonic_ns()
-    fake.cycle_started(MANY + 1)
-    watch.wait()
-    assert watch.facts is not None
-    assert [row.rank for row in watch.facts.ranks] == [10 + local_rank for local_rank in range(MANY + 1)]
-    assert [len(row.sections) for row in watch.facts.ranks] == [2] * MANY + [0]
-    assert states(watch) == [RankState.RUNNING] * MANY + [RankState.NOT_ATTACHED]
-
-
 def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(2)
     fake.cycle_started(3)
@@ -189,13 +166,6 @@ def test_ended_and_hung_ranks_are_shown_as_such(fake: FakeLauncher, watch: JobWa
     assert watch.facts is not None
     assert [row.exit_code for row in watch.facts.ranks] == [-9, None, None]
     assert states(watch) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG]
-
-
-def test_rank_whose_process_is_gone_is_shown_as_exited(fake: FakeLauncher, watch: JobWatch) -> None:
-    record = fake.cycle_started(1)
-    record.started[0].pid = 2**22 - 1  # the highest number that there may be: as good as never used
-    watch.wait()
-    assert states(watch) == [RankState.EXITED]
 
 
 def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher, watch: JobWatch) -> None:

@@ -57,14 +57,3 @@ def test_handler_of_an_application_takes_the_lines(name: str, mine: log.Log, wri
     finally:
         logging.getLogger(name).removeHandler(handler)
     assert (taken, written) == (["[test] line"], [])
-
-
-def test_level_that_an_application_has_set_is_kept(mine: log.Log, written: list[tuple[int, str]]) -> None:
-    logging.getLogger("megatron_ft.test").setLevel(logging.ERROR)
-    mine.say(log.INFO, "no")
-    assert written == []
-
-
-def test_root_handler_does_not_print_lines_again(mine: log.Log, written: list[tuple[int, str]]) -> None:
-    mine.say(log.INFO, "line")
-    assert (len(written), logging.getLogger("megatron_ft.test").propagate) == (1, False)

@@ -12,9 +12,8 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES
-from megatron_ft.keeper import copies, link
-from megatron_ft.keeper.copies import Copying, ToCopy
-from tests.memory.in_flight import COMPLETE, SECRET, SNAPSHOT, Peer, between, made
+from megatron_ft.keeper import link
+from tests.memory.in_flight import SECRET, Peer, between
 
 CONTENT = random.Random(1).randbytes(9 << 20)
 """Three pieces, the last one shorter."""
@@ -28,10 +27,6 @@ def peer() -> Peer:
 def test_copy_arrives_whole(peer: Peer) -> None:
     assert peer.send() == ""
     assert peer.loop.taken == [CONTENT]
-
-
-def test_copy_is_fetched_whole(peer: Peer) -> None:
-    assert peer.fetch() == (CONTENT, "")
 
 
 def test_segment_that_the_other_node_has_not_is_refused_with_its_reason(peer: Peer) -> None:
@@ -77,22 +72,10 @@ def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> 
     assert CONTENT not in peer.loop.taken
 
 
-def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
-    copying = Copying(SNAPSHOT, peer.address, COMPLETE, is_wanted=False)
-    assert copies.send(copying, SECRET, [ToCopy(2, made(CONTENT), len(CONTENT))], 4, 0) == "no longer needed"
-    assert peer.loop.taken == []
-
-
 def test_bandwidth_bounds_what_is_sent(peer: Peer) -> None:
     began_s = time.monotonic()
     assert peer.send(bytes_per_s=30 << 20) == ""
     assert time.monotonic() - began_s > 0.25
-
-
-def test_nobody_there_is_a_reason() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    assert copies.fetch(f"127.0.0.1:{port}", SECRET, SNAPSHOT, 0, lambda: True) == (-1, "Connection refused")
 
 
 def test_stranger_is_heard_no_further_than_its_proof(peer: Peer) -> None:

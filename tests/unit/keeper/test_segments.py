@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatron_ft.core.memory.snapshots import Kept, KeptSnapshot, SnapshotKey
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
 
@@ -48,13 +46,6 @@ def test_cycle_keeps_only_what_it_restores() -> None:
     assert set(segments.values()) == {*kept, *gone}
 
 
-@pytest.mark.parametrize("restore", [None, OLD])
-def test_cycle_without_a_choice_keeps_nothing_of_others(restore: SnapshotKey | None) -> None:
-    segments = Segments()
-    held = add(segments, 0, CHOSEN)
-    assert list(segments.stale(1, restore, [0])) == [held]
-
-
 def test_complete_snapshot_is_verified_first_and_then_the_newest() -> None:
     segments = Segments()
     for key in (OLD, CHOSEN, LATER, CHOSEN):
@@ -64,15 +55,3 @@ def test_complete_snapshot_is_verified_first_and_then_the_newest() -> None:
         order.append(held.number)
         held.state = SegmentState.VERIFIED
     assert order == [1, 3, 2, 0]
-
-
-def test_numbers_are_never_used_twice() -> None:
-    segments = Segments()
-    segments.add(0, -1, 1, SegmentState.SEALED, number=7)
-    assert segments.add(0, -1, 1, SegmentState.SPARE).number == 8
-
-
-def test_memory_counts_until_the_launcher_has_let_go() -> None:
-    segments = Segments()
-    add(segments, 0, CHOSEN, SegmentState.LEAVING)
-    assert segments.held_bytes() == 100

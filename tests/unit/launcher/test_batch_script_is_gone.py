@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -67,32 +66,3 @@ def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> 
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
     batch_script.stand_in(ended(), ALLOCATED, lambda _text: None, port=1)
     assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
-
-
-def test_job_that_another_launcher_has_requeued_is_not_cancelled(slurm: Slurm) -> None:
-    slurm.forbids = True
-    slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]"), SHOWN.format("PENDING", "")])
-    with pytest.raises(StopIteration):  # it would ask on
-        batch_script.stand_in(ended(place=1), ALLOCATED, lambda _text: None, port=1)
-    assert slurm.ran == ["scontrol requeue 7"]
-
-
-def test_slurm_is_not_asked_where_the_host_answers_or_the_script_is_not_ours(slurm: Slurm) -> None:
-    batch_script.stand_in(ended(), {"SLURM_JOB_NODELIST": "node[1-3]"}, pytest.fail, port=1)
-    batch_script.stand_in(ended(Ending.LOST, kind=DecisionKind.CYCLE), ALLOCATED, pytest.fail, port=1)
-    slurm.host_answers = True
-    batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)
-
-
-def test_launcher_without_the_commands_of_slurm_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_script, "_answers", lambda _host, _port: False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)
-
-
-def test_a_host_answers_also_by_a_refusal() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert batch_script._answers("127.0.0.1", port)
-    assert batch_script._answers("127.0.0.1", port)
-    assert batch_script._answers("no-such-host.invalid", 1)

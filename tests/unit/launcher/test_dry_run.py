@@ -10,8 +10,6 @@ import pytest
 
 from megatron_ft.cli import main as cli
 from megatron_ft.launcher import main as launcher_main
-from megatron_ft.launcher.dry_run import hide_secrets
-from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.main import main
 
 # what nemo_run's ft_launcher component makes of run.FaultTolerance(...)
@@ -74,11 +72,6 @@ def test_dry_run_prints_all_mistakes_and_exits_with_2(script: str, capsys: pytes
     ]
 
 
-def test_mistake_that_only_torch_finds_gives_code_2(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--ft-dry-run", "--nproc-per-node", "many", script]) == 2
-    assert "many" in capsys.readouterr().err
-
-
 def test_variable_asks_for_a_dry_run_too(
     script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,13 +102,6 @@ def test_dry_run_starts_opens_and_writes_nothing(
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
 
 
-@pytest.mark.parametrize("words", [["--ft-dry-run"], ["--ft_dry_run", "--nproc-per-node=2"]])
-def test_script_is_not_run_ahead_of_a_dry_run(words: list[str], script: str) -> None:
-    assert parse_early([*words[1:], script], {}) is not None
-    assert parse_early([*words, script], {}) is None
-    assert parse_early([*words[1:], script], {"PET_FT_DRY_RUN": "1"}) is None
-
-
 def test_secrets_are_not_printed(
     script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,11 +111,6 @@ def test_secrets_are_not_printed(
     out = capsys.readouterr().out
     assert "hunter2" not in out
     assert rows(out)["FT_SECRET"] == "(not passed on)"  # the ranks' line comes last
-
-
-@pytest.mark.parametrize("text", ["learned timeouts: seconds", "--nnodes 2", "a token is read"])
-def test_text_without_a_secret_is_left_as_it_is(text: str) -> None:
-    assert hide_secrets(text) == text
 
 
 def test_removed_command_names_the_option_to_use(capsys: pytest.CaptureFixture[str]) -> None:

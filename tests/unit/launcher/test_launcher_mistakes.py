@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import io
-import json
 import os
 import re
 import signal
@@ -124,11 +123,6 @@ def test_command_that_does_not_exist_is_one_line_and_code_2(
     assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
 
 
-def test_a_torch_without_the_newer_options_is_no_mistake() -> None:
-    """torch 2.6, say, which is allowed."""
-    arguments._check_what_torch_finds_too_late(argparse.Namespace())
-
-
 def test_command_line_is_read_by_a_torch_without_signals_to_handle(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,12 +141,6 @@ def test_command_line_is_read_by_a_torch_without_signals_to_handle(
     line = parse([str(script)])
     assert line.signals_are_default
     assert signal.SIGTERM in line.signals
-
-
-def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path) -> None:
-    """A program that starts launchers without a shell may leave them."""
-    line = parse(["--rdzv-conf='join_timeout=5,timeout=6'", str(script)])
-    assert line.rendezvous_settings == {"join_timeout": "5", "timeout": "6"}
 
 
 def _no_file(*_: object, **__: object) -> int:
@@ -184,25 +172,3 @@ def test_error_before_the_job_begins_is_said_in_the_launchers_form(
     assert run_command(["--no-such-option", str(script)]) == 2
     assert [(end.code, end.ending) for end in ends] == [(1, Ending.FAILED)] * 3 + [(2, Ending.MISTAKE)]
     assert ends[0].cause == said
-
-
-def _unforeseen(*_: object, **__: object) -> int:
-    raise KeyError("planted")
-
-
-def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ends: list[LauncherEnd] = []
-    monkeypatch.setattr(job, "run", _unforeseen)
-    monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert run_command([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
-    (log,) = tmp_path.glob("logs/launcher-*.jsonl")
-    said = "the launcher failed: KeyError: 'planted'"
-    assert capfd.readouterr().err == f"[ft_launcher] {said} (its traceback is in {log})\n"
-    failed, ended = (json.loads(each) for each in log.read_text().splitlines()[-2:])
-    assert (failed["ev"], failed["text"]) == ("launcher_failed", said)
-    assert "in _unforeseen" in failed["traceback"]
-    assert (ended["ev"], ended["exit_code"]) == ("run_ended", 1)
-    assert ends == [LauncherEnd(1, Ending.FAILED, said)]

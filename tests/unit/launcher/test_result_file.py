@@ -36,12 +36,6 @@ def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
     assert life.trained is trained
 
 
-def test_restores_from_memory_are_counted_with_the_iterations_redone(tmp_path: Path) -> None:
-    a_result(tmp_path).ended(LauncherEnd(0, Ending.FINISHED), decided=None, iteration=9, restores=(0, 3))
-    (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
-    assert (life.restores, life.redone) == (2, 3)
-
-
 VERDICT = verdict(text="its launcher exited", restarts_left=1, node=1, name="node1", nodes=2)
 
 

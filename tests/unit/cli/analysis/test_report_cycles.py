@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from megatron_ft.cli import main
-from megatron_ft.cli.analysis.analysis import analyze
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize
 from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
-from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from megatron_ft.cli.render import report_tables
 from tests.support.arrived import line
 
@@ -186,16 +182,6 @@ def test_hang_without_an_injected_fault_counts_from_its_section(tmp_path: Path) 
     assert hung.fault is None
 
 
-def test_fault_not_noticed_yet_is_reported_as_unknown(tmp_path: Path) -> None:
-    """Logs of a job that still runs: no cycle has an end."""
-    logs = Logs(tmp_path)
-    logs.write("launcher", (0.5, "cycle_started", started(0, 0)))
-    logs.write("rank", (10.0, "fault_injected", {"type": "rank_hung", "rank": 0, "iteration": 3, "cycle": 0}))
-    (cycle,) = only_run(tmp_path).cycles
-    assert (cycle.outcome, cycle.noticed_after_s, cycle.training_again_after_s) == ("unknown", None, None)
-    assert report_tables.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
-
-
 def test_cycle_that_fails_before_training_delays_both_failures(tmp_path: Path) -> None:
     """Training goes on only in the cycle after that: both failed cycles wait for it."""
     logs = Logs(tmp_path)
@@ -287,17 +273,6 @@ def test_records_of_nodes_with_different_clocks_are_aligned(tmp_path: Path) -> N
     assert killed.training_again_after_s == pytest.approx(5.0)  # rank 2 is the last
 
 
-def test_processes_of_a_host_share_one_clock_offset(tmp_path: Path) -> None:
-    """The wall clock was set while the run went on: differences within the host don't change."""
-    write_kill_then_hang(Logs(tmp_path))
-    for path in tmp_path.glob("rank-*"):
-        lines = path.read_text().splitlines()
-        header = json.loads(lines[0])
-        header["wall_ns"] += 30 * S
-        path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
-    assert only_run(tmp_path).cycles[0].noticed_after_s == pytest.approx(0.02)
-
-
 def test_a_directory_that_is_used_again_holds_two_runs(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     again = Logs(tmp_path)
@@ -386,52 +361,6 @@ def test_report_command_exits_by_what_the_directory_holds(tmp_path: Path, capsys
         assert main.main(["report", str(directory)]) == 0
         assert "finished" in capsys.readouterr().out
     assert main.main(["reprot"]) == 2
-
-
-def instructions(run: RunLogs) -> int:
-    """How many of Python's instructions the analysis of a run takes: the same on any machine."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        analyze(run)
-    finally:
-        sys.settrace(before)
-    return count
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_twice_as_many_cycles_take_twice_the_work(tmp_path: Path, trains: bool) -> None:
-    """Also where no cycle ever trains: none is asked again and again whether it did."""
-    taken = []
-    # Python 3.13 counts none of the first run that it traces
-    for cycles in (1, 40, 80):
-        logs = Logs(tmp_path, run_id=str(cycles))
-        exited = {"local_rank": 0, "pid": 1, "exitcode": 1, "signal": None, "by_us": False, "rank": 0}
-        records: list[tuple[float, str, dict[str, Any]]] = []
-        monitors: list[tuple[float, str, dict[str, Any]]] = []
-        for cycle in range(cycles):
-            at = 10.0 * cycle
-            records += [
-                (at + 1, "cycle_started", started(cycle, 0, 1)),
-                (at + 8, "rank_exited", {**exited, "cycle": cycle}),
-                (at + 9, "cycle_ended", ended(cycle, "crash", 0, "rank 0 exited with code 1")),
-            ]
-            monitors += [(at + 2, "attached", {"rank": rank, "cycle": cycle, "pid": rank}) for rank in (0, 1)]
-            if trains:
-                monitors += [(at + 3, "first_iteration", first_iteration(rank, cycle, 0, at + 3)) for rank in (0, 1)]
-        logs.write("launcher", *records)
-        logs.write("monitor", *monitors)
-        (run,) = (run for run in split_runs(read_directory(tmp_path)) if run.run_id == str(cycles))
-        taken.append(instructions(run))
-    assert 0 < taken[2] < 2.1 * taken[1]
 
 
 def of_four(*ranks: int) -> tuple[float, str, dict[str, Any]]:

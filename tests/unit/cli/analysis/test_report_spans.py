@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from megatron_ft.cli.analysis.spans import RankSpans, spans_of
-from megatron_ft.cli.logs import progress
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, join, parse_progress
 from megatron_ft.cli.logs.read import EventLogFile, parse_log
 from tests.support.arrived import line
-from tests.support.generated_logs import END, HEARTBEAT, ITERATION, START, progress_record
+from tests.support.generated_logs import END, ITERATION, START, progress_record
 
 S = 1_000_000_000
 NAMES = ["outer", "inner", "other"]
@@ -57,16 +55,6 @@ def test_nested_sections_become_spans_with_depths() -> None:
     assert found.still_open == ()
 
 
-def test_a_section_may_close_in_a_later_record() -> None:
-    found = spans(
-        record((1, START, OUTER), (2, START, INNER)),
-        record((5, END, INNER), begin=2),
-        record(begin=5),
-        record((9, END, OUTER), begin=5),
-    )
-    assert closed(found) == [("outer", 1, 9, 0), ("inner", 2, 5, 1)]
-
-
 def test_a_section_that_never_closes_is_no_span() -> None:
     found = spans(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, START, INNER)))
     assert closed(found) == [("outer", 1, 2, 0)]
@@ -83,13 +71,6 @@ def test_spans_across_lost_events_are_not_invented() -> None:
     assert found.unknown == ((4 * S, 10 * S),)
     assert found.still_open == ()
     assert (found.begin_ns, found.end_ns) == (1 * S, 13 * S)
-
-
-def test_section_open_when_the_last_events_were_lost_is_unknown() -> None:
-    found = spans(record((1, START, OUTER)), record(begin=1, skipped=3))
-    assert (closed(found), found.still_open) == ([], ())
-    first = spans(record((5, END, OUTER), (6, START, OTHER), (7, END, OTHER), skipped=4))
-    assert closed(first) == [("other", 6, 7, 0)]
 
 
 def test_an_end_never_closes_another_section() -> None:
@@ -174,41 +155,6 @@ def test_record_written_twice_by_a_replaced_monitor_counts_once() -> None:
     assert [name for name, *_ in closed(spans_of(joined))] == ["outer", "outer"]
 
 
-def test_an_event_that_is_told_again_a_little_later_is_taken_once() -> None:
-    """The only event that both logs have; by the other one's clock it is after the end of the first."""
-    first = events_of(record((1, START, OUTER), (2.0000009, ITERATION, 5)))
-    again = events_of(record((2.0000009, ITERATION, 5), (3, END, OUTER), begin=2.0000009))
-    assert int(first.at_ns[-1]) < int(again.at_ns[0])
-    joined = join([first, again])
-    assert joined.iterations.tolist() == [5]
-    assert joined.kinds.tolist() == [START, ITERATION, END]
-
-
-def test_time_never_goes_back_where_logs_are_joined() -> None:
-    """The second log's times are whole microseconds after an earlier moment: a little too early."""
-    first = events_of(record((1, HEARTBEAT, 0)), record((2.0000009, ITERATION, 5), begin=2.0000009))
-    again = events_of(record((2.0000009, ITERATION, 5), (2.00000095, START, OUTER), (3, END, OUTER), begin=1))
-    joined = join([first, again])
-    assert joined.kinds.tolist() == [HEARTBEAT, ITERATION, START, END]
-    assert (np.diff(joined.at_ns) >= 0).all()
-
-
-@pytest.mark.parametrize("at", [2.0, 2.000001])
-def test_another_event_right_after_the_last_one_is_taken(at: float) -> None:
-    """A section that closes and the next one that opens are less than a microsecond from each other."""
-    first = events_of(record((1, START, OUTER), (2, END, OUTER)))
-    other = events_of(record((at, START, INNER), (3, END, INNER), begin=at))
-    assert closed(spans_of(join([first, other]))) == [("outer", 1, 2, 0), ("inner", at, 3, 0)]
-
-
-def test_names_in_another_order_are_the_same_sections_when_logs_are_joined() -> None:
-    first = events_of(record((1, START, OUTER), (2, END, OUTER)))
-    again = record((2, END, 2), (3, START, 0), (4, END, 0), begin=2, names=["other", "inner", "outer"])
-    joined = join([first, events_of(again)])
-    assert joined.kinds.tolist() == [START, END, START, END]
-    assert closed(spans_of(joined)) == [("outer", 1, 2, 0), ("other", 3, 4, 0)]
-
-
 def test_a_loss_is_not_forgotten_when_logs_are_joined() -> None:
     first = events_of(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER)))
     only_lost = events_of(record(begin=3.5, skipped=7))
@@ -224,33 +170,11 @@ def test_a_loss_is_not_forgotten_when_logs_are_joined() -> None:
     assert closed(spans_of(joined)) == [("outer", 1, 2, 0), ("outer", 3, 9, 0)]
 
 
-def test_a_record_is_taken_whole_or_not_at_all() -> None:
-    """It has more sections than have numbers; that shows when everything else of it is known."""
-    many = [f"section {number}" for number in range(2**16)]
-    bad = record((4, START, 0), (4.5, ITERATION, 9), (5, END, 0), begin=4, names=["one more"], skipped=2)
-    collector = ProgressCollector()
-    for each in (record((1, START, 0), (2, END, 0), names=many), bad, record((7, START, 0), (8, END, 0), names=many)):
-        collector.add(parse_progress(line(each)))
-    (events,) = collector.finished()
-    assert collector.passed_over == 1
-    assert len(events.at_ns) == len(events.kinds) == len(events.sections) == 4
-    assert (events.iterations.tolist(), events.gaps) == ([], (2,))
-
-
 def log_of(*lines: bytes) -> EventLogFile:
     header = {"t": 0, "ev": "log_opened", "wall_ns": 10**18, "pid": 1, "host": "a", "role": "monitor"}
     log = parse_log("log", [line(header), *lines])
     assert log is not None
     return log
-
-
-def test_log_cut_off_in_a_line_loses_that_record_only() -> None:
-    lines = [line(record((at, START, OUTER), (at + 1, END, OUTER), begin=at)) for at in (1, 4)]
-    log = log_of(lines[0], lines[1][:-20])
-    assert log.passed_over == 1
-    assert log.entries == ()
-    (events,) = log.progress
-    assert [row[1:3] for row in closed(spans_of(events))] == [(1, 2)]
 
 
 @pytest.mark.parametrize("damage", ["torn", "broken", "mad"])
@@ -277,27 +201,6 @@ def test_unreadable_first_record_leaves_a_gap_at_the_start() -> None:
     assert 0 in log.progress[0].gaps
     log = log_of(b"[" * 100_000, line(record((8, START, INNER), (9, END, INNER))))
     assert log.passed_over == 1
-
-
-def test_many_records_come_out_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records become arrays many at a time; where the batches are cut makes no difference."""
-    chance = random.Random(7)
-    at, records = 0.0, []
-    for number in range(300):
-        begin, events = at, []
-        for _ in range(chance.randrange(4)):
-            at += chance.randrange(1, 1000) / 1000
-            events.append((at, chance.choice([HEARTBEAT, ITERATION]), number))
-        records.append(record(*events, begin=begin, skipped=int(number % 50 == 49)))
-    found = []
-    for at_once in (1, 10, 100_000):
-        monkeypatch.setattr(progress, "_AT_ONCE", at_once)
-        found.append(events_of(*records))
-    for each in found[1:]:
-        assert np.array_equal(each.at_ns, found[0].at_ns)
-        assert np.array_equal(each.iterations, found[0].iterations)
-        assert each.gaps == found[0].gaps
-    assert abs(int(found[0].at_ns[-1]) - at * S) < 1000 * S / 1e6
 
 
 def test_random_nested_sections_cut_into_records_are_found_again() -> None:

@@ -15,13 +15,11 @@ from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, Logge
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render.png import unit_of
-from tests.support.arrived import line
 from tests.support.generated_logs import (
     END,
     HEARTBEAT,
     ITERATION,
     START,
-    Fault,
     GeneratedJob,
     minute_records,
     progress_record,
@@ -232,38 +230,6 @@ def test_ranks_that_wait_for_the_culprit_are_told_from_it(tmp_path: Path, found:
     assert states(analysis, [41, 45, 50], rank=1) == ["hung"] * 2
 
 
-def test_a_rare_section_shows_wherever_it_lies() -> None:
-    """A checkpoint of 0.6 columns, at any place: it is never lost between two columns."""
-    from megatron_ft.cli.analysis.timeline import Timeline
-
-    for shift in range(0, 100, 7):
-        events = [(0.0, START, 0), (500.0 + shift / 10, END, 0), (500.0 + shift / 10, START, 1)]
-        events += [(506.0 + shift / 10, END, 1), (506.0 + shift / 10, START, 0), (1000.0, END, 0)]
-        timeline = _timeline(progress(0, 0, 0.0, *events)[2])
-        assert isinstance(timeline, Timeline)
-        grid = raster.rasterize(timeline, raster.edges_ns(0, 1000 * S, 100))
-        assert 1 <= np.count_nonzero(grid.states == raster.FIRST_SECTION + 1) <= 2
-
-
-def _timeline(fields: dict[str, Any]) -> Any:
-    header = {"t": 0, "ev": "log_opened", "wall_ns": 0, "pid": 1, "host": "a", "role": "monitor", "run_id": "x"}
-    from megatron_ft.cli.logs.read import parse_log
-
-    log = parse_log("log", [line(header), line({"t": 1000 * S, "ev": "progress", **fields})])
-    assert log is not None
-    return analyze(split_runs([log])[0]).timeline
-
-
-def test_two_nodes_lie_side_by_side_in_time(tmp_path: Path) -> None:
-    """Their monotonic clocks began at different times."""
-    write_job(tmp_path, GeneratedJob(ranks=4, steps=10, ranks_per_node=2))
-    analysis = only(tmp_path)
-    assert analysis.summary.hosts == ("node-0", "node-1")
-    begins = [int(track.spans.closed.begin_ns[0]) for track in analysis.timeline.tracks if track.spans is not None]
-    assert len(begins) == 4
-    assert max(begins) - min(begins) < S // 1000
-
-
 def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0, 1)))
@@ -274,21 +240,6 @@ def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
     assert (row(analysis, "step").longest_s, row(analysis, "save").longest_s) == (1.0, 4.0)
     names = [[analysis.timeline.names[at] for at, _ in track.still_open()] for track in analysis.timeline.tracks]
     assert names == [["save"], ["step"]]
-
-
-def test_report_of_sixty_four_ranks_and_five_hundred_steps_is_complete(tmp_path: Path) -> None:
-    faults = (Fault(cycle=0, rank=5, iteration=130), Fault(cycle=1, rank=63, iteration=301, kind="signal"))
-    write_job(tmp_path, GeneratedJob(ranks=64, steps=500, faults=faults, checkpoint_every=50))
-    analysis = only(tmp_path)
-    assert [cycle.kind for cycle in analysis.summary.cycles] == ["hang", "signal", None]
-    assert len(analysis.timeline.tracks) == 3 * 64
-    goodput = analysis.goodput
-    assert goodput is not None
-    assert (goodput.iterations, goodput.redone) == (500, 30 + 1)
-    step = row(analysis, "step")
-    assert step.count == 64 * (500 + 30 + 1)
-    assert (step.hangs, step.timeout_s) == (1, 5.0)
-    assert [each.rank for each in analysis.failures] == [5, 63]
 
 
 def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:

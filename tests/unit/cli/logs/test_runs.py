@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -72,46 +71,6 @@ def test_a_host_that_was_started_again_has_another_clock(tmp_path: Path) -> None
     again.write("monitor", (2.0, "attached", {"rank": 0, "cycle": 1, "pid": 1}), opened=1.0)
     records = [pair for run in split_runs(read_directory(tmp_path)) for pair in run.records]
     assert [(each.at_ns - DAWN) / S for each in records] == [1000.0, 1301.0, 1302.0]
-
-
-def test_a_wall_clock_that_was_set_a_little_is_the_same_clock(tmp_path: Path) -> None:
-    """Of two clocks of that name, a log belongs to the nearer one, whichever process began it."""
-    write_two_nodes(tmp_path, shift=100.0)
-    for path in tmp_path.glob("monitor-*"):
-        lines = path.read_text().splitlines()
-        header = json.loads(lines[0])
-        header["wall_ns"] += 45 * S
-        path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
-    run = run_of(tmp_path)
-    assert {clock.offset_ns for clock in run.clocks} == {DAWN, DAWN - 100 * S}
-    assert [track.attached_ns for track in only(tmp_path).timeline.tracks] == [DAWN + 2 * S] * 2
-
-
-def test_the_end_of_a_cycle_is_the_same_in_the_table_and_in_the_picture(tmp_path: Path) -> None:
-    """The other node's launcher only knows that somebody had to restart, and says so later."""
-    logs = Logs(tmp_path)
-    logs.write(
-        "launcher",
-        (1.0, "cycle_started", started(0, 0)),
-        (9.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 3)),
-    )
-    other = Logs(tmp_path, host="node-b")
-    other.write(
-        "launcher",
-        (1.5, "cycle_started", started(0, 1)),
-        (8.0, "cycle_ended", {"cycle": 0, "outcome": "stopped", "cause": None}),
-        (30.0, "attached", {"rank": 1, "cycle": 0, "pid": 1}),
-    )
-    analysis = only(tmp_path)
-    (cycle,), (life,) = analysis.summary.cycles, analysis.timeline.cycles
-    assert (cycle.begin_ns, cycle.end_ns) == (DAWN + 1 * S, DAWN + 9 * S)
-    assert (life.begin_ns, life.end_ns, life.failed) == (cycle.begin_ns, cycle.end_ns, True)
-
-
-def test_records_are_sorted_once(tmp_path: Path) -> None:
-    write_two_nodes(tmp_path, shift=100.0)
-    run = run_of(tmp_path)
-    assert run.records is run.records
 
 
 def meets(how: str = "coordinated", rank: int | None = None) -> Record:

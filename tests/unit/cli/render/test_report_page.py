@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import html.parser
 import json
-import os
 import re
-import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import html_page
-from megatron_ft.cli.render.html_figures import distributions, timeline_data
-from megatron_ft.cli.render.html_page import page, read_evidence, write_page
+from megatron_ft.cli.render.html_figures import distributions
+from megatron_ft.cli.render.html_page import read_evidence, write_page
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_timeline import only
 
@@ -136,15 +131,6 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypat
     assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ["out.html"]
 
 
-def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=2, steps=30))
-    os.mkfifo(tmp_path / "pipe")
-    with ThreadPoolExecutor(1) as pool:
-        read = pool.submit((tmp_path / "pipe").read_text)
-        write_page(only(tmp_path), [str(tmp_path)], str(tmp_path / "pipe"))
-        assert read.result(timeout=60).endswith("</html>\n")
-
-
 def test_page_contains_files_of_the_log_directory_only(tmp_path: Path) -> None:
     """A log may name any file; the page is handed around."""
     logs = tmp_path / "logs"
@@ -156,13 +142,6 @@ def test_page_contains_files_of_the_log_directory_only(tmp_path: Path) -> None:
     read = evidence_of(logs, *names)
     assert [each.text for each in read] == ["\ufffd\ufffd", *[""] * 6]
     assert [bool(each.note) for each in read] == [False, *[True] * 6]
-
-
-def test_a_run_without_anything_has_a_page(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=1, steps=1))
-    (path,) = tmp_path.glob("launcher-*")
-    path.write_text(path.read_text().splitlines()[0])
-    assert "No cycle failed." in page(only(tmp_path), [])
 
 
 def test_distributions_hold_no_tag_from_a_log(tmp_path: Path) -> None:
@@ -188,22 +167,6 @@ def test_distribution_shows_the_timeout_that_the_reference_would_learn(tmp_path:
     bins = re.search(r'class="bins" d="(.*?)"', figure)
     assert bins is not None
     assert max(map(float, re.findall(r"H(\S+?)V", bins[1]))) < at["reference"] < at["timeout"]
-
-
-def test_script_gets_the_grids_coarsest_first(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
-    analysis = only(tmp_path)
-    grids = timeline_data(analysis)["grids"]
-    assert [grid["columns"] for grid in grids[:3]] == [900, 3600, 14400]
-    timeline = analysis.timeline
-    for grid in grids[:2]:
-        edges = raster.edges_ns(timeline.begin_ns, timeline.end_ns, grid["columns"])
-        assert zlib.decompress(base64.b64decode(grid["states"])) == raster.rasterize(timeline, edges).states.tobytes()
-
-
-def test_a_page_of_many_ranks_and_steps_is_below_a_megabyte_and_a_half(tmp_path: Path) -> None:
-    path = write(tmp_path, GeneratedJob(ranks=64, steps=600, ranks_per_node=64, faults=(HANG,)))
-    assert path.stat().st_size < 1_500_000
 
 
 def test_page_fits_a_phone_and_the_dark(tmp_path: Path) -> None:

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_ft.cli import main, report
+from megatron_ft.cli import main
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render import report_tables, terminal, theme, trace
-from megatron_ft.cli.render.html_figures import timeline_data
 from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
-from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
-from tests.unit.cli.analysis.test_report_cycles import Logs, started, write_kill_then_hang
-from tests.unit.cli.analysis.test_report_timeline import only, told
+from tests.support.generated_logs import Fault, GeneratedJob, write_job
+from tests.unit.cli.analysis.test_report_cycles import Logs, started
+from tests.unit.cli.analysis.test_report_timeline import only
 
 HANG = Fault(cycle=0, rank=2, iteration=33)
 NASTY = ("setup", "</script><b>$x_1$", "[red]save[/red]", "<img src=http://evil/x>")
@@ -60,13 +59,6 @@ def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, ran
     assert share_of(pixels, step) > 0.15
     assert share_of(pixels, setup) > 0.01
     assert share_of(pixels, theme.FAULT) > 0.0003
-
-
-def test_picture_is_drawn_without_sections(tmp_path: Path) -> None:
-    write_kill_then_hang(Logs(tmp_path))
-    analysis = only(tmp_path)
-    draw_png(analysis, str(tmp_path / "out.png"))
-    assert share_of(image_of(tmp_path / "out.png"), "#bfbfbf") > 0.1
 
 
 def test_picture_shows_nasty_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,45 +249,3 @@ def test_outputs_are_written_for_logs_that_are_cut_off_anywhere(
     # the rest of a line that was cut off, and nothing else
     assert run["passed_over"] == sum(not data.endswith(b"\n") for data in with_header)
     assert len(run["cycles"]) == (1 if share < 0.6 else 2)
-
-
-def test_logs_with_truncated_headers_only_are_no_run(hung: Path) -> None:
-    for path in hung.glob("*.jsonl"):
-        path.write_bytes(path.read_bytes()[:50])
-    assert main.main(["report", str(hung)]) == 1
-
-
-def test_sections_beyond_the_number_of_states_share_the_last_one(tmp_path: Path) -> None:
-    """Nobody tells 300 colours from each other, and a state is a byte: the last ones share theirs."""
-    logs = Logs(tmp_path)
-    names = [f"section {number}" for number in range(300)]
-    for number, of in enumerate((names[:200], names[200:])):
-        events = [(10.0 * at, kind, at - 1 - (kind == END)) for at in range(1, 101) for kind in (END, START)][1:]
-        logs.write("monitor", *told(number, 0, 1.0, *events, names=tuple(of)))
-    analysis = only(tmp_path)
-    assert len(analysis.timeline.names) == 300
-    grid = raster.rasterize(
-        analysis.timeline, raster.edges_ns(analysis.timeline.begin_ns, analysis.timeline.end_ns, 99)
-    )
-    states = raster.state_names(analysis.timeline.names)
-    assert states[-1] == "other sections"
-    assert len(theme.colors(300)) == len(states) == int(grid.states.max()) + 1
-    data = timeline_data(analysis)
-    legend = [data["states"][state] for state in data["seen"]]
-    assert "other sections" in legend
-    assert "section 249" in legend
-    assert "section 250" not in legend
-    draw_png(analysis, str(tmp_path / "out.png"))
-    assert share_of(image_of(tmp_path / "out.png"), theme.colors(300)[-1]) > 0.05
-    assert len(theme.colors(250)) == len(raster.state_names(names[:250])) == 255
-
-
-def test_page_is_written_even_if_nobody_reads_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_as_head_does(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
-    write_kill_then_hang(Logs(tmp_path))
-    monkeypatch.setattr(report, "_print", end_as_head_does)
-    with pytest.raises(BrokenPipeError):
-        main.main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")])
-    assert (tmp_path / "page.html").stat().st_size > 10_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import pytest
-
 from megatron_ft.cli.render import report_tables
 from megatron_ft.cli.render.report_tables import print_analysis
 from megatron_ft.cli.render.terminal import plain
@@ -22,15 +20,6 @@ def printed(directory: Path) -> str:
     report_tables.print_run(analysis.summary, out)
     print_analysis(analysis, out)
     return out.getvalue()
-
-
-@pytest.mark.parametrize("text", ["KeyError: '[/INST]'", "[rank0]: boom", "[bold]a[/bold]", "\\[x]", ":warning:"])
-def test_a_cause_is_no_markup(tmp_path: Path, text: str) -> None:
-    logs = Logs(tmp_path)
-    logs.write(
-        "launcher", (1.0, "cycle_started", started(0, 0)), (2.0, "cycle_ended", ended(0, "crash", 0, text, None))
-    )
-    assert f" {text} " in printed(tmp_path)
 
 
 def test_a_terminal_gets_no_order_from_a_log(tmp_path: Path) -> None:

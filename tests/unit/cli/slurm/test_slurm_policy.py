@@ -14,6 +14,7 @@ from megatron_ft.cli.slurm.batch import Batch
 from megatron_ft.cli.slurm.options import plan
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job.faults import Fault, FaultKind
 from megatron_ft.core.job.lives import Ending, Life, Lives
 
 LIMITS = Limits(lives=5, failures=2, nodes=3)
@@ -214,6 +215,20 @@ def test_a_dry_run_prints_every_command(monkeypatch: pytest.MonkeyPatch, capsys:
     assert out.splitlines()[0].endswith(launched)
     for command in ("scancel --signal=TERM 7", "scontrol requeue 7", "scontrol --oneliner show job 7", "ExcNodeList"):
         assert command in out
+
+
+def test_bad_nodes_that_are_not_needed_are_left_out_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = Fault(node="b", cycle=0, kind=FaultKind.LOST, text="gone")
+    (tmp_path / "result.json").write_text(Lives(lives=(Life(job="j", outcome=Ending.LOST, faults=(bad,)),)).to_text())
+    monkeypatch.setattr(Batch, "_allocation", lambda _: commands.Job(state="RUNNING", nodes=3, hosts="a,b,c"))
+    for options, excluded in (({"exclude_bad_nodes": True}, True), ({}, False)):
+        made = plan(
+            arguments(f"--ft-log-dir={tmp_path}", "t.py", spares=1, **options), {**JOB, "SLURM_JOB_NUM_NODES": "3"}
+        )
+        Batch(made, {}).print_commands()
+        assert ("--exclude=b " in capsys.readouterr().out) is excluded
 
 
 def test_dry_run_on_a_login_node_needs_no_job(

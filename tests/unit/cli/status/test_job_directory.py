@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -102,17 +101,6 @@ def test_status_of_an_empty_or_missing_directory_says_so(tmp_path: Path, capsys:
     assert "can't be read: No such file or directory" in capsys.readouterr().err
 
 
-def test_a_standby_that_comes_later_does_not_hide_who_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Logs(tmp_path, host="node-0").write("launcher", (1.0, "cycle_started", {**started(0, 0), "group_rank": 0}))
-    Logs(tmp_path, host="node-1").write("launcher", (5.1, "config", {}), opened=5.0)
-    assert main(["status", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "cycle 0 running" in lines[0]
-    assert [line.split()[:3] for line in lines[3:5]] == [["node-0", "0", "training"], ["node-1", "-", "on"]]
-
-
 def test_job_without_a_result_is_over_by_the_records_of_its_launchers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,14 +120,3 @@ def test_logs_in_a_subdirectory_of_the_given_one_are_found(tmp_path: Path, capsy
     write_job(tmp_path / "megatron_ft")
     assert main(["status", "--json", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["log_dir"] == str(tmp_path / "megatron_ft")
-
-
-def test_an_empty_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", ""]) == 2
-    assert "JOB_DIR is empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["launcher-a.jsonl", "monitor-a.jsonl"])
-def test_log_that_is_no_regular_file_is_left_out(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    assert main(["status", str(tmp_path)]) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from megatron_ft.cli.status import status_table
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.cli.status.status_table import duration, job_frame
 from megatron_ft.core.board.layout import SectionView
@@ -129,15 +127,6 @@ def test_table_in_a_narrow_terminal_fits_its_width(width: int) -> None:
     assert "running" in drawn.splitlines()[-2]
 
 
-def test_columns_stand_still_where_there_is_room() -> None:
-    frames = [
-        job(rank_facts())(RankReading(snapshot(iteration=iteration, sections=sections)))
-        for iteration, sections in ((None, ()), (99_999, (SectionView("checkpoint", NOW - S, 1, 9999 * S),)))
-    ]
-    heads = [draw(frame, width=120).splitlines()[5] for frame in frames]
-    assert heads[0].rstrip() == heads[1].rstrip()
-
-
 def test_ascii_terminal_gets_ascii_bars_and_the_note() -> None:
     note = "ft_launcher 70, job demo, is stopped"
     drawn = draw(job(rank_facts())(RankReading(snapshot())), note=note, ascii_only=True)
@@ -224,39 +213,3 @@ def status_board_slot(index: int) -> int:
     from megatron_ft.core.board import layout as layout
 
     return layout.slot(index) + layout.S_OPENED_AT
-
-
-def test_a_rank_costs_the_same_among_many(boards: list[Board]) -> None:
-    """Counted in calls: seconds would tell how loaded the machine is."""
-    calls = {count: calls_to_draw(boards[:count]) for count in (8, 32, 64)}
-    each_of_few, each_of_many = (calls[32] - calls[8]) / 24, (calls[64] - calls[32]) / 32
-    assert 100 < each_of_many < 1.1 * each_of_few
-
-
-def calls_to_draw(boards: list[Board]) -> int:
-    ranks = [rank_facts(rank=number, local_rank=number) for number in range(len(boards))]
-
-    def look_and_draw() -> str:
-        readings = {number: RankReading(board.snapshot()) for number, board in enumerate(boards)}
-        return draw(job_facts(*ranks, readings=readings, now_ns=time.monotonic_ns()))
-
-    assert look_and_draw().count(" running") == len(boards) + 1  # the cycle runs, too
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        look_and_draw()
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
-def test_every_state_has_its_words() -> None:
-    from megatron_ft.core.status.job_facts import RankState
-
-    assert set(status_table._WORDS) == set(RankState) - {RankState.EXITED}

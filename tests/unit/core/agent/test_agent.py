@@ -92,13 +92,6 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     ]
 
 
-def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
-    driven = Driven(checks_health=True)
-    driven.hear(edge.Tick(), ILL, job.Leave(0))
-    assert driven.said[-1] == "the job ended without this node: its health check failed"
-    assert over(driven) == (Exit.LEFT, 0)
-
-
 @pytest.mark.parametrize(
     ("left", "said"),
     [
@@ -125,15 +118,6 @@ def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: si
     assert over(driven) == (Exit.STOPPED, code)
 
 
-def test_a_launcher_that_stands_by_is_stopped_as_well_as_those_whose_ranks_end_with_0() -> None:
-    driven = Driven()
-    driven.hear(edge.Tick(), job.StandBy())
-    driven.stop()
-    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
-    driven.hear(job.Leave(0))
-    assert over(driven) == (Exit.STOPPED, 0)
-
-
 def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> None:
     driven = Driven(max_nodes=2)
     driven.hear(edge.Tick(), job.StandBy())
@@ -143,13 +127,6 @@ def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> No
     driven.hear(edge.RanksEnded(), verdict(node=0))
     driven.stop()
     assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
-
-
-def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
-    driven = Driven(checks_health=True)
-    driven.hear(edge.Tick())
-    driven.stop()
-    assert driven.agent.phase is AgentPhase.LEAVING
 
 
 def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing() -> None:
@@ -164,17 +141,6 @@ def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing(
         "node health check failed while ranks run: exited with code 3",
     ]
     assert driven.agent.phase is AgentPhase.RUNNING
-    assert driven.told == []
-
-
-def test_health_result_after_the_end_of_the_job_is_logged_and_changes_nothing() -> None:
-    driven = Driven(checks_health=True)
-    driven.hear(edge.Tick(), job.Leave(0))
-    assert driven.agent.phase is AgentPhase.OVER
-    told = len(driven.all_of(job.Say))
-    driven.hear(ILL)
-    assert len(driven.all_of(job.Say)) == told
-    assert driven.agent.phase is AgentPhase.OVER
     assert driven.told == []
 
 
@@ -196,15 +162,6 @@ def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
     driven.hear(edge.Tick(), job.Begin(held()), edge.NotStarted(cause))
     assert reports(driven) == [(NodeState.UNHEALTHY, "no store", True)]
     assert driven.agent.phase is AgentPhase.RUNNING
-
-
-def test_a_launcher_that_is_asked_to_stop_while_ranks_start_leaves() -> None:
-    driven = Driven()
-    driven.hear(edge.Tick(), job.Begin(held()))
-    assert driven.stop() == []
-    assert not driven.agent.wants_ranks
-    driven.hear(edge.NotStarted())
-    assert driven.agent.phase is AgentPhase.LEAVING
 
 
 # -- they run, and end ----------------------------------------------------------------------------------------
@@ -253,28 +210,6 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
     assert driven.all_of(edge.LauncherExit)[0].cause is not None
 
 
-def test_a_job_that_gives_up_for_another_node_s_ranks_has_no_table_here() -> None:
-    driven = running()
-    driven.exits(0, 1)
-    driven.exits(1, 1)
-    driven.ends(restarts=False)
-    driven.hear(edge.RanksEnded(), verdict(action=Action.GIVE_UP, node=1, rank=9, text="it"), job.Leave(1))
-    assert over(driven) == (Exit.FAILED, 1)
-    assert driven.all_of(edge.LauncherExit)[0].cause is None
-
-
-def test_agent_whose_ranks_succeed_ends_with_0() -> None:
-    driven = running()
-    driven.exits(0)
-    driven.exits(1)
-    assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]
-    driven.ends(Outcome.SUCCEEDED, restarts=False)
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.FINISHED, 5.0)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0))
-    assert driven.said == ["all ranks finished after 1 cycle"]
-    assert over(driven) == (Exit.SUCCEEDED, 0)
-
-
 def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
     assert succeeded().hear(job.Begin(held(1)))[-1] == edge.StartRanks(3)
     driven = succeeded()
@@ -285,36 +220,11 @@ def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_w
     assert len(driven.said) == 1
 
 
-def test_slow_ranks_have_a_moment_where_other_nodes_have_succeeded() -> None:
-    driven = running(min_healthy=True)
-    driven.exits(0)
-    driven.ends(Outcome.SUCCEEDED, restarts=False)
-    assert driven.wait(4.9) == []
-    assert driven.exits(1)[-1] == edge.TerminateRanks(TerminationMode.FINISHED, 5.0)
-
-
-def test_a_node_that_the_others_have_lost_stands_by() -> None:
-    driven = running()
-    driven.ends(Outcome.MEMBERSHIP, lost=True, text="silent for 6 s")
-    driven.hear(edge.RanksEnded())
-    assert driven.said == [
-        "cycle 0 ended: the other nodes declared this one lost (silent for 6 s) and continue without it; on standby"
-    ]
-    assert driven.done[-1] == m.Ready()
-
-
 def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
     driven = running()
     end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
     driven.hear(replace(end, is_cut_off=True), edge.RanksEnded())
     assert driven.said == ["cycle 0 ended: no coordinator; reconnecting to the job"]
-
-
-def test_the_end_of_a_cycle_that_nobody_told_is_its_successor() -> None:
-    driven = running()
-    assert driven.hear(job.Begin(held(1)))[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)
-    driven.hear(edge.RanksEnded())
-    assert driven.done[-1] == edge.StartRanks(3)
 
 
 def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_last_one_never_was() -> None:
@@ -375,25 +285,6 @@ def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progr
     assert hang.reached is None
 
 
-def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
-    driven = running()
-    driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
-    driven.ends()
-    assert driven.wait(5.9) == []
-    assert driven.wait(0.2) == [edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
-
-
-def test_evidence_collected_when_the_time_is_over_is_told_as_it_is() -> None:
-    driven = running()
-    driven.hear(attached(0, 0, 1), attached(1, 0, 1), m.DiagnoseHang(0))
-    assert [each.order.passive for each in driven.orders(Collect)] == [False, False]
-    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
-    driven.wait(2.0)
-    (notes,) = driven.told
-    assert isinstance(notes, m.RankSnapshots)
-    assert [note.rank for note in notes.notes] == [0, 10]
-
-
 @pytest.mark.parametrize(("letters", "count"), [("\u20ac", 2500), (100 * "\U0001f680", 200)])  # 6 and 12 bytes each
 def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: str, count: int) -> None:
     groups = {f"nccl/expert_parallel_group_{number}{letters}": number for number in range(count)}
@@ -426,13 +317,6 @@ def test_node_under_min_healthy_decides_on_a_hang_by_itself() -> None:
     assert text.startswith("rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)")
 
 
-def test_verdict_under_observe_only_is_logged_and_not_told() -> None:
-    driven = running()
-    driven.hear(found_hung(0, 0, HANG, observed_only=True))
-    assert driven.written == ["would_have_ended"]
-    assert driven.told == []
-
-
 # -- requests -------------------------------------------------------------------------------------------------
 
 
@@ -447,16 +331,6 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
     driven.hear(job.Leave(94, "too few"))
     assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
     assert over(driven) == (Exit.EXCLUDED, 1)
-
-
-@pytest.mark.parametrize("code", [0, 1, 93, 94])
-def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends(code: int) -> None:
-    driven = excluded(job.LeftOut())
-    assert driven.agent.phase is AgentPhase.EXCLUDED
-    assert driven.written[-1] == "cycle_ended"
-    assert driven.wait(1000.0) == []
-    driven.hear(job.Leave(code, "it is over"))
-    assert over(driven) == (Exit.STAYED, code)
 
 
 @pytest.mark.parametrize("has_heard", [True, False])
@@ -496,13 +370,6 @@ def test_launcher_that_cannot_go_on_between_cycles_or_at_a_start_is_abandoned() 
     assert not driven.agent.wants_ranks
     driven.hear(edge.NotStarted(), job.Leave(1))
     assert over(driven) == (Exit.ABANDONED, 94)
-
-
-def test_rank_that_fails_as_the_launcher_gives_up_is_no_failure_of_the_script() -> None:
-    driven = running()
-    driven.hear(GONE)
-    driven.exits(0, 1)
-    assert [state for state, _, _ in reports(driven)] == [NodeState.LOST]
 
 
 def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
@@ -589,15 +456,6 @@ def test_ranks_that_end_well_when_asked_to_are_a_good_end() -> None:
     assert over(driven) == (Exit.STOPPED, 0)
 
 
-def test_time_of_ranks_that_are_asked_to_stop_is_bounded() -> None:
-    driven = running(term_timeout_s=60.0)
-    driven.stop()
-    driven.wait(59.9)
-    assert driven.all_of(edge.TerminateRanks) == []
-    driven.wait(0.2)
-    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(TerminationMode.KILLED, 5.0)]
-
-
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     driven = running()
@@ -605,19 +463,6 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     driven.stop(second, again=True)
     assert signals(driven) == [(signal.SIGTERM, False)]
     assert driven.said == [KILLING.format(second.name)]
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0)
-
-
-def test_second_request_before_the_ranks_have_started_kills_them() -> None:
-    driven = Driven()
-    driven.hear(
-        edge.Tick(), job.Begin(held()), edge.RanksMet([0], 0, 1, 1), RankStarted(rank=0, local_rank=0, pid=100, at_ns=0)
-    )
-    driven.stop()
-    driven.stop(signal.SIGINT, again=True)
-    driven.hear(edge.RanksStarted())
-    assert signals(driven) == []
-    assert driven.said[-1] == KILLING.format("SIGINT")
     assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0)
 
 

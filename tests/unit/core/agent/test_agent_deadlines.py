@@ -9,14 +9,12 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.launcher import RankStarted
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.edge import Begin
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor import Collect
 from megatron_ft.core.pauses import Pauses
-from tests.support.agents import Driven, attached, detached, held, observed
+from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board
 
 
@@ -49,37 +47,11 @@ def test_rank_that_starts_late_is_terminated_then_killed() -> None:
     assert report.cause.text == "rank 10 did not start monitoring within 30 s (--ft-startup-timeout)"
 
 
-def test_messages_of_another_cycle_mean_nothing() -> None:
-    driven = started(startup_timeout_s=30.0)
-    driven.hear(attached(0, 7, driven.now_ns))
-    driven.wait(31.0)
-    assert late(driven) == [(0, "startup", 30.0)]
-
-
-def test_rank_attached_before_the_last_rank_was_started_is_in_time() -> None:
-    """A fork server's word may come after the rank's own."""
-    driven = Driven(startup_timeout_s=30.0)
-    driven.hear(edge.Tick(), Begin(held()), edge.RanksMet([0], 0, 1, 1), attached(0, 0, driven.now_ns))
-    driven.hear(RankStarted(rank=0, local_rank=0, pid=100, at_ns=0), edge.RanksStarted())
-    driven.wait(60.0)
-    assert late(driven) == []
-
-
 def test_rank_that_has_not_started_is_not_late_once_the_launcher_stops() -> None:
     driven = started(startup_timeout_s=30.0)
     driven.stop()
     driven.wait(60.0)
     assert late(driven) == []
-
-
-def test_late_exit_counts_from_the_first_goodbye() -> None:
-    driven = started(exit_timeout_s=20.0)
-    goodbye = detached(0, 0, driven.now_ns)
-    driven.hear(attached(0, 0, driven.now_ns), goodbye)
-    driven.wait(15.0)
-    driven.hear(goodbye)  # by a monitor that has replaced the first
-    driven.wait(5.0)
-    assert late(driven) == [(0, "exit", 20.0)]
 
 
 def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
@@ -115,23 +87,6 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven.hear(observed(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
     assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
-
-
-def test_rank_that_cannot_be_examined_is_killed_after_its_exit_timeout() -> None:
-    driven = started(exit_timeout_s=20.0)
-    driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
-    driven.wait(21.9)
-    assert driven.all_of(edge.SignalRanks) == []
-    driven.wait(0.2)
-    assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
-
-
-def test_late_start_under_observe_only_kills_no_rank() -> None:
-    driven = started(startup_timeout_s=30.0, observe_only=True)
-    driven.wait(60.0)
-    assert late(driven) == [(0, "startup", 30.0)]
-    assert driven.all_of(edge.SignalRanks) == []
-    assert driven.said[-1].endswith("not killed (observe-only)")
 
 
 def pause(driven: Driven) -> None:
@@ -185,16 +140,6 @@ def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(i
     assert late(driven) == []
     driven.wait(1.1)
     assert late(driven) == [(0, "exit", 20.0)]
-
-
-def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill() -> None:
-    driven = started(startup_timeout_s=30.0, hang_signal=signal.SIGTERM)
-    driven.wait(30.0)
-    driven.run_delays_ns[0] = {100: 4_000_000_000}
-    driven.wait(8.9)
-    assert [each.number for each in driven.all_of(edge.SignalRanks)] == [signal.SIGTERM]
-    driven.wait(0.2)
-    assert [each.number for each in driven.all_of(edge.SignalRanks)] == [signal.SIGTERM, signal.SIGKILL]
 
 
 def test_pauses_count_the_time_within_an_interval() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from megatron_ft.core.agent.health import is_told, retry_delay_s
-from megatron_ft.core.agent.lines import unfit
-from megatron_ft.launcher.processes.health_command import last_line
 
 
 def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> None:
@@ -14,15 +12,3 @@ def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> Non
 def test_repeated_health_failure_is_told_ever_more_seldom_a_new_one_at_once() -> None:
     assert [failures for failures in range(1, 20) if is_told(failures, is_new=False)] == [1, 2, 4, 8, 16]
     assert is_told(3, is_new=True)
-
-
-def test_health_line_is_one_line_and_bounded() -> None:
-    assert last_line(b"one\n\xff two \n\n  \n") == "\ufffd two"
-    assert last_line(b"\x1b[31mred\x1b[0m\n") == r"\x1b[31mred\x1b[0m"
-    assert last_line(b" \n") == ""
-    assert unfit("exited with code 3", "", retry_s=2) == (
-        "node health check failed: exited with code 3; retrying in 2 s"
-    )
-    line = unfit("exited with code 3", "x" * 5000, retry_s=2)
-    assert 200 < len(line) < 300
-    assert "xxx...); retrying" in line

@@ -71,25 +71,6 @@ def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(e
     assert driven.written.count("training_again") == 1
 
 
-def test_a_rank_that_ended_before_its_first_step_trained_at_no_time() -> None:
-    driven = restarted()
-    driven.boards.update({0: board(first_step_at_ns=driven.now_ns), 1: board()})
-    driven.exits(0)
-    driven.exits(1)
-    assert again(driven) == []
-
-
-def test_late_report_of_a_failed_cycle_does_not_count_as_training_again() -> None:
-    driven = Driven(max_restarts=3, max_nodes=2)
-    driven.run(2, nodes=2)
-    driven.ends()
-    driven.exits(0, -15, sent=(15,))
-    driven.now_ns += 1
-    driven.hear(edge.RanksEnded(), verdict(node=1, name="b"))
-    driven.hear(*(trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
-    assert again(driven) == []
-
-
 def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_got_no_cpu() -> None:
     driven = running(watched=False)
     hang = hung(rank=10, local_rank=1, iteration=3)
@@ -122,13 +103,6 @@ def test_phases_of_a_start_are_timed_by_the_last_rank(has_group: bool, forked: b
     expected = {**user_code, imports: 1100, "set up": 1200, "first step": 1300}
     assert {name: at - start for name, at in phases.items() if at > start} == expected
     assert list(phases) == ["rendezvous", "ranks created", *expected]
-
-
-def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
-    driven = running(nodes=1, watched=False)
-    driven.hear(attached(0, 0, driven.now_ns))
-    driven.hear(*(trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
-    assert list(driven.record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]
 
 
 @pytest.mark.parametrize(
@@ -218,20 +192,6 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
     assert (cause.kind, cause.rank) == (CauseKind.HANG, 10)
     assert cause.text == "rank 10 hung in 'step' for 3.2 s (timeout 3.0 s, process stopped)"
     assert cause.detail == "its process is stopped; rank 0 waits in all_reduce"
-
-
-def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
-    driven = running()
-    driven.words[1] = CrashOutput(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
-    hang = hung(rank=1, local_rank=1, kind="exit", section=None, elapsed_s=3.2, timeout_s=3.0, at_ns=driven.now_ns)
-    driven.hear(found_hung(1, 0, hang))
-    driven.exits(1, -15, sent=(15,))
-    driven.wait(2.0)
-    (notes,) = sent(driven, m.RankSnapshots)
-    assert [(note.rank, note.raised, note.gone) for note in notes.notes] == [
-        (0, "", False),
-        (10, "ValueError: empty", False),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from megatron_ft.core.memory.snapshots import (
     Passed,
     Restore,
     Saved,
-    SavedFiles,
     SnapshotKey,
 )
 from tests.support.agents import Driven, held, verdict
@@ -64,33 +63,12 @@ def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_nu
     assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
 
 
-def test_ready_node_without_snapshots_says_no_more_than_that() -> None:
-    driven = Driven(max_nodes=2)
-    failed(driven, Kept())
-    assert driven.done[-1] == m.Ready()
-
-
-def test_files_of_an_earlier_life_are_told_by_the_node_that_has_found_them_in_each_cycle() -> None:
-    found = Kept(local_ranks=2, files=SavedFiles("iteration-7-of-4", 7, 4))
-    driven = Driven(max_nodes=2, found=found)
-    driven.hear(edge.Tick())
-    assert driven.done[-1] == m.Ready(found)
-    failed(driven, STOCK)
-    assert driven.done[-1] == m.Ready(replace(found, snapshots=STOCK.snapshots))
-
-
 def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
     driven = Driven(max_nodes=2)
     failed(driven, Kept())
     assert driven.hear(m.StockTaken(STOCK)) == [m.StockTaken(replace(STOCK, local_ranks=2))]
     restoring(driven, None)
     assert driven.hear(m.StockTaken(Kept())) == []
-
-
-def test_ranks_are_started_from_the_snapshot_of_the_decision() -> None:
-    driven = Driven(max_nodes=2)
-    restoring(driven, Restore(KEY))
-    assert driven.all_of(edge.StartRanks) == [edge.StartRanks(0, restore=Restore(KEY))]
 
 
 def test_restore_of_the_node_is_logged_and_told() -> None:
@@ -117,28 +95,6 @@ def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_mi
     # whatever the rank does then
     driven.exits(1, 3)
     assert driven.record.cause().text == text
-
-
-def test_rank_that_cannot_restore_is_told_even_if_another_one_has_failed_before() -> None:
-    driven = Driven(max_nodes=2, min_healthy=True)
-    restoring(driven, Restore(KEY))
-    driven.exits(0, 3)
-    driven.hear(RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
-    assert [each.is_mixed for each in driven.all_of(m.Report)] == [False, True]
-
-
-def test_failed_restore_of_another_cycle_or_another_node_changes_nothing() -> None:
-    driven = Driven(max_nodes=2)
-    restoring(driven, Restore(KEY))
-    assert driven.hear(RestoreFailed(rank=10, cycle=0, key=KEY), RestoreFailed(rank=1, cycle=1, key=KEY)) == []
-
-
-def test_failed_restore_of_a_rank_that_is_terminated_is_no_cause() -> None:
-    driven = Driven(max_nodes=2)
-    restoring(driven, Restore(KEY))
-    driven.ends(Outcome.FAILED)
-    driven.hear(RestoreFailed(rank=10, cycle=1, key=KEY, text="its connection ended"))
-    assert (driven.record.unrestored, driven.all_of(m.Report)) == (None, [])
 
 
 def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the_keeper() -> None:

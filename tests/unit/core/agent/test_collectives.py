@@ -64,14 +64,6 @@ def test_silence_of_all_ranks_is_asked_about_when_its_time_is_over_and_once() ->
     assert driven.written[-1] == "no_collective"
 
 
-def test_a_rank_that_goes_on_now_and_then_is_enough() -> None:
-    driven = watching()
-    for _ in range(10):
-        driven.wait(TIMEOUT_S * 0.9)
-        moves(driven, 1)
-    assert asked(driven) == []
-
-
 def test_progress_after_a_silence_is_told_and_the_next_silence_again() -> None:
     driven = watching()
     for times in (1, 2):
@@ -82,17 +74,6 @@ def test_progress_after_a_silence_is_told_and_the_next_silence_again() -> None:
         assert driven.said[-1] == "collectives complete again on this node, after 60 s"
         assert len(asked(driven)) == times
         moves(driven, 0)
-
-
-def test_silence_alarm_is_off_once_the_launcher_was_asked_to_stop() -> None:
-    """An alarm that its Tick leaves in the past would ring for ever, and nothing else would be heard."""
-    driven = watching()
-    driven.stop()
-    alarm_ns = driven.agent.alarm_ns
-    assert alarm_ns is not None
-    assert alarm_ns > driven.now_ns + TIMEOUT_S * 1e9  # the end of the ranks' time
-    driven.wait(2 * TIMEOUT_S)
-    assert asked(driven) == []
 
 
 @pytest.mark.parametrize(("timeouts", "is_asked"), [((9, 9), False), ((9, None), True), ((None, None), True)])
@@ -149,27 +130,6 @@ def test_counts_of_a_rank_that_has_ended_its_monitoring_are_no_silence(
     assert [hang.verdict.local_rank for hang in asked(driven)] == ([1] if is_asked else [])
 
 
-def test_silence_before_the_end_of_the_monitoring_does_not_count_after_it() -> None:
-    driven = watching()
-    driven.wait(TIMEOUT_S - 1.0)
-    driven.boards.update({local_rank: BOARD._replace(closing=True) for local_rank in range(2)})
-    driven.wait(10.0)
-    driven.boards.clear()  # both have begun another monitoring
-    driven.wait(TIMEOUT_S - 11.0)
-    assert asked(driven) == []
-    driven.wait(12.0)
-    assert len(asked(driven)) == 1
-
-
-def test_note_on_a_rank_without_evidence_says_that_its_monitoring_has_ended() -> None:
-    driven = watching()
-    driven.boards[1] = BOARD._replace(closing=True)
-    driven.hear(m.DiagnoseHang(0, passive=True))
-    driven.wait(2.0)
-    (notes,) = (said for said in driven.told if isinstance(said, m.RankSnapshots))
-    assert [note.closing for note in notes.notes] == [False, True]
-
-
 def test_watch_of_collectives_that_is_off_asks_nothing() -> None:
     driven = Driven()
     driven.run()
@@ -220,13 +180,6 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
     notes = next(said for said in driven.told if isinstance(said, m.RankSnapshots))
     assert notes.passive
     assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
-
-
-def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
-    driven = watching()
-    driven.hear(m.DiagnoseHang(0, passive=True))
-    driven.wait(2.0)
-    assert [said.passive for said in driven.told if isinstance(said, m.RankSnapshots)] == [True]
 
 
 def test_evidence_of_a_silence_is_not_reused_for_a_later_hang() -> None:

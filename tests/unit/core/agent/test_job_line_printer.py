@@ -9,7 +9,7 @@ from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import PrintJobLines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from tests.support.agents import Driven, held, verdict
+from tests.support.agents import Driven, verdict
 
 WHY = "cycle 0 ended: node 2 (c): a cable; restarting as cycle 1, 2 of 3 restarts left"
 STARTED = "cycle 0 started: 6 ranks on 3 nodes, ranks 0 to 10 here"
@@ -52,28 +52,6 @@ def test_a_launcher_that_is_told_to_speak_says_why_the_cycle_ended_if_the_other_
     assert late.said == []
     late.hear(PrintJobLines())
     assert late.said == [WHY]
-
-
-def test_a_launcher_speaks_until_the_next_cycle_begins() -> None:
-    driven = running(1)
-    driven.hear(PrintJobLines())
-    ends(driven)
-    driven.hear(job.Begin(held(1, place=1, nodes=3)))
-    driven.hear(PrintJobLines())  # what was said isn't said again
-    assert driven.said == [WHY]
-    other = running(1)
-    ends(other)
-    other.hear(job.StandBy(), PrintJobLines())
-    assert other.said == []
-
-
-def test_ranks_that_fail_are_told_of_by_their_own_node() -> None:
-    told = []
-    for place in (0, 1):
-        driven = running(place)
-        driven.exits(0, 7)
-        told.append(driven.said)
-    assert told == [[STARTED], ["cycle 0: rank 0 exited with code 7"]]
 
 
 def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
@@ -123,13 +101,6 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
         assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
 
 
-def test_a_launcher_whose_part_ends_for_a_reason_of_its_own_says_so() -> None:
-    own = running(1)
-    ends(own)
-    own.hear(job.Leave(94, "no coordinator"))
-    assert own.said == ["no coordinator"]
-
-
 def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     """It is the one at place 0, or one that is told to. A launcher that has had no place knows of no other before."""
     why = "too few"
@@ -146,17 +117,6 @@ def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     ends(everywhere)
     everywhere.hear(job.Leave(94, why, True))
     assert everywhere.said == [STARTED, WHY, why]
-
-
-def test_shared_output_has_one_line_on_the_verdict_that_ends_the_job() -> None:
-    for place in (0, 1):
-        driven = running(place, shares_output=True)
-        driven.ends(restarts=False)
-        driven.wait(10.0)
-        driven.hear(edge.RanksEnded())
-        driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
-        driven.hear(job.Leave(1, "", True))
-        assert driven.said.count("cycle 0 ended: node 2 (c): a cable; giving up") == (place == 0)
 
 
 def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:

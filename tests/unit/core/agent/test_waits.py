@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from megatron_ft.core.agent.edge import Write
-from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.waits import Lags, RankLag, RankWaits, Waits
 from megatron_ft.core.facts.launcher import SlowRank
 from tests.support.agents import Driven, attached
 
 LAG = RankLag(10, "node-b", 0.18, 0.02)
 LINE = "rank 10 on node-b holds the others back: it spends 2% of its time in collectives, the others 20%"
-CLOSED = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(  # type: ignore[arg-type]
-    sections=(), closing=True, collectives=None
-)
 
 
 def running(*, ranks: int = 2, **options: object) -> Driven:
@@ -54,22 +51,6 @@ def test_looks_of_a_renewed_board_begin_anew() -> None:
     assert told(driven) == [(RankWaits(0, 50, 0, 0),), (RankWaits(0, 40, 0, 0),)]
 
 
-def test_rank_that_has_ended_its_monitoring_is_not_told_of() -> None:
-    driven = running()
-    for local_rank in range(2):
-        sees(driven, local_rank, 50, 10, 4)
-    driven.boards[1] = CLOSED
-    driven.wait(8.0)
-    assert told(driven) == [(RankWaits(0, 50, 10, 4),)]
-
-
-def test_nothing_is_told_if_collectives_are_not_watched_or_there_is_one_rank() -> None:
-    for driven in (running(watches_collectives=False), running(ranks=1)):
-        sees(driven, 0, 50, 10, 4)
-        driven.wait(60.0)
-        assert told(driven) == []
-
-
 def test_slow_rank_is_printed_and_logged_once_and_so_is_its_end() -> None:
     driven = running()
     driven.hear(Lags(0, 15.0, (LAG,)))
@@ -83,17 +64,3 @@ def test_slow_rank_is_printed_and_logged_once_and_so_is_its_end() -> None:
         (10, "node-b", 0.18, True),
     ]
     assert driven.orders() == []
-
-
-def test_lags_of_another_cycle_are_not_told() -> None:
-    driven = running()
-    driven.hear(Lags(3, 15.0, (LAG,), (10,)))
-    assert "slow_rank" not in driven.written
-
-
-def test_lags_are_shown_while_ranks_run() -> None:
-    driven = running()
-    driven.hear(Lags(0, 15.0, (LAG,), (10,)))
-    assert driven.agent.lags.named == (LAG,)
-    driven.ends()
-    assert driven.agent.lags.worst == ()

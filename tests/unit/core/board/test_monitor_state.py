@@ -81,31 +81,6 @@ def test_a_section_that_closes_between_the_two_readings_is_no_hang() -> None:
     assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).action is CheckAction.WATCH
 
 
-def test_a_section_opened_anew_between_the_two_readings_is_no_hang() -> None:
-    watching = state()
-    assert (
-        check_board(watching, board(sections=(section(opened_at=START),)), START + 10 * S).action is CheckAction.CONFIRM
-    )
-    anew = board(sections=(section(opened_at=START + 10 * S + 1),))
-    assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).action is CheckAction.WATCH
-
-
-def test_section_is_only_watched_before_its_deadline() -> None:
-    outcome = check_board(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
-    assert outcome.action is CheckAction.WATCH
-    assert outcome.next_look_ns == START + 10 * S
-
-
-def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> None:
-    now = START + 10 * S
-    snapshot = board(sections=(section("outer", START), section("inner", now - S)), last_transition_ns=now - S)
-    outcome = check_board(state(), snapshot, now)
-    assert outcome.action is CheckAction.CONFIRM
-    assert outcome.verdict is not None
-    assert outcome.verdict.section == "outer"
-    assert outcome.verdict.open_sections == ("outer", "inner")
-
-
 def test_time_out_of_section_is_judged_only_while_no_section_is_open() -> None:
     now = START + 20 * S
     idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
@@ -268,15 +243,6 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
         assert (check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
 
 
-def test_time_out_of_section_is_judged_from_the_start_with_a_warmup_section() -> None:
-    sections = (section(count=0), section("warmup", count=0))
-    snapshot = board(warmup_iterations=3, own_out_of_section_timeout_ns=7 * S, sections=sections)
-    now = START + 8 * S
-    assert check_board(state(at=now), snapshot, now).action is CheckAction.CONFIRM
-    snapshot = snapshot._replace(sections=sections[:1])
-    assert check_board(state(at=now), snapshot, now).action is CheckAction.WATCH
-
-
 def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
     """Iterations are no transitions: the last one may be that of the setup, long before the warm-up ended."""
     over = START + 100 * S
@@ -314,14 +280,6 @@ def test_a_short_stop_inside_one_sleep_is_seen_by_sigcont() -> None:
     assert outcome.next_look_ns == START + 16 * S
 
 
-def test_a_monitor_that_wakes_a_little_late_judges_at_once() -> None:
-    snapshot = board(sections=(section(opened_at=START, timeout=1.0),))
-    watching = state()
-    check_board(watching, snapshot, START)
-    late = START + 1 * S + 90_000_000
-    assert check_board(watching, snapshot, late).action is CheckAction.CONFIRM
-
-
 def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
     """Seconds from ``since`` to the verdict, where one of ``every`` wake-ups is late."""
     now, number = since, 0
@@ -343,19 +301,6 @@ def test_wake_ups_that_are_a_little_late_hide_no_hang(timeout: float, every: int
     found = found_after(state(), snapshot, START, late_ns=120_000_000, every=every)
     # beyond the lateness itself: a quarter of the timeout, or all of a short one
     assert timeout < found < timeout * (2.5 if timeout < 10 else 1.3) + 1
-
-
-def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -> None:
-    """Of what was long ago it isn't kept when it was; an outer section may have been open all the time."""
-    began = START + 200_000 * S
-    before = board(sections=(section("epoch", START, None), section("step", 0, 1000.0)))
-    watching = state()
-    now = START
-    while now < began:
-        now = (check_board(watching, before, now).next_look_ns or 0) + 150_000_000
-    assert len(watching.gaps) <= 64
-    hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
-    assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
 
 
 def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
@@ -395,19 +340,6 @@ def test_the_simulation_can_fail() -> None:
         ended = outcome.action is CheckAction.END_RANK
         wake = outcome.next_look_ns or node.now
     assert ended
-
-
-def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
-    watching = state(check_interval=100.0)
-    stuck = board(sections=(section(opened_at=START),))
-    check_board(watching, stuck, START + 10 * S)
-    verdict = check_board(watching, stuck, START + 10 * S + CONFIRM_AFTER_NS).verdict
-    assert verdict is not None
-    dismiss(watching, verdict)
-    assert check_board(watching, stuck, START + 20 * S).action is CheckAction.WATCH
-    again = board(sections=(section(opened_at=START + 25 * S),))
-    check_board(watching, again, START + 25 * S)
-    assert check_board(watching, again, START + 35 * S).action is CheckAction.CONFIRM
 
 
 def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
@@ -521,14 +453,6 @@ def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() ->
     assert (verdict.timeout_ns, verdict.limit_ns, verdict.enforced, verdict.is_learned) == (10 * S, 40 * S, False, True)
 
 
-def test_a_limit_that_the_timeout_exceeds_is_none() -> None:
-    verdict = judged(
-        state(), board(sections=(armed(count=1, first_ns=50 * S, limit_ns=40 * S),)), START + 50 * S
-    ).verdict
-    assert verdict is not None
-    assert (verdict.timeout_ns, verdict.limit_ns) == (50 * S, None)
-
-
 def test_armed_out_of_section_and_heartbeat_timeouts_apply() -> None:
     idle = board(own_out_of_section_timeout_ns=3 * S, armed_out_of_section=ArmedTimeout(10 * S, enforced=False))
     assert check_board(state(), idle, START + 10 * S - 1).action is CheckAction.WATCH
@@ -561,33 +485,12 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
     assert (verdict.timeout_ns, verdict.limit_ns) == (60 * S, None)
 
 
-def test_a_configured_section_warmup_is_enforced_though_the_armed_step_is_not() -> None:
-    shown = board(iterations_seen=2, sections=(armed(enforced=False), section("warmup", timeout=20.0, count=0)))
-    verdict = judged(state(at=START + 19 * S), shown, START + 20 * S).verdict
-    assert verdict is not None
-    assert (verdict.timeout_ns, verdict.is_learned, verdict.enforced) == (20 * S, False, True)
-
-
 def test_verdict_on_a_blank_board_is_not_enforced_if_one_timeout_is_not() -> None:
     sections = (armed(0, count=0, enforced=False), section("save", timeout=5.0, count=0))
     shown = board(sections=sections, own_out_of_section_timeout_ns=S, epoch=START)
     verdict = judged(state(at=START + 9 * S), shown, START + 10 * S).verdict
     assert verdict is not None
     assert not verdict.enforced
-
-
-def test_rearming_in_the_middle_of_a_dismissed_interval_reports_nothing_twice() -> None:
-    watching = state(check_interval=100.0)
-    inner = section("inner", opened_at=START + S, timeout=None)._replace(armed=ArmedTimeout(20 * S, enforced=False))
-    verdict = judged(watching, board(sections=(armed(enforced=False), inner)), START + 10 * S).verdict
-    assert verdict is not None
-    dismiss(watching, verdict)
-    later = judged(watching, board(sections=(armed(timeout_ns=12 * S, enforced=False), inner)), START + 21 * S).verdict
-    assert later is not None
-    assert later.section == "inner"
-    dismiss(watching, later)
-    rearmed = board(sections=(armed(timeout_ns=25 * S, enforced=False), inner))
-    assert judged(watching, rearmed, START + 30 * S).action is CheckAction.WATCH
 
 
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
@@ -611,8 +514,3 @@ def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:
     verdict = judged(state(at=START + 14 * S), shown, START + 15 * S).verdict
     assert verdict is not None
     assert (verdict.section, verdict.enforced) == ("save", True)
-
-
-def test_the_next_look_is_at_an_armed_deadline() -> None:
-    shown = board(sections=(armed(0, first_ns=3 * S),))
-    assert check_board(state(check_interval=100.0), shown, START).next_look_ns == START + 3 * S

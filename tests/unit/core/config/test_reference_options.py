@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.config.reference import IGNORED, SERVED
+from megatron_ft.core.config.reference import SERVED
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import add_torchrun_options
 
@@ -125,12 +125,3 @@ def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str
 @pytest.mark.parametrize("given", ["--ft-no-restart-exit-code=93", "--ft-use-infra-group-rank=True"])
 def test_value_that_asks_for_what_is_done_anyway_gets_no_line(given: str) -> None:
     assert read_ft_options(parser().parse_args([given])).warnings == []
-
-
-def test_torchruns_are_known() -> None:
-    known = parser()._option_string_actions
-    assert [word for word in TORCHRUNS.split() if word not in known] == []
-
-
-def test_option_name_is_not_both_known_and_ignored() -> None:
-    assert not IGNORED.keys() & (FIELDS.keys() | LAUNCHER_OPTIONS.keys())

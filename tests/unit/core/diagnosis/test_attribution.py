@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from megatron_ft.core.diagnosis.attribution import attribute, telling_kernel_lines
-from megatron_ft.core.diagnosis.cycle_cause import find_cause
-from megatron_ft.core.facts.launcher import FailureClass, RankExited
+from megatron_ft.core.facts.launcher import FailureClass
 from megatron_ft.launcher.processes.crash_evidence import gpu_of
 
 LABELLED = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
@@ -124,10 +123,3 @@ def test_kernel_lines_count_for_the_ranks_own_gpu_or_process_in_its_last_minutes
 )
 def test_address_of_a_ranks_gpu_follows_the_visible_devices(visible: str | None, local_rank: int, found: str) -> None:
     assert gpu_of(["0000:3b:00", "0000:4b:00"], visible, local_rank) == found
-
-
-def test_cause_line_ends_with_the_class() -> None:
-    exits = [RankExited(rank=3, cycle=0, exitcode=1, error="OSError: [Errno 28] No space left on device", at_ns=1)]
-    cause = find_cause(exits, [])
-    assert cause is not None
-    assert cause.line.endswith("No space left on device (storage: disk full)")

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-from msgspec.structs import replace
-
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.codec import convert, decode, encode
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, collectives_of
 from megatron_ft.core.diagnosis.evidence import BoardFacts, Evidence, SectionEvidence, Stacks, Thread, evidence_text
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank import Answer
 from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
 from tests.support.evidence import exit_evidence, hang_evidence
 
@@ -53,12 +47,6 @@ HANG = hang_evidence(
     ),
     collectives=TOLD,
     missing=("the moon",),
-)
-EXIT = exit_evidence(
-    iteration=0,
-    error="ValueError: mine",
-    board=replace(BOARD, open_sections=()),
-    exception="Traceback\nValueError: mine",
 )
 
 
@@ -165,60 +153,6 @@ collected in 0.100 s
     )
 
 
-def test_evidence_file_on_an_ended_rank_has_all_fields() -> None:
-    assert written(EXIT) == {
-        "schema": 1,
-        "summary": "rank 3 exited with code 1",
-        "rank": 3,
-        "local_rank": 0,
-        "host": "a",
-        "pid": 12,
-        "cycle": 0,
-        "iteration": 0,
-        "exit": "code 1",
-        "exitcode": 1,
-        "error": "ValueError: mine",
-        "follows_from_another": False,
-        "board": {"iteration": 9, "iterations_seen": 10, "heartbeats": 0, "quiet_s": 2.5, "open_sections": []},
-        "exception": "Traceback\nValueError: mine",
-        "fatal_error": "",
-        "stderr": "",
-        "missing": [],
-        "took_s": 0.1,
-    }
-
-
-def test_evidence_page_on_an_ended_rank_is_readable_text() -> None:
-    assert (
-        evidence_text(EXIT)
-        == """\
-rank 3 exited with code 1
-
-rank:         3
-local_rank:   0
-host:         a
-pid:          12
-cycle:        0
-iteration:    in the first iteration
-exit:         code 1
-error:        ValueError: mine
-section:      none, since 2.500 s
-
-exception:
-  Traceback
-  ValueError: mine
-
-collected in 0.100 s
-"""
-    )
-
-
-def test_the_processes_that_a_rank_has_lost_are_on_the_page() -> None:
-    lost = ("process 7 (python), which exited with code 3", "process 8 (python), which was killed by SIGKILL")
-    page = evidence_text(hang_evidence(note=replace(HANG.note, lost=lost)))
-    assert f"lost:         {lost[0]}\nlost:         {lost[1]}\n" in page
-
-
 def test_unknown_facts_are_empty_in_the_evidence_file_and_left_out_of_its_page() -> None:
     hang = hang_evidence(collectives=Collectives(error="there is no process group"))
     assert written(hang)["board"] == {"last_events": []}
@@ -240,21 +174,6 @@ def test_a_page_gives_a_terminal_no_orders() -> None:
     assert r"boom \x1b]0;pwned\x07" in page
     # what it wrote in a line of its own doesn't look like one of ours
     assert not any(line.startswith("[ft_launcher]") for line in page.splitlines())
-
-
-@pytest.mark.parametrize("collectives", [TOLD, Collectives(error="no")])
-def test_answer_of_the_crash_reporter_survives_its_message(collectives: Collectives) -> None:
-    stack, places = (Frame("job.py", 7, "train"),), (("job.py:7 train @4",),)
-    answer = Answer(id=5, collectives=collectives, stack=stack, places=places)
-    assert decode(Answer, encode(answer)) == answer
-
-
-@pytest.mark.parametrize(
-    "answer", [[], {}, {"id": 5}, {"id": "5", "collectives": {}}, {"id": 5, "collectives": {}, "stack": [1]}]
-)
-def test_malformed_answer_of_the_crash_reporter_is_refused(answer: Any) -> None:
-    with pytest.raises(ProtocolError):
-        convert(Answer, answer)
 
 
 def test_the_collectives_of_a_note_know_their_ranks() -> None:

@@ -20,7 +20,6 @@ from megatron_ft.core.job.faults import fault_of
 from megatron_ft.core.job.restart_policy import Action, AnyFailed, NodeState, Outcome
 from megatron_ft.core.job.rotation import Rotation, rotated, rotated_within, rotation_for
 from megatron_ft.core.rerun import (
-    RERUN_MARK,
     WANTS_ANOTHER_GPU,
     Rerun,
     RerunState,
@@ -52,13 +51,6 @@ def test_code_and_state_must_agree() -> None:
     assert rerun_meaning(16, None) is rerun_meaning(17, None) is None
 
 
-@pytest.mark.parametrize("code", [16, 17])
-def test_the_code_of_a_rank_without_the_machine_is_a_crash_like_any_other(code: int) -> None:
-    cause = find_cause([ended(0, code)], [])
-    assert cause is not None
-    assert (cause.kind, cause.text, cause.rerun) == (CauseKind.CRASH, f"rank 0 exited with code {code}", None)
-
-
 def test_a_state_survives_the_memory_that_it_is_written_to() -> None:
     state = RerunState(state=WILL, own=True, node="n1", device=3)
     text = "stacks\n" + rerun_entry(RerunState(state=AGAIN)) + rerun_entry(state) + "Fatal Python error: Aborted\n"
@@ -66,11 +58,6 @@ def test_a_state_survives_the_memory_that_it_is_written_to() -> None:
     words = last_words(exception_entry(EXCEPTION_MARK, 7, "KeyError: 3", "trace") + rerun_entry(state))
     assert (words.error, words.rerun) == ("KeyError: 3", state)
     assert last_words("").rerun is None
-
-
-@pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"state": 3}', '{"state": "x", "device": "y"}', "[" * 9000])
-def test_a_damaged_state_is_none(line: str) -> None:
-    assert last_words(f"\n{RERUN_MARK} {line}\n").rerun is None
 
 
 @pytest.mark.parametrize(
@@ -182,8 +169,3 @@ def test_nodes_change_places_where_ranks_take_their_new_gpus_for_the_same() -> N
     assert next_decision(machine, 0, "ab", ranks=8, rerun=Rerun.ELSEWHERE).voters == ("a", "b")
     made = next_decision(machine, 1, "ab", ranks=8, rerun=Rerun.AGAIN)
     assert (made.shift, made.voters) == (1, ("b", "a"))
-
-
-def test_a_concluded_rerun_ends_the_job() -> None:
-    made = next_decision(begun(replace(RULES, max_nodes=2), "ab"), 0, "ab", ranks=8, rerun=Rerun.CONCLUDED)
-    assert (made.kind.value, made.code) == ("end", 93)

@@ -11,7 +11,6 @@ from functools import partial
 
 import pytest
 
-import megatron_ft
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.stacks import (
     STAND_IN,
@@ -45,11 +44,6 @@ def test_a_dump_becomes_threads_and_frames() -> None:
     ]
     assert main_stack([worker, main], 0x7F02) == main.frames
     assert main_stack([worker, main], 0x7F03) == ()
-
-
-def test_text_that_is_no_dump_has_no_threads() -> None:
-    for text in ("", "nonsense\n", '  File "x", line 3 in f\n', "Thread 0xzz (most recent call first):\n"):
-        assert parse_faulthandler(text) == []
 
 
 def test_dump_of_this_process_is_read() -> None:
@@ -100,14 +94,6 @@ ValueError: bad
 """
 
 
-def test_an_exception_tells_its_line_and_place() -> None:
-    words = last_words(f"{DUMP}\n{EXCEPTION_MARK}\nValueError: bad\n{TRACEBACK}", library=["/usr/lib/python3.11"])
-    assert words.error == "ValueError: bad"
-    assert words.where == "loader.py:5 load"
-    assert words.exception == TRACEBACK.strip()
-    assert words.fatal_error == ""
-
-
 GROUP = """\
   + Exception Group Traceback (most recent call last):
   |   File "/home/u/train.py", line 12, in <module>
@@ -149,23 +135,6 @@ def test_dump_without_an_exception_has_no_last_words() -> None:
     assert last_words(f"{EXCEPTION_MARK}\n").error == ""
 
 
-def test_a_signal_in_a_thread_that_is_none_of_python_s_has_no_place() -> None:
-    dump = DUMP.replace("Current thread", "Thread")
-    words = last_words(f"Fatal Python error: Aborted\n\n{dump}")
-    assert words.where == ""
-    assert words.fatal_error.startswith("Fatal Python error: Aborted")
-
-
-def test_frame_of_this_package_is_not_the_user_s() -> None:
-    ours = os.path.join(os.path.dirname(megatron_ft.__file__), "rank", "base", "replacing.py")
-    frames = [Frame(ours, 120, "__call__"), Frame("/home/u/train.py", 7, "step")]
-    assert str(user_frame(frames)) == "train.py:7 step"
-    # where there is none of the user's, the innermost of another library
-    installed = Frame("/v/site-packages/x.py", 1, "f")
-    assert user_frame([frames[0], installed]) == installed
-    assert user_frame(frames[:1]) == frames[0]
-
-
 @pytest.mark.parametrize("owner", [time, type("Cls", (), {"sleep": lambda self: None})])
 def test_stack_has_no_frame_of_a_stand_in(owner: object) -> None:
     """A script may have taken one while it ran ahead: ``from time import sleep``."""
@@ -196,8 +165,3 @@ def test_exception_without_a_message_is_its_type_alone(error: str) -> None:
     document = {"message": error, "extraInfo": {"timestamp": "3", "py_callstack": ""}}
     assert words_of_error_file(json.dumps({"message": document})).error == expected
     assert words_of_error_file(json.dumps({"message": error})).error == expected
-
-
-@pytest.mark.parametrize("error", ["ValueError: a:", "ValueError: :", "the end:"])
-def test_colon_of_a_message_stays(error: str) -> None:
-    assert last_words(f"{EXCEPTION_MARK} 17\n{error}\n{TRACEBACK}").error == error

@@ -23,7 +23,6 @@ from megatron_ft.core.facts.launcher import (
     SnapshotRestored,
 )
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, RankGone
-from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.goodput.classify import Goodput, TimeClass, classify
@@ -114,11 +113,6 @@ def test_time_from_a_hang_to_its_verdict_is_detection() -> None:
     assert seconds(goodput(*events))["detection"] == 5.0
 
 
-def test_an_injected_fault_that_fails_nothing_is_no_detection() -> None:
-    slow = (45.0, FaultInjected(cycle=1, type="slow", rank=0))
-    assert seconds(goodput(*RUN, slow)) == seconds(goodput(*RUN))
-
-
 def test_a_restore_from_memory_is_cut_out_of_the_restart() -> None:
     restored = SnapshotRestored(cycle=1, key=SnapshotKey(0, 10), seconds=2.0)
     found = goodput(*RUN, (39.0, restored))
@@ -164,17 +158,6 @@ def test_iterations_done_three_times_count_once() -> None:
 def test_a_life_without_iterations_has_no_goodput() -> None:
     assert classify(timed([event for event in RUN if not isinstance(event[1], FirstIteration)])) is None
     assert classify([]) is None
-
-
-def test_a_running_job_is_productive_until_its_newest_record() -> None:
-    running = goodput(*RUN[:4], (25.0, RankGone(rank=1, cycle=0, iteration=15)))
-    assert seconds(running) == {"start_up": 6.0, "waiting_for_nodes": 4.0, "productive_step": 15.0}
-
-
-def test_a_cycle_that_never_trained_is_start_up_until_its_failure() -> None:
-    early = [event for event in begins(0, 1.0, 0, training=8.0) if not isinstance(event[1], FirstIteration)]
-    found = goodput((0.0, Meeting()), *early, crash(0, 7.0), ends(0, 8.0, 0), *begins(1, 9.0, 0, training=20.0))
-    assert seconds(found) == {"waiting_for_nodes": 2.0, "start_up": 6.0, "restart": 1.0 + 11.0}
 
 
 MOMENTS = st.integers(0, 100).map(float)

@@ -64,19 +64,6 @@ def test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen(
     assert choose(nodes, LAST) == SnapshotChoice(chosen, reason)
 
 
-def test_nodes_of_different_numbers_of_ranks_have_ranks_in_the_order_of_their_places() -> None:
-    first, second = KeptSnapshot(key(7), 3, (0,)), KeptSnapshot(key(7), 3, (1, 2))
-    assert choose([Kept((first,), 1), Kept((second,), 2)], LAST).key == key(7)
-    assert choose([Kept((second,), 2), Kept((first,), 1)], LAST) == SnapshotChoice(
-        reason="node 0 has no snapshot of rank 0"
-    )
-
-
-def test_segments_of_other_ranks_beside_those_of_the_node_do_no_harm() -> None:
-    all_ranks = KeptSnapshot(key(7), 4, (0, 1, 2, 3))
-    assert choose([Kept((all_ranks,), 2), Kept((all_ranks,), 2)], LAST).key == key(7)
-
-
 def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
     return dataclasses.replace(CycleEnd(2, restore, failure), **more)  # type: ignore[arg-type]
 
@@ -115,26 +102,6 @@ def test_snapshot_is_restored_until_two_cycles_fail_from_it_before_a_new_iterati
     last: CycleEnd, restore: Restore | None, reason: str
 ) -> None:
     assert next_restore(SnapshotChoice(key(7)), last) == (restore, reason)
-
-
-def test_two_failures_from_one_snapshot_and_then_none_whatever_the_failures() -> None:
-    failures, restores, last = [KILLED, "crash: a", "crash: b", "crash: c"], [], after(None, NAN, reached=9)
-    for failure in failures:
-        restore, _ = next_restore(SnapshotChoice(key(7)), last)
-        restores.append(None if restore is None else restore.tries)
-        if restore is None:
-            break
-        last = after(restore, failure, reached=9)
-    assert restores == [0, 1, None]
-
-
-def test_without_snapshots_there_is_no_reason() -> None:
-    assert next_restore(SnapshotChoice(), after(None, NAN)) == (None, "")
-    assert next_restore(SnapshotChoice(), after(None, NAN, resumes_from_file=True)) == (None, "")
-    assert next_restore(SnapshotChoice(reason="node 1 has no snapshot"), after(None, NAN)) == (
-        None,
-        "node 1 has no snapshot",
-    )
 
 
 @pytest.mark.parametrize(
@@ -186,18 +153,6 @@ def test_snapshot_of_files_that_fails_is_restored_once_more_and_then_bad() -> No
     assert (restore, why) == (None, "2 cycles that restored iteration 7 failed before a new one")
 
 
-def test_later_snapshot_is_newer_than_that_of_files_and_one_that_has_advanced_keeps_its_files() -> None:
-    last = CycleEnd(0, Restore(EARLIER, files=FILES.name), NAN, reached=9, advanced=True)
-    assert choose([kept(0, EARLIER, key(1, 0), world=2)], last).key == key(1, 0)
-    restore, _ = next_restore(SnapshotChoice(EARLIER), last)
-    assert restore is not None
-    assert (restore.key, restore.files, restore.tries) == (EARLIER, FILES.name, 0)
-
-
-def copy_of(place: int, *keys: SnapshotKey) -> tuple[KeptSnapshot, ...]:
-    return kept(place, *keys).snapshots
-
-
 def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
     """What a keeper reports that has segments of its own ranks and of another node's."""
     own = {each.key: each for each in found.snapshots}
@@ -205,30 +160,6 @@ def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
         ranks = own[each.key].ranks if each.key in own else ()
         own[each.key] = replace(each, ranks=tuple(sorted((*ranks, *each.ranks))))
     return replace(found, snapshots=tuple(own.values()), port=1)
-
-
-def test_node_without_segments_copies_them_from_the_node_that_has() -> None:
-    nodes = [merged(kept(0, key(7)), copy_of(1, key(7))), Kept(local_ranks=2)]
-    assert choose(nodes, LAST) == SnapshotChoice(key(7), copies=((0, (2, 3)),))
-    spare = merged(Kept(), copy_of(1, key(7)))
-    assert choose([kept(0, key(7)), Kept(local_ranks=2)], LAST, [spare]) == SnapshotChoice(
-        key(7), copies=((2, (2, 3)),)
-    )
-
-
-def test_newest_snapshot_of_which_there_are_segments_of_all_ranks_anywhere_is_chosen() -> None:
-    nodes = [merged(kept(0, key(7), key(8)), copy_of(1, key(7))), Kept(local_ranks=2)]
-    assert choose(nodes, LAST).key == key(7)
-
-
-def test_segments_that_no_keeper_serves_are_not_chosen() -> None:
-    nodes = [replace(merged(kept(0, key(7)), copy_of(1, key(7))), port=0), Kept(local_ranks=2)]
-    assert choose(nodes, LAST) == SnapshotChoice(reason="node 1 has no snapshot of iteration 7")
-
-
-def test_ranks_that_have_changed_places_are_copied_from_each_other() -> None:
-    nodes = [replace(kept(1, key(7)), port=1), replace(kept(0, key(7)), port=1)]
-    assert choose(nodes, LAST) == SnapshotChoice(key(7), copies=((0, (2, 3)), (1, (0, 1))))
 
 
 def test_too_many_nodes_to_copy_from_are_no_choice() -> None:

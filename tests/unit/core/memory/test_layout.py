@@ -21,7 +21,6 @@ from megatron_ft.core.memory.segment_layout import (
     decode,
     decode_trailer,
     encode,
-    name_of,
     split,
 )
 from megatron_ft.core.memory.snapshots import SnapshotKey
@@ -47,11 +46,6 @@ def test_layout_is_read_as_it_was_written() -> None:
     read = decode(encode(LAYOUT), 32)
     assert read == LAYOUT
     assert [type(each) for each in read.values["numbers"]] == [int, float, bool, type(None), str, float, tuple]
-
-
-def test_nan_survives() -> None:
-    read = decode(encode(Layout(SnapshotKey(0, 1), 0, 1, (), [math.nan])), 0)
-    assert math.isnan(read.values[0])
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -129,18 +123,6 @@ def test_malformed_layout_is_refused(name: str) -> None:
         decode(json.dumps(document).encode(), 32)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff", b'{"v":NaN}', b"[" * 100_000, b"1" * 5000])
-def test_bytes_that_are_no_layout_are_refused(raw: bytes) -> None:
-    with pytest.raises(LayoutError):
-        decode(raw, 0)
-
-
-@pytest.mark.parametrize("data_bytes", [31, 33])
-def test_layout_of_other_data_is_refused(data_bytes: int) -> None:
-    with pytest.raises(LayoutError, match="have 32 bytes"):
-        decode(encode(LAYOUT), data_bytes)
-
-
 def test_layout_that_is_nested_too_deep_is_refused() -> None:
     document = json.loads(encode(Layout(SnapshotKey(0, 1), 0, 1, (), None)))
     for _ in range(100):
@@ -158,12 +140,6 @@ def test_trailer_is_read_as_it_was_written() -> None:
     assert decode_trailer(TRAILER.encode(), SIZE) == TRAILER
 
 
-@pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
-def test_trailer_of_another_size_is_refused(size: int) -> None:
-    with pytest.raises(LayoutError):
-        decode_trailer(TRAILER.encode(), size)
-
-
 def test_changed_bit_before_the_digest_makes_a_trailer_invalid() -> None:
     raw = TRAILER.encode()
     for bit in range(8 * (TRAILER_BYTES - 16)):
@@ -171,11 +147,6 @@ def test_changed_bit_before_the_digest_makes_a_trailer_invalid() -> None:
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(LayoutError):
             decode_trailer(bytes(changed), SIZE)
-
-
-def test_short_trailer_is_refused() -> None:
-    with pytest.raises(LayoutError, match="too short"):
-        decode_trailer(b"ftmemcp1", 8)
 
 
 class Tensor:
@@ -202,7 +173,3 @@ def test_split_numbers_tensors_in_the_order_of_the_tree() -> None:
 def test_state_that_cannot_be_kept_is_refused_with_its_path(state: Any, message: str) -> None:
     with pytest.raises(SnapshotError, match=message):
         split(state, lambda _value: False)
-
-
-def test_name_of_a_path_reads_as_python() -> None:
-    assert name_of(("model", 0, "w")) == "state['model'][0]['w']"

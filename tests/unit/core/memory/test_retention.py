@@ -8,7 +8,6 @@ from megatron_ft.core.memory.retention import (
     Demand,
     Limit,
     NodeMemory,
-    give_way,
     is_stale,
     outdated,
     refusal,
@@ -44,29 +43,6 @@ def test_segment_is_outdated_only_if_older_than_the_complete_one(
 
 
 @pytest.mark.parametrize(
-    ("verified", "complete", "pinned", "goes"),
-    [
-        ([5], 5, [], None),
-        ([5, 6], 5, [], None),
-        ([5, 6, 7], 5, [], 6),  # 7 is what the others are most likely to complete
-        ([5, 6, 7], 5, [6], 7),
-        ([5, 6, 7], 5, [6, 7], None),  # nothing is written until the job has decided
-        ([5, 6, 7], None, [], 5),
-        ([5, 6, 7], 6, [], 5),
-    ],
-)
-def test_neither_the_complete_one_nor_a_pinned_one_gives_way(
-    verified: list[int], complete: int | None, pinned: list[int], goes: int | None
-) -> None:
-    found = give_way(
-        [key(each) for each in verified],
-        None if complete is None else key(complete),
-        [key(each) for each in pinned],
-    )
-    assert found == (None if goes is None else key(goes))
-
-
-@pytest.mark.parametrize(
     ("kept", "restore", "stale"),
     [
         (key(7, 1), None, False),  # of this cycle
@@ -93,28 +69,12 @@ def test_room_is_that_of_the_tightest_limit_less_its_reserve() -> None:
     assert room(NodeMemory(100 * GB, 60 * GB)).free_bytes == 55 * GB  # 5 %
 
 
-def test_snapshots_that_fit_are_not_refused() -> None:
-    assert refusal({0: Demand(GB)}, [0, 1], 0, NodeMemory(100 * GB, 11 * GB)) == ""
-
-
 def test_refusal_says_the_arithmetic() -> None:
     found = refusal({0: Demand(GB, GB // 2)}, [0, 1, 2, 3], 0, NodeMemory(100 * GB, 15 * GB))
     assert found == (
         "4 ranks need 14 GB (each up to 3 x 1 GB + 0.5 GB of copies); "
         "10 GB are free (15 GB available on the node, less a reserve of 5 GB)"
     )
-
-
-def test_rank_without_a_demand_counts_as_the_largest() -> None:
-    memory = NodeMemory(100 * GB, 11 * GB)  # 6 are free
-    assert refusal({0: Demand(GB // 2), 1: Demand(GB)}, [0, 1], 0, memory) == ""
-    assert refusal({0: Demand(GB // 2), 1: Demand(GB)}, [0, 1, 2], 0, memory) != ""
-
-
-def test_allocated_memory_is_not_counted_twice() -> None:
-    memory = NodeMemory(100 * GB, 6 * GB)  # 1 is free
-    assert refusal({0: Demand(GB)}, [0], 2 * GB, memory) == ""
-    assert refusal({0: Demand(GB)}, [0], 1 * GB, memory) != ""
 
 
 def test_chunk_is_refused_under_pressure() -> None:

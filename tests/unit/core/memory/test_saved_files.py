@@ -21,11 +21,6 @@ def test_name_of_a_set_tells_iteration_and_world_and_differs_between_lives() -> 
         assert saved_files.parse_set(name) == SavedFiles(name, 7, 4)
 
 
-@pytest.mark.parametrize("name", ["iteration-7", "iteration-7-of-4-xyz", ".removed-iteration-7-of-4-0123456789ab", ""])
-def test_other_names_are_no_set(name: str) -> None:
-    assert saved_files.parse_set(name) is None
-
-
 @pytest.mark.parametrize(
     ("names", "count"),
     [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import ANSWERS
 from megatron_ft.core.status.job_facts import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
 from tests.support.arrived import arrived
@@ -49,13 +47,6 @@ def test_heartbeats_that_were_sent_count_beside_sections_and_awaited_ones_do_not
     row = row_of(snapshot(sections=sections, **beats))
     assert row.timeout == TimeoutUse("heartbeat", None, 30.0, 40.0)
     assert row.heartbeat_s == 30.0
-
-
-def test_row_without_timeouts_or_in_the_warm_up_shows_no_timeout() -> None:
-    none = {"own_out_of_section_timeout_ns": None, "own_initial_heartbeat_timeout_ns": None}
-    assert row_of(snapshot(**none)).timeout is None
-    warming = {"warmup_iterations": 20, "sections": (SectionView("step", 0, 0, 10 * S),)}
-    assert row_of(snapshot(**warming, own_initial_heartbeat_timeout_ns=None)).timeout is None
 
 
 @pytest.mark.parametrize("elapsed_s", [1, 9, 10, 11])
@@ -104,21 +95,6 @@ def test_state_of_a_rank_follows_from_board_process_and_verdict(
         assert (row.timeout, row.sections, row.out_of_section_s) == (None, (), None)
 
 
-def test_rank_that_is_closing_shows_no_timeout() -> None:
-    sections = (SectionView("step", NOW - 9 * S, 3, 10 * S),)
-    row = row_of(snapshot(closing=True, sections=sections), process_state="T")
-    assert (row.state, row.timeout) == (RankState.STOPPED, None)
-
-
-def test_a_rank_that_ended_keeps_its_iteration() -> None:
-    assert row_of(snapshot(), rank=rank_facts(exit_code=1)).iteration == 12
-
-
-def test_rows_come_by_rank_and_ranks_that_were_not_read_are_there() -> None:
-    rows = job_facts(rank_facts(rank=9, local_rank=0), rank_facts(rank=5), readings={1: RankReading(snapshot())}).ranks
-    assert [(row.rank, row.state) for row in rows] == [(5, RankState.RUNNING), (9, RankState.NOT_ATTACHED)]
-
-
 def test_trouble_and_used_timeouts_are_seen_first_in_the_old_order() -> None:
     def row(rank: int, used_s: float | None, state: RankState = RankState.RUNNING) -> RankRow:
         use = None if used_s is None else TimeoutUse("section", "step", used_s, 10.0)
@@ -136,13 +112,3 @@ def test_facts_travel_as_json() -> None:
     ranks = (rank_facts(), rank_facts(local_rank=2, rank=6, exit_code=-9), rank_facts(local_rank=3, rank=7))
     facts = job_facts(*ranks, readings=readings)
     assert ANSWERS.parse(arrived(facts)) == facts
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"ranks": [{}]}, {"phase": "unheard of"}, {"last_cause": {"x": 1}}, {"run_id": None}]
-)
-def test_facts_of_another_version_are_refused(wrong: dict[str, Any]) -> None:
-    message = json.loads(arrived(job_facts(rank_facts())).body)
-    assert ANSWERS.parse(arrived({**message, "colour": "blue"})) == job_facts(rank_facts())
-    with pytest.raises(ProtocolError, match="job_facts: "):
-        ANSWERS.parse(arrived({**message, **wrong}))

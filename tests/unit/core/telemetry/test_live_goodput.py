@@ -50,9 +50,3 @@ def test_iterations_done_again_after_a_restart_are_redone() -> None:
     assert found.redone == 4
     assert found.seconds[TimeClass.RESTART] + found.seconds[TimeClass.WAITING] == 10.0
     assert sum(found.seconds.values()) == pytest.approx(130.0)
-
-
-def test_job_whose_ranks_have_begun_no_iteration_has_no_goodput() -> None:
-    live = LiveGoodput(100 * S)
-    live.hear(started(0, 102), 102 * S)
-    assert live.ask([snapshot(rank=0, first_iteration=None)], 150 * S)() is None

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import (
-    PHASES,
     Cause,
     CauseKind,
     CycleEnded,
@@ -20,13 +18,11 @@ from megatron_ft.core.facts.launcher import (
 from megatron_ft.core.telemetry.metrics import (
     DOWNTIME,
     HANGS,
-    ITERATION,
     METRICS,
     NODE_STATE,
     RANK_LAG,
     REDONE,
     RESTARTS,
-    TIMEOUT,
     JobMetrics,
     Metric,
     MetricKind,
@@ -86,22 +82,11 @@ def test_cycle_that_two_nodes_record_counts_once_as_place_0_tells_it(first: str)
     assert {phase: value for phase, value in found[DOWNTIME].items() if value} == {("stop",): 1.0}
 
 
-def test_section_with_a_timeout_has_a_count_of_hangs_before_the_first_one() -> None:
-    found = values(readings=Readings(timeouts={"step": 30.0}, iteration=5))
-    assert (found[HANGS], found[TIMEOUT], found[ITERATION]) == ({("step",): 0}, {("step",): 30.0}, {(): 5})
-
-
 def test_lost_node_is_shown_until_it_takes_part_again() -> None:
     lost, back = ("a", NodeLost(cycle=0, node="b")), ("a", CycleStarted(cycle=2, group_rank=0, back=("b",)))
     here = Readings(nodes={"a": NodeActivity.TRAINING})
     assert values(lost, ("a", started(1)), readings=here)[NODE_STATE][("b", "lost")] == 1
     assert {node for node, _ in values(lost, back, readings=here)[NODE_STATE]} == {"a"}
-
-
-def test_node_has_1_for_its_state_and_0_for_the_others() -> None:
-    shown = values(readings=Readings(nodes={"a": NodeActivity.TRAINING}))[NODE_STATE]
-    assert {state for (_, state), value in shown.items() if value} == {"training"}
-    assert len(shown) == len(NodeActivity)
 
 
 def test_only_place_0_shows_metrics_of_the_job() -> None:
@@ -114,16 +99,7 @@ def test_only_place_0_shows_metrics_of_the_job() -> None:
     assert metrics.is_at_place_0
 
 
-def test_every_phase_has_a_series_before_the_first_restart() -> None:
-    assert [phase for (phase,) in values()[DOWNTIME]] == [*PHASES]
-
-
 def test_no_counter_has_a_label_that_grows_with_a_run() -> None:
     found = {label for each in METRICS if each is not RANK_LAG for label in each.labels}
     assert not found & {"iteration", "pid", "rank", "cycle", "run_id"}
     assert RANK_LAG.kind is MetricKind.GAUGE
-
-
-def test_lag_is_shown_by_rank_and_node() -> None:
-    found = values(("a", started(0)), readings=Readings(lags=(RankLag(7, "b", 0.25, 0.01),)))
-    assert found[RANK_LAG] == {("7", "b"): 0.25}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, NodeLost
+from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, NodeLost
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.telemetry.notifications import EVENTS, job_ended, notification
 
@@ -21,12 +21,6 @@ def test_end_of_a_cycle_tells_the_cause_and_what_follows() -> None:
     assert told.keys() == {"event", "text", "cycle", "outcome", "cause", "action", "iteration", "restarts_left"}
 
 
-def test_end_of_a_cycle_that_succeeded_tells_its_outcome() -> None:
-    told = notification(CycleEnded(cycle=0, outcome="succeeded", action="finish"))
-    assert told is not None
-    assert (told["text"], told["cause"]) == ("cycle 0 ended: succeeded (finish)", None)
-
-
 def test_lost_node_is_told_with_the_reason() -> None:
     told = notification(NodeLost(cycle=2, node="n7", text="its launcher was not heard of for 12 s"))
     assert told == {
@@ -41,7 +35,3 @@ def test_end_of_the_job_tells_exit_code_and_cause() -> None:
     told = job_ended(Ending.NO_PROGRESS, 93, "3 cycles got no further")
     assert told["text"] == "the job has ended: no progress: 3 cycles got no further"
     assert (told["event"], told["outcome"], told["exit_code"]) == (EVENTS[1], "no_progress", 93)
-
-
-def test_start_of_a_cycle_is_told_to_no_person() -> None:
-    assert notification(CycleStarted(cycle=0)) is None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth
 from megatron_ft.core.telemetry.spans import (
     CYCLE,
@@ -101,26 +99,3 @@ def test_only_the_time_in_which_ranks_run_is_no_overhead() -> None:
     marked = {name: span.attributes.get("is_goodput_span") for name, span in cycle().items()}
     assert [name for name, is_overhead in marked.items() if is_overhead is False] == [RUN]
     assert marked[CYCLE] is None
-
-
-@pytest.mark.parametrize(
-    ("outcome", "noticed_ns", "told"),
-    [
-        ("succeeded", None, "succeeded"),
-        ("failed", 116 * S, "failed"),
-        ("failed", None, "peer_restart"),
-        ("membership", None, "peer_restart"),
-        ("excluded", None, "excluded"),
-        ("stopped", None, "terminated"),
-    ],
-)
-def test_outcome_is_told_in_the_words_of_nvidia_resiliency_ext(outcome: str, noticed_ns: int | None, told: str) -> None:
-    ended = CycleEnded(cycle=0, outcome=outcome, noticed_ns=noticed_ns, ending_ns=117 * S)
-    found = cycle(ended=ended)
-    assert found[CYCLE].attributes["nvrx.cycle_outcome"] == told
-    assert seconds(found[RUN])[1] == (117.0 if noticed_ns is None else 116.0)
-    assert FAULT not in found
-
-
-def test_cycle_that_never_started_here_has_no_span() -> None:
-    assert NodeSpans("a", 0).hear(CycleEnded(cycle=0, outcome="failed", cause=CAUSE), 5 * S) == []

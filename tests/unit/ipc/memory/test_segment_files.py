@@ -14,7 +14,7 @@ from megatron_ft.core.errors import LayoutError
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
 from megatron_ft.ipc.files.own_files import ForeignFileError
-from megatron_ft.ipc.memory import segment, segment_files
+from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.segment_files import SegmentToWrite, find_sets, load, remove_set, write_part
 from tests.support.extras import skip_module_without
 
@@ -71,15 +71,6 @@ def test_disk_that_fails_leaves_nothing(tmp_path: Path, fd: int, failing: str, m
     assert find_sets(str(tmp_path)) == []
 
 
-def test_files_that_are_not_wanted_any_more_leave_nothing(tmp_path: Path, fd: int) -> None:
-    def too_late() -> None:
-        raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        write_part(str(tmp_path), NAME, [SegmentToWrite(0, fd)], KEY, 1, HASHER, too_late)
-    assert everything(tmp_path) == []
-
-
 def test_writer_that_is_killed_leaves_a_set_that_is_not_whole(tmp_path: Path, fd: int) -> None:
     """Its temporary directory stays, as complete as it may be."""
     write(tmp_path, fd)
@@ -88,13 +79,6 @@ def test_writer_that_is_killed_leaves_a_set_that_is_not_whole(tmp_path: Path, fd
     assert (found.files.iteration, found.lacking) == (KEY.iteration, 1)
     with pytest.raises(LayoutError, match="no such file"):
         load(str(tmp_path), NAME, 0, 1, HASHER)
-
-
-def test_second_writer_of_the_same_ranks_changes_nothing(tmp_path: Path, fd: int) -> None:
-    write(tmp_path, fd)
-    before = [(each, each.stat().st_ino) for each in everything(tmp_path)]
-    write(tmp_path, fd)
-    assert [(each, each.stat().st_ino) for each in everything(tmp_path)] == before
 
 
 def test_set_written_last_is_first(tmp_path: Path, fd: int) -> None:
@@ -162,13 +146,6 @@ def test_file_of_another_snapshot_in_place_of_one_is_found(tmp_path: Path, fd: i
         load(str(tmp_path), NAME, 0, 1, HASHER)
 
 
-def test_set_renamed_to_another_iteration_is_found(tmp_path: Path, fd: int) -> None:
-    write(tmp_path, fd)
-    os.rename(tmp_path / NAME, tmp_path / set_name(KEY.iteration + 1, 1, "a life"))
-    with pytest.raises(LayoutError, match="another snapshot"):
-        load(str(tmp_path), set_name(KEY.iteration + 1, 1, "a life"), 0, 1, HASHER)
-
-
 def test_memory_that_does_not_suffice_leaves_no_segment(tmp_path: Path, fd: int) -> None:
     write(tmp_path, fd)
     before = len(os.listdir("/proc/self/fd"))
@@ -179,9 +156,3 @@ def test_memory_that_does_not_suffice_leaves_no_segment(tmp_path: Path, fd: int)
     with pytest.raises(MemoryError):
         load(str(tmp_path), NAME, 0, 1, HASHER, no_room)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ForeignFileError, match="is a file"):
-        segment_files.find_sets(str(tmp_path / "file"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from megatron_ft.ipc.log import LEVEL_VARIABLE
 from megatron_ft.launcher.base.environment import rank_environment
 from megatron_ft.launcher.early_command_line import parse_early
 
@@ -19,9 +18,3 @@ def test_environment_of_the_fork_server_lacks_the_secret_of_the_job() -> None:
     assert ahead is not None
     assert "FT_SECRET" not in ahead.environment
     assert ahead.environment["FT_SECRET_FILE"] == "/home/me/secret"
-
-
-def test_level_for_coordinators_is_not_in_the_environment_that_the_script_was_run_ahead_with() -> None:
-    assert rank_environment({**ENVIRON, LEVEL_VARIABLE: "10"}, reference_names=False) == rank_environment(
-        ENVIRON, reference_names=False
-    )

@@ -104,14 +104,6 @@ def test_run_directory_of_a_killed_launcher_alone_is_removed(tmp_path: Path) -> 
     os.close(claims[0] or -1)
 
 
-def test_run_directories_of_a_rebooted_host_or_a_container_are_removed(tmp_path: Path) -> None:
-    host, boot = run_directory._here()
-    for name, owner in (("rebooted", [host, "another-boot"]), ("container", ["another-host", boot])):
-        (made(tmp_path, name) / "owner").write_text(json.dumps(owner))
-    run_directory.remove_leftovers(str(tmp_path))
-    assert os.listdir(tmp_path) == []
-
-
 def test_the_next_launcher_looks_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         monkeypatch.setattr(tempfile, "tempdir", place)

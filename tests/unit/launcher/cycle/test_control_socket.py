@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,9 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle.control_socket import ControlSocket, WorkloadControl
-from megatron_ft.monitor.hello import parse as parse_hello
-from tests.support.arrived import arrived
 from tests.support.asleep import asleep_s
 
 ASK: dict[str, Any] = {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 3}
@@ -119,11 +115,3 @@ def test_peers_that_do_not_read_hold_nobody_up(served: Served) -> None:
     for sock in socks:
         sock.close()
     assert slept_s < 2.5, "a tenth of a second for each of them would be three seconds"
-
-
-def test_a_hello_that_is_none_is_told_of_in_a_short_line() -> None:
-    """A text as long as a message may be, written out with escapes, would be too long for one itself."""
-    for hello in ({"type": "é" * 400_000}, {"type": "hello", "cycle": "é" * 400_000}, {"type": "hello", "cycle": [[]]}):
-        with pytest.raises(ProtocolError) as caught:
-            parse_hello(arrived(hello))
-        assert len(json.dumps(str(caught.value))) < 1000

@@ -39,17 +39,6 @@ def reactor() -> Iterator[Reactor]:
     reactor.close()
 
 
-def test_timeouts_file_is_read_as_it_was_written(path: str) -> None:
-    assert write(path, state(), {}, Moment.END) == edge.StateWritten(True, "", Moment.END)
-    found = read(path, sets_aside=True)
-    assert found.state is not None
-    assert (found.state.timeouts["step"].timeout_s, found.problem, found.may_write) == (12.0, "", True)
-
-
-def test_missing_file_may_be_written(path: str) -> None:
-    assert read(path, sets_aside=True) == edge.StateRead(path, None, "", may_write=True)
-
-
 @pytest.mark.parametrize("content", ["", "{", '{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}'])
 def test_file_that_does_not_parse_is_set_aside_by_one_launcher(path: str, content: str) -> None:
     os.mkdir(os.path.dirname(path))
@@ -88,11 +77,6 @@ def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
     assert not found.may_write
     assert found.problem.startswith(f"{path} schema_version is 99")
     assert Path(path).read_text() == text
-
-
-def test_directory_in_place_of_the_file_is_left_alone(path: str) -> None:
-    os.makedirs(path)
-    assert read(path, sets_aside=True) == edge.StateRead(path, None, f"{path} is a directory: {NOT_WRITTEN}", False)
 
 
 def test_directory_that_refuses_the_file_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

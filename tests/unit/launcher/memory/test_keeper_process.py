@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
@@ -199,19 +198,6 @@ def test_end_of_life_waits_until_the_files_are_written_even_by_another_keeper(
     reactor.call_later(0.01, dies_and_its_successor_answers)
     assert processes.keeper.write_files(ORDER, is_wanted=lambda: True) == FilesWritten(5, 0.1)
     assert processes.heard()[-1] == ORDER
-
-
-def test_end_of_life_waits_no_longer_than_its_time_or_a_second_request(processes: Processes, reactor: Reactor) -> None:
-    short = replace(ORDER, within_s=0.01)
-    assert processes.keeper.write_files(short, is_wanted=lambda: True).why == "there was no more time"
-    reactor.call_later(0.01, lambda: None)
-    assert processes.keeper.write_files(ORDER, is_wanted=lambda: False).why == "a second signal asked to stop"
-
-
-def test_complete_snapshot_is_known_with_the_number_of_ranks(processes: Processes) -> None:
-    assert processes.keeper.last_complete() is None
-    processes.keeper.tell(Complete(KEY))
-    assert processes.keeper.last_complete() == (KEY, 1)
 
 
 def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(

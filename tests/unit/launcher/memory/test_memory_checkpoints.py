@@ -11,7 +11,6 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import (
-    EARLIER_LIFE,
     Complete,
     Kept,
     KeptSnapshot,
@@ -67,38 +66,6 @@ def heard() -> list[edge.FromKeeper]:
     return []
 
 
-def test_orders_of_the_machine_reach_the_keeper(heard: list[edge.FromKeeper]) -> None:
-    keeper, stock = Recorder(), []
-    memory = checkpoints(keeper, heard)
-    memory.prepare(1, [4, 5], 8, Restore(KEY, tries=1))
-    memory.take_stock(edge.TerminationMode.TERMINATED, stock.append)
-    assert keeper.orders == [(Prepare(1, (4, 5), 8, KEY),), ("take_stock", 10.0)]
-    assert (stock, heard) == ([STOCK], [])
-
-
-def test_keeper_gets_the_path_of_the_files_and_their_owner_hears_of_newer_snapshots(
-    heard: list[edge.FromKeeper],
-) -> None:
-    keeper, files = Recorder(), Files()
-    memory, earlier = checkpoints(keeper, heard, files), SnapshotKey(EARLIER_LIFE, 7)
-    memory.prepare(0, [4], 8, Restore(earlier, files="iteration-7"))
-    memory.tell(Passed(KEY))
-    memory.tell(Complete(KEY))
-    assert keeper.orders == [
-        (Prepare(0, (4,), 8, earlier, files="/snapshots/iteration-7"),),
-        (Passed(KEY),),
-        (Complete(KEY),),
-    ]
-    assert files.newer == [KEY]
-
-
-@pytest.mark.parametrize("way", [edge.TerminationMode.FINISHED, edge.TerminationMode.KILLED])
-def test_end_of_a_job_does_not_wait_for_the_stock(heard: list[edge.FromKeeper], way: edge.TerminationMode) -> None:
-    keeper, stock = Recorder(), []
-    checkpoints(keeper, heard).take_stock(way, stock.append)
-    assert (keeper.orders, stock) == ([], [Kept()])
-
-
 def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
@@ -117,13 +84,6 @@ def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromK
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
     memory.hear(RankRestored(KEY, 0.7, 5))
     assert heard == [RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")]
-
-
-def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.FromKeeper]) -> None:
-    memory = checkpoints(Recorder(), heard)
-    memory.prepare(1, [4, 5], 8, None)
-    memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
-    assert heard == []
 
 
 def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[edge.FromKeeper]) -> None:

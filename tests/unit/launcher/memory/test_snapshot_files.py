@@ -12,7 +12,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.memory.saved_files import set_name
-from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SavedFiles, SnapshotKey
 from megatron_ft.core.messages.keeper import FilesWritten, WriteFiles
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 
@@ -56,15 +56,6 @@ def left(path: Path, *parts: str, name: str = NAME) -> None:
         (path / name / part).mkdir()
 
 
-def test_whole_snapshot_is_found(tmp_path: Path) -> None:
-    left(tmp_path, "ranks-0-1", "ranks-2-3")
-    directory = Directory(tmp_path)
-    directory.files.look()
-    assert directory.files.found == Kept(local_ranks=2, files=SavedFiles(NAME, 7, 4), reads_files=True)
-    assert directory.files.path_of(NAME) == f"{tmp_path}/{NAME}"
-    assert directory.said == []
-
-
 def test_snapshot_that_is_not_whole_is_said_and_the_one_before_is_used(tmp_path: Path) -> None:
     left(tmp_path, "ranks-0-3")
     newer = set_name(9, 4, "a later life")
@@ -84,13 +75,6 @@ def test_directory_is_made_before_the_job_begins_and_a_file_in_its_place_is_a_mi
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"--ft-memory-checkpoint-dir {tmp_path}/file: is a file"):
         Directory(tmp_path / "file").files.look()
-
-
-def test_without_a_directory_nothing_is_read_or_written() -> None:
-    directory, keeper = Directory(None), Recorder()
-    directory.files.look()
-    directory.write(keeper)
-    assert (directory.files.found, keeper.orders, directory.said, directory.announced) == (Kept(), [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -115,13 +99,6 @@ def test_last_complete_snapshot_is_written_in_the_time_that_is_left(tmp_path: Pa
     assert keeper.orders[0].within_s == pytest.approx(5.0, abs=1.0)
     assert keeper.orders[1].within_s == 25.0
     assert directory.announced[0] == f"wrote iteration 9 to {tmp_path}/{name} (1 GB of this node, 0.5 s)"
-
-
-def test_failure_to_write_is_said_by_each_node(tmp_path: Path) -> None:
-    directory = Directory(tmp_path)
-    directory.write(Recorder(why="No space left on device"))
-    name = set_name(9, 4, "a life")
-    assert directory.said == [f"iteration 9 in memory isn't written to {tmp_path}/{name}: No space left on device"]
 
 
 @pytest.mark.parametrize(

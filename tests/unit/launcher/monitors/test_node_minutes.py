@@ -43,14 +43,3 @@ def test_a_rank_that_says_nothing_holds_up_the_others_for_ten_seconds() -> None:
     assert log.lines == []
     minutes.write_due(15 * S)
     assert log.lines == [[0, 1]]
-
-
-def test_other_minutes_and_other_sections_are_other_lines() -> None:
-    log = Log()
-    minutes = NodeMinutes(log, 2)
-    minutes.add(minute(0), 0)
-    minutes.add(minute(1, names=("step", "save")), 0)
-    minutes.add(minute(0, at_s=120), 0)
-    minutes.add(minute(1), 0)
-    minutes.write_all()
-    assert sorted(log.lines) == [[0], [0, 1], [1]]

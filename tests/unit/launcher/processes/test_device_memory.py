@@ -64,33 +64,6 @@ def waiting() -> Iterator[Callable[[Callable[[], list[Holding] | None] | None], 
 Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
 
 
-def test_ranks_start_when_the_memory_is_free(waiting: Make) -> None:
-    answers = [[HELD], [HELD, Holding(0, 8)], [Holding(0, 8)]]
-    one = waiting(lambda: answers.pop(0))
-    one.wait(7)
-    assert answers == []
-    assert one.said == []  # too short to speak of
-
-
-def test_a_driver_that_tells_nothing_is_not_waited_for(waiting: Make) -> None:
-    asked = []
-    one = waiting(lambda: asked.append(1))
-    one.wait(7)
-    assert asked == [1]
-    assert one.said == []
-
-
-def test_memory_is_not_asked_for_without_a_driver_or_ended_processes(waiting: Make) -> None:
-    threads = threading.active_count()
-    without = waiting(None)
-    without.wait(7)
-    idle = waiting(lambda: pytest.fail("asked"))
-    idle.wait()
-    idle.memory.wait(lambda: None)  # before the first cycle
-    assert threading.active_count() == threads
-    assert (without.loads, idle.loads) == (1, 0)
-
-
 def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.2)
     monkeypatch.setattr(device_memory, "_TELL_AFTER_S", 0.05)
@@ -133,13 +106,3 @@ def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch:
     answer.set()
     assert one.loads == 1
     assert one.said == ["the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks"]
-
-
-def test_wait_for_memory_ends_when_the_launcher_is_asked_to_stop(waiting: Make) -> None:
-    began_s = time.monotonic()
-
-    def check() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        waiting(lambda: [HELD] if time.monotonic() < began_s + 2 else []).wait(7, check=check)

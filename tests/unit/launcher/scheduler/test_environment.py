@@ -15,7 +15,6 @@ from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.log_directory import make_log_directory
 from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
 from megatron_ft.launcher.outcome import LauncherEnd, tell_kubernetes
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
@@ -101,27 +100,6 @@ def test_job_of_one_node_takes_nothing_from_the_scheduler(options: list[str], mo
     assert (line.taken, line.max_nodes, meeting_place(line, os.environ).kind) == ("", 1, Kind.ALONE)
 
 
-def test_a_backend_that_is_not_served_is_refused_in_a_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--rdzv-backend: 'etcd-v2' is not supported"):
-        line_in(monkeypatch, STEP, "--rdzv-backend=etcd-v2")
-
-
-def test_variables_of_torchrun_are_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = line_in(monkeypatch, {**STEP, "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:7", "PET_RDZV_ID": "x"})
-    assert (line.max_nodes, line.namespace.rdzv_endpoint, line.run_id, line.taken) == (2, "a:7", "x", "")
-
-
-def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = line_in(monkeypatch, {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_PROCID": "0"})
-    assert (line.max_nodes, line.taken, line.where.log_name) == (1, "", "slurm-4711")
-
-
-def test_scheduler_restart_is_not_called_a_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = line_in(monkeypatch, {**STEP, "SLURM_RESTART_COUNT": "2"})
-    assert line.taken.startswith("Slurm job 4711 step 0 restart 2: ")
-    assert line.run_id == "4711.0.2"
-
-
 ALONE = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
 
 
@@ -163,14 +141,6 @@ def test_forgotten_srun_is_named(
     assert len(warnings) == (warning is not None)
     if warning is not None:
         assert re.search(warning, warnings[0])
-
-
-@pytest.mark.parametrize("change", [{"SLURM_STEP_ID": "0"}, {"SLURM_JOB_NUM_NODES": "1"}, {"PMI_RANK": "0"}])
-def test_launcher_that_another_program_started_is_not_told_of_srun(
-    change: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = line_in(monkeypatch, {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "3", **change})
-    assert line.options.warnings == []
 
 
 def test_job_has_another_identity_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,12 +187,6 @@ def test_users_signals_are_for_ranks_that_want_them_and_else_a_request_to_stop(m
     assert set(line_in(monkeypatch, STEP).save_signals) == {signal.SIGUSR1, signal.SIGUSR2}
     assert line_in(monkeypatch, STEP, "--ft-forward-signals=USR1").save_signals == (signal.SIGUSR2,)
     assert line_in(monkeypatch, STEP, "--scheduler=none").save_signals == ()
-
-
-def test_nodes_and_lives_of_a_job_share_a_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    made = {make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="x", job_name="slurm-7") for _ in range(2)}
-    assert made == {str(tmp_path / "megatron_ft" / "slurm-7")}
 
 
 def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,24 +122,3 @@ def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: 
             server.changed_file()
         assert select.select([server.pidfd], [], [], BOUND_S)[0]
         assert process_tree.exit_code_unreaped(server.pid) in (-signal.SIGKILL, 0)
-
-
-@pytest.mark.parametrize("answer", [{"type": "forked"}, {"type": "forked", "pid": 0}, {"type": "forked", "pid": "7"}])
-def test_a_rank_without_a_number_is_none(tmp_path: Path, answer: dict[str, Any]) -> None:
-    with ready(tmp_path, answer) as server, pytest.raises(ServerError, match="forked: "):
-        server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
-
-
-@pytest.mark.parametrize("pid", [1 << 22, 1])
-def test_a_rank_is_a_child_of_the_launcher(tmp_path: Path, pid: int) -> None:
-    with ready(tmp_path, {"type": "forked", "pid": pid}) as server:
-        with pytest.raises(ServerError, match=f"^process {pid}, which it names as a rank, is no child of"):
-            server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
-        assert select.select([server.pidfd], [], [], BOUND_S)[0]
-
-
-def test_a_server_that_can_fork_nobody_lives_on(tmp_path: Path) -> None:
-    with ready(tmp_path, {"type": "failed", "reason": "no room"}) as server:
-        with pytest.raises(ServerError, match=r"^no room$"):
-            server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
-        assert process_tree.exit_code_unreaped(server.pid) is None

@@ -53,14 +53,6 @@ def test_files_that_cannot_be_made_cost_no_more_than_the_files(tmp_path: Path) -
     assert warning.startswith("warning: could not create the ranks' log files")
 
 
-def test_error_files_exist_without_a_log_directory(tmp_path: Path) -> None:
-    said: list[str] = []
-    files = reify(DefaultLogsSpecs(log_dir=os.devnull), tmp_path, cycle=2, restarts=0, said=said)
-    assert list(files.error_files.values()) == [str(tmp_path / "run" / f"error-2-{each}.json") for each in range(2)]
-    assert (files.stdouts, said) == ({0: "", 1: ""}, [])
-    assert {getattr(files, name, os.devnull) for name in ("filtered_stdout", "filtered_stderr")} == {os.devnull}
-
-
 @pytest.mark.parametrize(
     ("prefix", "path"),
     [("/logs/job.log", "/logs/job_cycle3.log"), ("/logs/a.b/job", "/logs/a.b/job_cycle3.log")],
@@ -80,17 +72,6 @@ def test_lines_of_several_ranks_are_whole(tmp_path: Path) -> None:
     lines = [f"{rank}: {line}" for line in ("ab", "c", "d") for rank in (" 0", "10")]
     assert Path(path).read_text().splitlines() == lines
     assert said == []
-
-
-def test_log_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = list[str]()
-    stream = CopiedStream("", str(tmp_path / "file" / "out.log"), rank="0", say=said.append)
-    for _ in range(3):
-        stream.write("line\n")
-    stream.stop()
-    assert len(said) == 1
-    assert said[0].startswith(f"--ft-per-cycle-applog-prefix: {tmp_path}/file/out.log can't be written: ")
 
 
 def test_cycle_log_takes_the_output_that_would_go_to_the_launcher(tmp_path: Path) -> None:

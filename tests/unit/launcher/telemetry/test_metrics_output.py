@@ -9,7 +9,6 @@ import pytest
 
 from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
-from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.telemetry.metrics import NodeActivity, Readings
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
@@ -63,19 +62,3 @@ def test_served_metrics_are_those_of_the_last_look() -> None:
     assert 'megatron_ft_section_seconds_sum{section="step"} 0.6' in shown
     connection.close()
     output.close()
-
-
-def test_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    path = tmp_path / "job.prom"
-    path.mkdir()
-    (path / "taken").touch()  # no file can take its place
-    output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=said.append)
-    output.close()
-    assert said == [f"metrics can't be written to {path}: Is a directory"]
-    assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
-
-
-def test_directory_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--ft-metrics-textfile: .*/none is no directory$"):
-        MetricsOutput(LauncherOptions(metrics_textfile=str(tmp_path / "none" / "a.prom")), node="a", say=pytest.fail)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ import pytest
 
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.telemetry.spans import IS_OVERHEAD
-from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes, why_not
+from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -123,13 +122,6 @@ def test_collector_that_is_stuck_costs_the_end_of_the_launcher_a_second_at_most(
 )
 def test_standard_variables_switch_traces_on_and_off(environ: Mapping[str, str], wanted: bool) -> None:
     assert are_wanted(environ) is wanted
-
-
-def test_protocol_that_is_not_spoken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_not({}) == ""
-    assert why_not({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}).startswith("the protocol is grpc")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert "pip install 'megatron-ft[traces]'" in why_not({})
 
 
 def test_resource_names_a_job_as_megatron_lm_does() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
-from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.rank.base import say
 from megatron_ft.rank.client.client import RankMonitorClient
 
@@ -47,12 +47,3 @@ def test_call_before_initialisation_is_still_an_error() -> None:
     for use in (RankMonitorClient().send_heartbeat, lambda: RankMonitorClient().start_section("step")):
         with pytest.raises(RankMonitorClientError, match="not initialized"):
             use()
-
-
-@pytest.mark.usefixtures("_without_launcher")
-def test_required_launcher_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FT_REQUIRE_LAUNCHER", "1")
-    client = RankMonitorClient()
-    with pytest.raises(NotUnderLauncherError, match="start this script with ft_launcher"):
-        client.init_workload_monitoring()
-    assert not client.is_initialized

@@ -41,19 +41,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     board.close()
 
 
-def test_longest_interval_of_each_section_and_out_of_section_is_kept(bench: Bench) -> None:
-    for seconds, pause_s in ((1.0, 0.5), (3.0, 2.0), (2.0, 0.1)):
-        bench.interval("step", seconds, pause_s=pause_s)
-    assert bench.recorder.observed() == {"step": 3 * S, "save": -1, "out_of_section": 2 * S}
-
-
-def test_nested_section_is_no_time_out_of_section(bench: Bench) -> None:
-    bench.recorder.start("step")
-    bench.interval("save", 5.0, pause_s=4.0)
-    bench.recorder.end("step")
-    assert bench.recorder.observed() == {"step": 9 * S, "save": 5 * S, "out_of_section": 0}
-
-
 def test_time_since_the_last_section_counts_when_the_clocks_are_restarted(bench: Bench) -> None:
     bench.interval("step", 1.0)
     bench.now_ns += 7 * S

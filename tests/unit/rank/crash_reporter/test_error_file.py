@@ -15,13 +15,6 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput, innermost_error, 
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 
 
-class Mute(Exception):
-    """It can't even say what is wrong."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
 def raised(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     try:
         raise error
@@ -68,16 +61,6 @@ def test_existing_error_file_is_not_overwritten(path: Path) -> None:
     path.write_text("torch's")
     write_error_file(*raised(KeyError("later")))
     assert path.read_text() == "torch's"
-
-
-def test_exception_whose_text_cannot_be_read_is_named_by_type(path: Path) -> None:
-    write_error_file(*raised(Mute()))
-    assert words_of_error_file(path.read_text()).error == "Mute: (its text can't be read)"
-
-
-def test_an_interrupt_is_no_exception_of_the_script(path: Path) -> None:
-    write_error_file(*raised(KeyboardInterrupt()))
-    assert not path.exists()
 
 
 def test_error_file_that_cannot_be_written_is_skipped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

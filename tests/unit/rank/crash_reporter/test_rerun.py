@@ -59,12 +59,6 @@ def test_a_process_that_is_not_about_to_exit_by_the_machine_writes_nothing(
     assert current_rerun_state() is None
 
 
-def test_a_process_without_the_module_writes_nothing_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    assert current_rerun_state() is None
-    assert MODULE not in sys.modules
-
-
 def test_a_forked_child_does_not_speak_for_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, machine("WILL_RERUN_FROM_CHECKPOINT"))
     stack = os.memfd_create("stacks")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -42,31 +41,6 @@ def test_fault_is_injected_at_its_iteration_and_once(injected: list[tuple[str, i
     assert len(injected) == 1
 
 
-def test_other_ranks_and_cycles_arent_hit(injected: list[tuple[str, int]]) -> None:
-    for rank, cycle in ((2, 0), (1, 1), (0, 2)):
-        injector = FaultInjector(FAULTS, rank=rank, cycle=cycle)
-        for iteration in range(100):
-            injector.on_iteration(iteration)
-    assert injected == []
-
-
-def test_pending_faults_are_those_of_this_rank_still_to_come(injected: list[tuple[str, int]]) -> None:
-    injector = FaultInjector(FAULTS, rank=1, cycle=0)
-    assert injector.pending() == [FAULTS[0], FAULTS[2]]
-    injector.on_iteration(25)
-    assert injector.pending() == [FAULTS[2]]
-    assert FaultInjector(FAULTS, rank=1, cycle=1).pending() == [FAULTS[2]] * 0
-    assert FaultInjector(FAULTS, rank=0, cycle=1).pending() == [FAULTS[2]]
-    assert FaultInjector(FAULTS, rank=0, cycle=2).pending() == []
-
-
-def test_injector_without_faults_does_nothing() -> None:
-    injector = FaultInjector.disabled()
-    for iteration in range(3):
-        injector.on_iteration(iteration)
-    assert injector.pending() == []
-
-
 def test_plan_file_is_read_and_its_fault_injected_with_a_line(
     tmp_path: Path, injected: list[tuple[str, int]], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,17 +71,3 @@ def test_fault_is_logged_before_it_is_injected(bench: Bench, monkeypatch: pytest
         "cycle": 0,
     }
     state.rank_monitor_client.shutdown_workload_monitoring()
-
-
-def test_slow_fault_slows_all_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    fault = PlannedFault(cycle=0, rank=0, iteration=3, type="slow", seconds=0.5)
-    injector = FaultInjector([fault], rank=0, cycle=0)
-    for iteration in range(6):
-        injector.on_iteration(iteration)
-    assert slept == [0.5] * 3
-    other = FaultInjector([fault], rank=1, cycle=0)
-    for iteration in range(6):
-        other.on_iteration(iteration)
-    assert len(slept) == 3

@@ -53,12 +53,6 @@ def test_setup_names_an_absolute_path_where_the_save_directory_is_relative(
     assert state.fault_tolerance_state.ft_state_path == os.path.join("here", "ft_state.json")
 
 
-def test_setup_names_no_file_where_checkpoints_go_to_an_object_store(bench: Bench) -> None:
-    state = ft.GlobalState.create(save="msc://bucket/run", ft=ft.FaultToleranceSettings(calc_ft_timeouts=True))
-    ft.setup(state.cfg, state)
-    assert bench.hellos[0] == {"state_path": "", "learns": True}
-
-
 def test_sections_without_a_configured_timeout_are_added_to_the_board(bench: Bench) -> None:
     bench.config.rank_section_timeouts = {"step": 9.0}
     bench.start()
@@ -117,15 +111,6 @@ def test_renewed_board_gets_the_facts_again(bench: Bench) -> None:
     assert [board.words[number] for number in (layout.W_LEARNING_FACTS, layout.W_STEPS, layout.W_SAVES)] == before
 
 
-def test_shutdown_without_learning_waits_for_nobody(bench: Bench) -> None:
-    state = bench.start()
-    began = time.monotonic()
-    ft.shutdown(state)
-    assert time.monotonic() - began < 1.0
-    assert facts(bench) == USUAL | layout.FACT_RUN_ENDS
-    assert bench.seen().closing
-
-
 def test_shutdown_with_learning_waits_until_the_launcher_has_written(bench: Bench) -> None:
     state = bench.start(calc_ft_timeouts=True)
     board = bench.boards[-1]
@@ -161,24 +146,9 @@ def test_shutdown_that_is_not_confirmed_ends_within_its_bound_and_says_so(
     assert text in capfd.readouterr().err
 
 
-def test_other_ranks_than_0_wait_for_nobody_at_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    state = bench.start(calc_ft_timeouts=True)
-    began = time.monotonic()
-    ft.shutdown(state)
-    assert time.monotonic() - began < 1.0
-
-
 def test_setup_on_rank_0_creates_a_missing_save_directory_and_nothing_in_it(bench: Bench) -> None:
     bench.start(calc_ft_timeouts=True)
     assert list((bench.tmp_path / "ckpt").iterdir()) == []
-
-
-def test_save_directory_that_cannot_be_created_is_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    (bench.tmp_path / "ckpt").symlink_to(bench.tmp_path / "nowhere" / "deep")
-    state = bench.start()
-    assert state.rank_monitor_client.is_initialized
-    assert capfd.readouterr().err.count("can't be created") == 1
 
 
 def test_hooks_after_setup_touch_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

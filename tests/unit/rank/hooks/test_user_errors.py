@@ -66,30 +66,6 @@ def test_broken_plan_of_this_rank_ends_the_job_with_2(
     assert capfd.readouterr().err == f"FT: ERROR: {request.description}\n"
 
 
-def test_mistake_without_a_launcher_is_still_printed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("FT_LAUNCHER_IPC_SOCKET", raising=False)
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(SystemExit):
-        user_errors.end_job("no such thing")
-    said = capfd.readouterr().err.splitlines()
-    # threads of logs that other tests have opened may say something, too
-    assert [line for line in said if not line.startswith("megatron_ft: event log ")] == ["FT: ERROR: no such thing"]
-
-
-def unusable_directories(tmp_path: Path) -> dict[str, Path]:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "deep")
-    return {
-        "under a file": tmp_path / "file" / "ckpt",
-        "a file": tmp_path / "file",
-        "a dangling link": tmp_path / "dangling",
-        "a directory that takes no file": Path("/proc"),
-        "in a directory that takes none": Path("/proc/ckpt"),
-    }
-
-
 def test_a_full_disk_doesnt_end_the_job(tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Any) -> None:
         raise OSError(28, "No space left on device")

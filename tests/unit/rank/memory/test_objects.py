@@ -12,10 +12,9 @@ import torch
 
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import KeeperHello, NotKept
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import objects, saving
-from tests.support.keepers import RealKeeper, ScriptedKeeper
+from tests.support.keepers import RealKeeper
 
 KEY, ABOUT = "k" * 64, "rank 0"
 
@@ -119,11 +118,6 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
     assert objects.load(SnapshotKey(0, 10), "here")["w"].tolist() == [1.0, 1.0]
 
 
-def test_search_that_finds_nothing_has_the_keeper_started(keeper: RealKeeper) -> None:
-    assert objects.available("here") == {}
-    assert objects._keys == {_place()[0].path: "aa" * 32}
-
-
 def test_object_under_another_key_is_left_out_with_a_line(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,28 +126,6 @@ def test_object_under_another_key_is_left_out_with_a_line(
     objects.save(10, {"w": torch.ones(2)}, "here")
     assert objects.available("here") == {}
     assert "iteration 10 isn't used: its MAC isn't this job's" in capfd.readouterr().err
-
-
-def test_snapshot_that_the_keeper_has_not_is_left_out_with_a_line(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:10")
-    assert objects.available("here") == {}
-    assert "iteration 10 isn't used: rank 0 has no verified segment" in capfd.readouterr().err
-
-
-def test_keeper_that_refuses_is_asked_once(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    keeper = ScriptedKeeper(path, {KeeperHello: NotKept("this is cycle 3, not 0")})
-    monkeypatch.setattr(objects, "_CONNECT_S", 0.05)
-    objects.save(10, {"w": torch.ones(2)}, "here")
-    count = keeper.count(KeeperHello)
-    objects.save(20, {"w": torch.ones(2)}, "here")
-    assert keeper.count(KeeperHello) == count > 0
-    assert saving.running() is None
-    assert "no memory checkpoint is saved" in capfd.readouterr().err
-    keeper.close()
 
 
 def _place() -> tuple[Any, Any]:

@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.memory import interval
 from megatron_ft.core.memory.interval import Interval
-from megatron_ft.core.memory.retention import SEGMENTS, give_way, outdated
-from megatron_ft.core.memory.snapshots import Complete, Passed, SnapshotKey
 from megatron_ft.core.messages.keeper import BeginSegment, KeeperHello, KeeperWelcome, NotKept, Reserve, Reserved
 from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
@@ -71,100 +68,6 @@ def saves(saver: Saver, iteration: int) -> bool:
 # -- strides ------------------------------------------------------------------------------------------------------
 
 
-class FakeSnapshot:
-    """Has a segment at once, or waits for it and is given up by the next step."""
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-        self.over, self.granted = threading.Event(), threading.Event()
-        self.error: Exception | None = None
-
-
-class Node:
-    """Node of one rank whose snapshots are verified at once."""
-
-    def __init__(self, place: int, stride: int, *, is_given_up: bool) -> None:
-        self.place = place
-        self.saver = saver_at(Path("/nowhere"), place)
-        self.saver._stride = stride
-        self._is_given_up = is_given_up
-        self._verified: set[SnapshotKey] = set()
-        self._complete: SnapshotKey | None = None
-        self._released: SnapshotKey | None = None
-
-    def step(self, iteration: int) -> list[SnapshotKey]:
-        """Save if wanted; return what the job is to be told."""
-        if iteration % self.saver._stride or self.saver._is_busy(1):
-            return []
-        self.saver._thread = threading.main_thread()
-        self.saver._snapshot = FakeSnapshot(iteration)  # type: ignore[assignment]
-        return self._grant()
-
-    def hear(self, fact: object) -> list[SnapshotKey]:
-        if isinstance(fact, Complete):
-            self._complete = fact.key
-            self._verified -= set(outdated(self._verified, fact.key))
-        elif isinstance(fact, Passed):
-            self._released = fact.key
-            self._verified -= {key for key in self._verified if key <= fact.key and key != self._complete}
-        waited = self.saver._snapshot
-        return [] if waited is None or waited.over.is_set() else self._grant(is_late=True)
-
-    def _grant(self, *, is_late: bool = False) -> list[SnapshotKey]:
-        snapshot: Any = self.saver._snapshot
-        pinned = {key for key in self._verified if self._released is None or key > self._released}
-        gone = give_way(self._verified, self._complete, pinned)
-        if len(self._verified) == SEGMENTS and gone is None:
-            return []
-        self._verified.discard(gone) if gone else None
-        snapshot.granted.set()
-        snapshot.over.set()
-        if is_late and self._is_given_up:
-            snapshot.error = GivenUpError("training went on before it was read")
-            return []
-        key = SnapshotKey(0, snapshot.iteration)
-        self._verified.add(key)
-        return [key]
-
-
-@pytest.mark.parametrize("is_given_up", [True, False], ids=["read while training", "copied"])
-@pytest.mark.parametrize("stride", [2, 4, 8, 16, 32])
-def test_rank_that_saves_each_iteration_meets_one_that_saves_few(stride: int, is_given_up: bool) -> None:
-    nodes = [Node(0, 1, is_given_up=is_given_up), Node(1, stride, is_given_up=is_given_up)]
-    job = CompleteSnapshots(0, 2)
-    found: list[int] = []
-    for iteration in range(1, 201):
-        saved = [(node.place, key) for node in nodes for key in node.step(iteration)]
-        while saved:
-            place, key = saved.pop(0)
-            fact = job.saved(place, key)
-            if isinstance(fact, Complete):
-                found.append(fact.key.iteration)
-            if fact is not None:
-                saved += [(node.place, each) for node in nodes for each in node.hear(fact)]
-    assert found, [node.saver._stride for node in nodes]
-    assert found[-1] > 200 - 2 * stride
-
-
-def test_rank_that_was_slow_for_a_while_saves_as_often_as_before_again() -> None:
-    saver = saver_at(Path("/nowhere"))
-    saver._save_less(1)
-    saver._save_less(1)
-    assert saver._stride == 2
-    for _ in range(saving._CALM):
-        assert not saver._is_busy(1)
-    assert saver._stride == 2
-    saver._is_busy(1)
-    assert saver._stride == 1
-    saver._save_less(1)
-    saver._save_less(1)  # that was too early: the next time it waits for twice as many
-    for _ in range(2 * saving._CALM):
-        saver._is_busy(1)
-    assert saver._stride == 2
-    saver._is_busy(1)
-    assert saver._stride == 1
-
-
 def test_failures_of_any_rank_are_said_and_those_of_a_node_by_its_first_rank(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,18 +81,6 @@ def test_failures_of_any_rank_are_said_and_those_of_a_node_by_its_first_rank(
     say.warn_of_node("no xxhash")
     lines = capfd.readouterr().err
     assert re.findall("WARNING: (.*)", lines) == ["rank 5: no memory", "rank 5: no xxhash"]
-
-
-def test_rank_says_a_bounded_number_of_times_that_it_saves_less_often(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "5")
-    slow = saver_at(Path("/nowhere"), 5)
-    for _ in range(40):
-        slow._save_less(10)
-    lines = [line for line in capfd.readouterr().err.splitlines() if "rank 5 saves every" in line]
-    assert "rank 5 saves every 20 iterations from now on" in lines[0]
-    assert len(lines) == saving._MOST_LINES
 
 
 # -- keepers ------------------------------------------------------------------------------------------------------
@@ -276,26 +167,6 @@ def test_thread_that_cannot_start_costs_one_snapshot_and_not_the_training(
         patched.setattr(threading.Thread, "start", fail)
         assert not saves(saver, 1)
     assert saves(saver, 2)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_thread_that_an_exception_ends_does_not_end_saving(
-    saver: Saver, real: RealKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_snapshot: object) -> None:
-        raise SystemExit
-
-    assert saves(saver, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(saver, "_save", fail)
-        saver.save(2, state(), 1)
-        assert saver._thread is not None
-        saver._thread.join(BOUND_S)
-        patched.setattr(saver, "_start_thread", lambda: True)  # it ends just after it was looked at
-        saver.save(3, state(), 1)
-        assert saver._snapshot is not None
-        assert saver._snapshot.iteration == 3
-    assert saves(saver, 4)
 
 
 def begun(saver: Saver, monkeypatch: pytest.MonkeyPatch, iterations: Iterable[int], every: Any) -> list[int]:

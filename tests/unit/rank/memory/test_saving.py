@@ -14,9 +14,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.snapshots import Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import Fetch, KeeperHello, KeeperWelcome, NotKept
 from megatron_ft.ipc.memory import digests
-from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import restoring, saving
-from megatron_ft.rank.memory.keeper_connection import find_place
 from tests.support.keepers import RealKeeper, ScriptedKeeper
 from tests.support.launching import wait_until
 
@@ -31,26 +29,6 @@ def test_without_a_launcher_nothing_is_saved_or_restored(capfd: pytest.CaptureFi
     memory_checkpoint.wait()
     assert memory_checkpoint.restore(state) is None
     assert len(os.listdir("/proc/self/task")) == threads
-
-
-def test_place_is_read_from_the_environment() -> None:
-    place = find_place({**RANK, "FT_KEEPER_SOCKET": "/run/k", "FT_MEMORY_RESTORE": "1:1207"})
-    assert place is not None
-    assert (place.path, place.restore) == ("/run/k", SnapshotKey(1, 1207))
-    assert (place.info.global_rank, place.info.world_size, place.info.cycle) == (3, 4, 2)
-    assert find_place(RANK) is None
-
-
-def test_empty_choice_is_none() -> None:
-    place = find_place({**RANK, "FT_KEEPER_SOCKET": "/run/k", "FT_MEMORY_RESTORE": ""})
-    assert place is not None
-    assert place.restore is None
-
-
-@pytest.mark.parametrize("text", ["7", "1:", ":7", "1:x", "1:-7"])
-def test_malformed_choice_is_an_error(text: str) -> None:
-    with pytest.raises(SnapshotError, match="CYCLE:ITERATION"):
-        find_place({**RANK, "FT_KEEPER_SOCKET": "/run/k", "FT_MEMORY_RESTORE": text})
 
 
 def test_snapshot_that_is_not_newer_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,27 +82,6 @@ def test_process_that_has_saved_can_restore_and_save_again(in_rank_0: Path) -> N
     keeper.close()
 
 
-def test_small_tensors_that_are_read_by_turns_are_saved_as_they_are(in_rank_0: Path) -> None:
-    """An optimizer's are read after `save` has returned, others are copied: one kind lies between the other."""
-    keeper = RealKeeper(in_rank_0)
-    layers = [each for _ in range(4) for each in (torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.randn(8, 4)).sum().backward()
-    for iteration in (6, 7):  # what an optimizer owns is known from its first step after a save
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        memory_checkpoint.save(iteration, state)
-        memory_checkpoint.wait()
-    target = {"model": {name: torch.zeros_like(each) for name, each in state["model"].items()}, "optimizer": {}}
-    assert memory_checkpoint.restore(target) == 7
-    assert all(torch.equal(each, state["model"][name]) for name, each in target["model"].items())
-    kept = target["optimizer"]["state"]
-    for number, each in state["optimizer"]["state"].items():
-        assert all(torch.equal(kept[number][name], value) for name, value in each.items())
-    keeper.close()
-
-
 def test_failed_restore_of_a_process_that_has_saved_is_told(in_rank_0: Path) -> None:
     keeper = RealKeeper(in_rank_0)
     memory_checkpoint.save(7, {"w": torch.ones(2)})
@@ -156,15 +113,6 @@ def test_rank_whose_keeper_is_stopped_ends(in_rank_0: Path, monkeypatch: pytest.
     with pytest.raises(EndedError):
         memory_checkpoint.restore({"w": torch.zeros(2)})
     keeper.close()
-
-
-def test_launcher_without_xxhash_is_said_to_be_it(capfd: pytest.CaptureFixture[str], in_rank_0: Path) -> None:
-    say.forget()
-    os.environ["FT_KEEPER_SOCKET"] = ""  # set back with the fixture's
-    memory_checkpoint.save(1, {"w": torch.ones(2)})
-    err = capfd.readouterr().err
-    assert "xxhash isn't installed for ft_launcher" in err
-    assert "several nodes" not in err
 
 
 @pytest.mark.parametrize(("iteration", "every"), [(-1, 1), (3, 0)])

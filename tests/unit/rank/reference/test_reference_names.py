@@ -12,7 +12,7 @@ import pytest
 from megatron_ft.launcher.base.environment import STARTUP, rank_environment
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.reference.finder import _Finder
-from megatron_ft.rank.reference.served import SERVED, version_shown, why_absent
+from megatron_ft.rank.reference.served import SERVED, version_shown
 
 
 def test_environment_of_ranks_has_the_startup_directory_and_switch() -> None:
@@ -37,10 +37,6 @@ def test_environment_of_ranks_has_the_startup_directory_and_switch() -> None:
 )
 def test_version_shown_marks_our_client_behind_the_installed_version(installed_version: str | None, shown: str) -> None:
     assert version_shown(installed_version, "1") == shown
-
-
-def test_errors_name_the_module() -> None:
-    assert "'a.b'" in why_absent("a.b", is_installed=True)
 
 
 def test_rank_info_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
