@@ -21,8 +21,7 @@ from tests.fuzz.endurance import endure
 from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
 from tests.fuzz.storm import exchange
 from tests.fuzz.watched import CYCLE, figures, watched
-from tests.support.launching import open_files
-from tests.support.monitored import wait_until
+from tests.support.launching import open_files, wait_until
 
 SEED = int(os.environ.get("FT_TEST_SEED", "2026"))
 

@@ -100,8 +100,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 @pytest.mark.parametrize(
     ("options", "env"),
-    [((), {}), (("--ft-preload=none",), {}), ((), {"FT_SIM_FAULT_DESC": "rank_killed;1;600"})],
-    ids=["forked", "fresh", "forked, with hooks, memory checkpoints and a simulated fault"],
+    [(("--ft-preload=none",), {}), ((), {"FT_SIM_FAULT_DESC": "rank_killed;1;600"})],
+    ids=["fresh", "forked, with hooks, learning, memory checkpoints and a simulated fault"],
 )
 def test_rank_finds_its_process_as_under_torchrun(
     fresh_launcher: Launcher, theirs: States, options: tuple[str, ...], env: Mapping[str, str]

@@ -14,8 +14,8 @@ import pytest
 
 from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClientError, RankMonitorServer
 from megatron_ft.rank.base import connection
-from tests.support.launching import open_files
-from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
+from tests.support.launching import open_files, wait_until
+from tests.support.monitored import PRELUDE, expect, monitor, rank
 
 FOREVER = "while True: signal.pause()"  # the signal that asks for the stacks ends one of them
 

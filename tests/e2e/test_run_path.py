@@ -17,7 +17,7 @@ def lines(finished: Finished) -> list[str]:
     return [line for line in finished.out.splitlines() if line.startswith(("end", "exit", "file"))]
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(0)", "sys.exit()"])
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
 def test_rank_exits_after_the_scripts_of_all_ranks_have_ended(launcher: Launcher, end: str) -> None:
     finished = launcher.run(TELLS_ITS_EXIT + RANK_1_IS_LATE + end, *TWO)
     assert finished.code == 0
@@ -25,7 +25,7 @@ def test_rank_exits_after_the_scripts_of_all_ranks_have_ended(launcher: Launcher
     assert set(lines(finished)[1:]) == {"exit 0", "exit 1"}
 
 
-@pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 0), ("os._exit(3)", 1), ("sys.exit(3)", 1), ("1 / 0", 1)])
+@pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 0), ("sys.exit(3)", 1)])
 def test_rank_does_not_wait_for_a_rank_that_is_gone(launcher: Launcher, end: str, code: int) -> None:
     finished = launcher.run(f"if RANK == 1: {end}", *TWO)
     assert finished.code == code

@@ -341,7 +341,7 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait for a condition, and fail when it doesn't come."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.01
     while not condition():

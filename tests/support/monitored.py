@@ -6,8 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from megatron_ft import FaultToleranceConfig, RankMonitorServer
@@ -60,11 +59,3 @@ def expect(process: subprocess.Popen[str], start: str) -> str:
     line = process.stdout.readline()
     assert line.startswith(start), f"expected {start!r}, got {line!r}"
     return line[len(start) :].strip()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait for a condition, and fail when it doesn't come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition didn't come in time"
-        time.sleep(0.01)

@@ -19,7 +19,7 @@ from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.connection import MonitorWelcome
 from megatron_ft.rank.client import client as client_module
-from tests.support.monitored import wait_until
+from tests.support.launching import wait_until
 
 ALL = {"setup", "step", "checkpointing", "out_of_section"}
 
