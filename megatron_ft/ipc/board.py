@@ -62,28 +62,19 @@ class Board:
         start_ns: int,
         warmup_iterations: int,
         timeouts: BoardTimeouts,
-        epoch: int = 0,
         watch_only: bool = False,
     ) -> None:
-        """Fill a fresh board. The magic word is written last: a board without it isn't read."""
+        """Fill a fresh, zeroed board. The magic word is written last: a board without it isn't read."""
         words = self.words
-        words[layout.W_MAGIC] = 0
-        for word in range(1, layout.SECTION_TABLE):
-            if word != layout.W_CLOSING or words[word] != layout.CLOSING:
-                words[word] = 0
-        for index in range(layout.MAX_SECTIONS):
-            _put_armed(words, layout.slot(index) + layout.S_ARMED, None)
         words[layout.W_CYCLE] = cycle
         words[layout.W_RANK] = rank
         words[layout.W_PID] = pid
         words[layout.W_START] = start_ns
         words[layout.W_LAST_TRANSITION] = start_ns
         words[layout.W_WARMUP_ITERATIONS] = warmup_iterations
-        words[layout.W_EPOCH] = epoch
         words[layout.W_WATCH_ONLY] = watch_only
         words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial_heartbeat)
         words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.heartbeat)
-        words[layout.W_HEARTBEAT_FLAGS] = timeouts.heartbeat_flags
         words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
         for index, (name, timeout) in enumerate(timeouts.sections.items()):
             self.put_section(index, name, timeout)
@@ -219,10 +210,9 @@ class BoardTimeouts(NamedTuple):
 
     initial_heartbeat: float | None
     heartbeat: float | None
-    heartbeat_flags: int
     sections: Mapping[str, float | None]
     out_of_section: float | None
 
 
-NO_TIMEOUTS = BoardTimeouts(None, None, 0, {}, None)
+NO_TIMEOUTS = BoardTimeouts(None, None, {}, None)
 """Timeouts of a rank whose script calls no hooks."""

@@ -99,20 +99,11 @@ class Reports:
         if admitted is not None:
             self.warn(admitted)
 
-    def board_written_over(self, attached: AttachedRank) -> None:
-        """Warn that a board is damaged again after its renewal, so that its rank can't be watched."""
-        rank = f"rank {attached.rank}"
-        until = f"hangs of {rank} aren't detected until it can"
-        text = f"the progress board of {rank} is damaged again and can't be read: {until}"
-        self.complain("written over", text)
-
     def board_damaged(self, attached: AttachedRank, damage: str) -> None:
-        """Warn that a damaged board was initialised again."""
-        self.complain(
-            "damaged",
-            f"the progress board of rank {attached.rank} was damaged ({damage}); it was initialised again; open "
-            "sections are timed again from the rank's next section event",
-        )
+        """Warn that a board was written over, and that its rank is not judged any more."""
+        rank = f"rank {attached.rank}"
+        until = f"hangs of {rank} are not detected until its next cycle"
+        self.warn(f"the progress board of {rank} was written over by the training process ({damage}): {until}")
 
     def attached(self, attached: AttachedRank, greeting: RankHello) -> None:
         """Report that a rank is watched. The launcher gets the descriptors that a replacement monitor needs."""

@@ -43,7 +43,6 @@ from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.suspicion import Suspicion
 from megatron_ft.monitor.watched_rank import WatchedRank
 
-_DAMAGED_AGAIN_NS = 100_000_000
 _LAUNCHER_ENDS_S = 3.0
 """Seconds from the end of a launcher's sockets to the end of its process."""
 
@@ -219,9 +218,8 @@ class MonitorService:
             return None  # reported by the previous monitor, which died before it answered
         if attached.pid == caller.pid:
             self._watched.note_new_program()  # the process may have re-executed itself, for example to set a variable
-        snapshot = self._watched.final_snapshot()
         # a rank that is watched by its collectives only may call hooks later
-        closing = snapshot is not None and (snapshot.closing or (snapshot.watch_only and not greeting.watch_only))
+        closing = self._watched.has_ended or (self._watched.is_watch_only and not greeting.watch_only)
         started = self._started
         is_stranger = started is not None and is_in(attached.pid, started) and not is_in(caller.pid, started)
         reason = hello.refusal(greeting, attached, closing=closing, is_stranger=is_stranger)
@@ -299,22 +297,25 @@ class MonitorService:
         return due is not None and self._paused_at_ns is None and time.monotonic_ns() >= due
 
     def _look(self, watched: WatchedRank) -> None:
+        self._next_look_ns = None
+        if not watched.is_damaged:
+            self._judge(watched)
+        if watched.take_end():
+            self._reports.detached(watched.attached, time.monotonic_ns())
+
+    def _judge(self, watched: WatchedRank) -> None:
         try:
             reading = watched.read()
-        except BoardDamagedError:
-            self._next_look_ns = time.monotonic_ns() + _DAMAGED_AGAIN_NS
-            self._reports.board_written_over(watched.attached)
+        except BoardDamagedError as error:
+            self._suspicion.clear()
+            self._reports.board_damaged(watched.attached, str(error))
             return
-        if reading.damage is not None:
-            self._reports.board_damaged(watched.attached, reading.damage)
         if reading.outcome.action is CheckAction.END_RANK and watched.note_new_program():
-            self._look(watched)
+            self._judge(watched)
             return
         self._reports.news(watched, reading.snapshot)
         self._reports.minute(watched)
         self._next_look_ns = reading.outcome.next_look_ns
-        if watched.take_end(reading.snapshot):
-            self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.action is CheckAction.END_RANK:
             assert reading.outcome.verdict is not None
             if not self._suspicion.ask_launcher_first(watched, reading.outcome.verdict):

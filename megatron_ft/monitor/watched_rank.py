@@ -23,7 +23,6 @@ from megatron_ft.core.board.hang_detector import (
     excuse,
     extend_timeout,
 )
-from megatron_ft.core.board.intervals import is_blank
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -49,11 +48,10 @@ _reads = FileThread()
 
 
 class Reading(NamedTuple):
-    """A checked board: snapshot, outcome, and the damage for which the board was renewed, if any."""
+    """A checked board."""
 
     snapshot: BoardSnapshot
     outcome: Check
-    damage: str | None
 
 
 class News(NamedTuple):
@@ -69,7 +67,6 @@ class WatchedRank:
 
     def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int) -> None:
         self.attached = attached
-        self._config = config
         self.board = Board(attached.board_fd)
         self._check_interval_ns = round(config.workload_check_interval * 1e9)
         self.state = MonitorState(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
@@ -80,11 +77,9 @@ class WatchedRank:
         self._milestones = Milestones()
         self._has_last_minute = False
         self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
+        self.is_damaged = self.board.words[layout.W_MAGIC] == layout.DAMAGED
+        """True once the board was found to be written over. From then on the rank isn't judged."""
         self.last_good: BoardSnapshot | None = None
-        self._before: BoardSnapshot | None = None
-        """Last reading since this board was last renewed; a later reading can't contradict it."""
-        self._before_ns = start_ns
-        """Time of that reading, unlike the last look's time, which a pause moves."""
         self.note: RankSnapshot | None = None
         """Evidence collected on the rank because it is about to be terminated."""
         self.answers_fd = -1
@@ -130,7 +125,7 @@ class WatchedRank:
             timeouts=NO_TIMEOUTS if watch_only else configured_timeouts(config),
             watch_only=watch_only,
         )
-        watched.last_good = watched._before = watched.board.snapshot()  # no other process has the board yet
+        watched.last_good = watched.board.snapshot()  # no other process has the board yet
         watched._sketches = SectionSketches(watched.last_good)
         return watched
 
@@ -148,30 +143,32 @@ class WatchedRank:
         return watched
 
     def read(self) -> Reading:
-        """Take and check one snapshot. A damaged board is renewed first, and never counts as a hang."""
-        damage = None
+        """Take and check one snapshot.
+
+        Raises:
+            BoardDamagedError: the board was written over. It is marked, and not to be read again: what looks right on
+                it may be a stray value, too.
+        """
         try:
+            snapshot, now = self._snapshot()
+        except BoardDamagedError:
+            time.sleep(_TORN_S)  # the rank may have been in the middle of a change
             try:
                 snapshot, now = self._snapshot()
             except BoardDamagedError:
-                time.sleep(_TORN_S)  # the rank may have been in the middle of a change
-                snapshot, now = self._snapshot()
-        except BoardDamagedError as error:
-            damage = str(error)
-            self._renew()
-            self._before = None
-            snapshot, now = self._snapshot()
+                self.is_damaged, self.board.words[layout.W_MAGIC] = True, layout.DAMAGED
+                self.rest()
+                raise
         self.state.check_each(min(self._check_interval_ns, _first_step_interval_ns(snapshot, now)))
         outcome = check_board(self.state, snapshot, now, was_stopped=self._was_stopped)
         self._was_stopped = False
-        self.last_good = self._before = snapshot
-        self._before_ns = now
+        self.last_good = snapshot
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
         resting = outcome.action in (CheckAction.REST, CheckAction.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         self._feed(snapshot, now, self.state.gaps)
-        return Reading(snapshot, outcome, damage)
+        return Reading(snapshot, outcome)
 
     def take_news(self, snapshot: BoardSnapshot) -> News:
         """Return what this reading shows for the first time. Changed timeouts count as new."""
@@ -185,9 +182,14 @@ class WatchedRank:
         self._has_shown_step |= news.first_step
         return news
 
-    def take_end(self, snapshot: BoardSnapshot) -> bool:
+    @property
+    def has_ended(self) -> bool:
+        """True once the rank has ended its monitoring, also on a damaged board."""
+        return bool(self.board.words[layout.W_CLOSING] == layout.CLOSING)
+
+    def take_end(self) -> bool:
         """Return True once, when the rank has ended its monitoring."""
-        is_first = snapshot.closing and not self._has_shown_end
+        is_first = self.has_ended and not self._has_shown_end
         self._has_shown_end |= is_first
         return is_first
 
@@ -276,7 +278,7 @@ class WatchedRank:
 
     def note_new_program(self) -> bool:
         """Mark the board as closed if the rank has exec'ed another program. Return True if it was marked."""
-        if self.board.words[layout.W_CLOSING] == layout.CLOSING or not self.has_new_program():
+        if self.has_ended or not self.has_new_program():
             return False
         self.board.words[layout.W_CLOSING] = layout.CLOSING
         return True
@@ -302,10 +304,9 @@ class WatchedRank:
         raw = self.board.raw()
         now = time.monotonic_ns()  # taken after the bytes were read, so that no valid time stamp lies in the future
         snapshot = layout.decode(raw, now)
-        if self._before is not None:
-            why = contradiction(self._before, snapshot, self._before_ns)
-            if why is not None:
-                raise BoardDamagedError(why)
+        why = None if self.last_good is None else contradiction(self.last_good, snapshot)
+        if why is not None:
+            raise BoardDamagedError(why)
         snapshot = with_armed(self._arm, snapshot)
         self.board.put_armed(snapshot)
         return snapshot, now
@@ -321,58 +322,14 @@ class WatchedRank:
         sketches.feed(first, words, snapshot, now_ns, gaps)
         return sketches
 
-    def _renew(self) -> None:
-        """Write a fresh board into the same memory; the new epoch makes the client stamp its open sections again."""
-        known = self.last_good
-        timeouts = configured_timeouts(self._config) if known is None else own_timeouts(known)
-        if self.is_watch_only:
-            timeouts = NO_TIMEOUTS
-        now = time.monotonic_ns()
-        self.board.initialise(
-            cycle=self.attached.cycle,
-            rank=self.attached.rank,
-            pid=self.attached.pid,
-            # from the first renewal on, keep the start: writing over the board repeatedly must not postpone the verdict
-            # for ever
-            start_ns=known.start_ns if known is not None and is_blank(known) else now,
-            warmup_iterations=0,
-            timeouts=timeouts,
-            epoch=now,
-            watch_only=self.is_watch_only,
-        )
-        if known is None:
-            return
-        words = self.board.words
-        # the rank writes these only once
-        words[layout.W_STACK_SIGNAL] = known.stack_signal
-        words[layout.W_MAIN_THREAD] = known.main_thread
-        words[layout.W_LOGGED_HEAD] = known.ring_head
-        words[layout.W_LEARNING_FACTS] = known.learning_facts
-        words[layout.W_STEPS] = known.steps
-        words[layout.W_SAVES] = known.saves
-        words[layout.W_ITERATIONS_BACK] = known.iterations_back
-        words[layout.W_GROUP_TIMEOUT] = known.group_timeout_ns or 0
-
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
     """Return the configured timeouts, with which a board begins."""
     return BoardTimeouts(
         initial_heartbeat=config.initial_rank_heartbeat_timeout,
         heartbeat=config.rank_heartbeat_timeout,
-        heartbeat_flags=0,
         sections=config.rank_section_timeouts,
         out_of_section=config.rank_out_of_section_timeout,
-    )
-
-
-def own_timeouts(snapshot: BoardSnapshot) -> BoardTimeouts:
-    """Return the timeouts that the rank has written on its board, in seconds."""
-    return BoardTimeouts(
-        initial_heartbeat=seconds(snapshot.own_initial_heartbeat_timeout_ns),
-        heartbeat=seconds(snapshot.own_heartbeat_timeout_ns),
-        heartbeat_flags=snapshot.heartbeat_flags,
-        sections={section.name: seconds(section.own_timeout_ns) for section in snapshot.sections},
-        out_of_section=seconds(snapshot.own_out_of_section_timeout_ns),
     )
 
 

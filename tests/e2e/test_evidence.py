@@ -95,7 +95,7 @@ class Subjects:
     def start(self, body: str) -> Subject:
         board_fd, stack_fd = create_memory(), os.memfd_create(STACK_MEMORY)
         board = Board(board_fd)
-        timeouts = BoardTimeouts(None, None, 0, {"step": 1.0}, None)
+        timeouts = BoardTimeouts(None, None, {"step": 1.0}, None)
         board.initialise(cycle=0, rank=3, pid=0, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ready, tell = os.pipe()

@@ -338,29 +338,6 @@ say('hung', time.monotonic())
         assert 5.0 <= time.monotonic() - began < 15.0  # the floor of what is learned
 
 
-def test_a_damaged_board_is_renewed_and_the_hang_is_still_noticed(tmp_path: Path) -> None:
-    script = f"""
-client.init_workload_monitoring()
-client.start_section('step')
-words = client._board.words
-import random
-rng = random.Random(3)
-for i in range(len(words)): words[i] = rng.getrandbits(64)
-client._wake_monitor()
-while words[0] >> 16 != 0x4D46545F424F: time.sleep(0.01)
-say('renewed')
-client.end_section('step')
-client.start_section('step')
-{FOREVER}
-"""
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 1.5}),
-        rank(tmp_path / "s", script) as process,
-    ):
-        expect(process, "renewed")
-        assert process.wait(20) == -signal.SIGKILL
-
-
 def test_the_monitor_is_small_and_knows_neither_torch_nor_numpy(tmp_path: Path) -> None:
     with (
         monitor(tmp_path / "s", rank_section_timeouts={"step": 60}) as handle,

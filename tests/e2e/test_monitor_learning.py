@@ -179,6 +179,28 @@ def test_armed_words_are_repaired_and_are_no_damage(launcher: Launcher) -> None:
         assert process.poll() is None
 
 
+def test_rank_that_writes_over_its_board_is_named_in_one_line_and_never_terminated(launcher: Launcher) -> None:
+    script = f"""{BEGIN}say('ready')
+client.start_section('step')
+words = client._board.words
+while True:
+    for at in range(len(words)): words[at] = rng.getrandbits(64)
+    client._wake_monitor()
+    time.sleep(0.05)
+    client.end_section('step')
+    client.start_section('step')
+"""
+    with rank(launcher.path, f"import random\nrng = random.Random(3)\n{script}") as process:
+        attached(launcher, process)
+        launcher.slot.order(Arm(0, {"step": Armed(0.001, 0.001, 0.001)}))
+        launcher.serve(2.0)
+        (line,) = launcher.lines
+        assert "the progress board of rank 0 was written over by the training process" in line
+        assert launcher.slot.reading(0).damaged
+        assert launcher.all_of(RankHung) == launcher.all_of(Suspect) == []
+        assert process.poll() is None
+
+
 def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_with_sketches(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)

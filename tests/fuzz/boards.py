@@ -39,7 +39,12 @@ _STAMPS = (
     *(layout.W_FIRST_ITERATION_AT, layout.W_FIRST_STEP_AT, layout.W_LAST_HEARTBEAT, layout.W_WARM_UP_OVER_AT),
     *(layout.W_COLLECTIVES_SEEN_AT, layout.W_COLLECTIVE_AT),
 )
-_LEAST_RENEWED = 0.9
+_COUNTS = (
+    *(layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK),
+    *(layout.W_LOOKS, layout.W_LOOKS_WAITING, layout.W_WAITS),
+    *(layout.W_ITERATIONS_SEEN, layout.W_HEARTBEATS, layout.W_TIMEOUTS_VERSION),
+    *(layout.W_WARMUP_ITERATIONS, layout.W_RING_HEAD),
+)
 _LONGEST_REASON = 400
 
 
@@ -59,7 +64,7 @@ def fuzz_boards(seed: int, count: int, say: Callable[[str], None]) -> None:
     finally:
         healthy.close()
     say(f"a healthy rank's board written over: {dict(strayed)}")
-    assert strayed["renewed"] >= _LEAST_RENEWED * (count - strayed["not judged"]), strayed
+    assert min(strayed["damaged"], strayed["not judged"]) > count // 10, strayed
 
 
 def _random_board(rng: random.Random) -> bytes:
@@ -77,7 +82,7 @@ def _random_board(rng: random.Random) -> bytes:
             _put(raw, word, rng.choice((0, now, _before(now, rng.randrange(10**9)))))
         _put(raw, layout.W_SECTION_COUNT, rng.choice((0, 1, 3, 64, 65, 2**63)))
         _put(raw, layout.W_LEARNING_FACTS, rng.choice((0, rng.randrange(64), rng.randrange(64), 64)))
-        for word in (layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK):
+        for word in _COUNTS:
             _put(raw, word, rng.choice((0, 1, rng.randrange(10**6), layout.MOST_COUNT)))
     for index in range(layout.MAX_SECTIONS if kind > 1 else 0):
         at = layout.slot(index)
@@ -123,48 +128,60 @@ def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
 
 
 class _Healthy:
-    """A rank that is never late, on a board that is written over again and again."""
+    """A rank that is never late and is older than its timeouts, whose board is written over in each of its cycles."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        timeouts = dict.fromkeys(_SECTIONS, _TIMEOUT_S)
-        config = FaultToleranceConfig(rank_section_timeouts=timeouts, rank_out_of_section_timeout=_TIMEOUT_S)
         self._torn_s, watched_rank._TORN_S = watched_rank._TORN_S, 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        timeouts = dict.fromkeys(_SECTIONS, _TIMEOUT_S)
+        config = FaultToleranceConfig(
+            initial_rank_heartbeat_timeout=_TIMEOUT_S,
+            rank_heartbeat_timeout=_TIMEOUT_S,
+            rank_section_timeouts=timeouts,
+            rank_out_of_section_timeout=_TIMEOUT_S,
+        )
         pidfd = os.pidfd_open(os.getpid())
         self._watched = WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0)
+        self._watched.board.words[layout.W_START] = _before(time.monotonic_ns(), round(2e9 * _TIMEOUT_S))
+        self._watched.last_good = None
         self._recorder = Recorder(self._watched.board, SectionTimeouts(dict(timeouts), _TIMEOUT_S))
+        self._recorder.start(self._rng.choice(("outer", "step")))
         self._iteration = 0
-        self._recorder.start("outer")
+        self._go_on()
+        self._watched.read()
 
     def suffer(self) -> str:
-        """One stray write, what the monitor makes of it, and that afterwards all is as it should be."""
-        self._go_on()
+        """Write over the board once; return what the monitor makes of it."""
         before = self._watched.read()
-        assert before.damage is None, before.damage
         assert before.outcome.action is CheckAction.WATCH
         honest = list(running_intervals(before.snapshot))
         told = self._write_over()
         try:
             reading = self._watched.read()
-        except BoardDamagedError as error:
-            raise AssertionError(f"a fresh board can't be read: {error}") from None
-        assert reading.outcome.action is not CheckAction.END_RANK, (told, reading)
-        assert not (reading.snapshot.closing and reading.damage is None), told
+        except BoardDamagedError:
+            outcome, snapshot = "damaged", self._watched.final_snapshot()
+            assert snapshot == before.snapshot, told
+        else:  # a word that is nobody's, or not one that is judged
+            outcome, snapshot = "not judged", reading.snapshot
+            assert reading.outcome.action is CheckAction.WATCH, (told, reading)
+            assert list(running_intervals(snapshot)) == honest, (told, honest, snapshot)
         for record in (
-            last_events(self._watched.board, reading.snapshot, time.monotonic_ns()),
+            last_events(self._watched.board, snapshot, time.monotonic_ns()),
             self._watched.take_minute(at_once=True),
         ):
             json.dumps(to_builtins(record), allow_nan=False)
-        outcome = "renewed" if reading.damage is not None else "judged rightly"
-        if reading.damage is None:
-            # a word that is nobody's, or not one that is judged
-            assert list(running_intervals(reading.snapshot)) == honest, (told, honest, reading.snapshot)
-            outcome = "not judged"
-        self._go_on()
-        after = self._watched.read()
-        assert after.damage is None, (told, after.damage)
-        assert [s.name for s in after.snapshot.open_sections] == self._recorder.open_sections, told
-        assert after.snapshot.out_of_section_timeout_ns == round(_TIMEOUT_S * 1e9), told
+        self._go_on()  # no hook fails
+        if not self._watched.is_damaged:
+            try:
+                assert self._watched.read().outcome.action is CheckAction.WATCH, told
+            except BoardDamagedError:
+                outcome = "damaged, as the rank's next words show"
+        if self._watched.is_damaged:
+            self._watched.close()
+            self._begin()
         return outcome
 
     def close(self) -> None:

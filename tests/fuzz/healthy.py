@@ -30,7 +30,6 @@ BOARD = BoardSnapshot(
     heartbeat_flags=0,
     own_out_of_section_timeout_ns=_S // 2,
     warmup_iterations=0,
-    epoch=0,
     ring_head=0,
     rank=0,
     pid=1,

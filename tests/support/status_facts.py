@@ -35,7 +35,6 @@ def snapshot(**changes: Any) -> BoardSnapshot:
         "heartbeat_flags": 0,
         "own_out_of_section_timeout_ns": 8 * S,
         "warmup_iterations": 0,
-        "epoch": 0,
         "ring_head": 0,
         "rank": 5,
         "pid": 77,

@@ -187,7 +187,6 @@ class Bench:
             timeouts=BoardTimeouts(
                 config.initial_rank_heartbeat_timeout,
                 config.rank_heartbeat_timeout,
-                0,
                 config.rank_section_timeouts,
                 config.rank_out_of_section_timeout,
             ),

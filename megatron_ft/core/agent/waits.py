@@ -53,7 +53,7 @@ class NodeWaits:
         before = self._told.get(local_rank, RankWaits(rank, 0, 0, 0))
         self._told[local_rank] = now
         looks = now.looks - before.looks
-        if looks <= 0:  # none, or the board was renewed
+        if looks <= 0:  # none, or it is another board: the rank has begun its monitoring again
             return None
         return RankWaits(rank, looks, max(0, now.waiting - before.waiting), max(0, now.waits - before.waits))
 

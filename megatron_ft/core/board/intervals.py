@@ -105,28 +105,13 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
             since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
             yield Interval(HangKind.OUT_OF_SECTION, None, since, bound.timeout_ns, *bound[1:])
 
-    may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
     if board.heartbeats == 0:
         kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
     else:
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
     # a heartbeat's count is written before its stamp: a missing stamp is not "since the epoch"
-    if timeout is not None and since and (board.heartbeats or not may_have_opened):
+    if timeout is not None and since and (board.heartbeats or not any_opened):
         yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & FLAG_ARE_LEARNED))
-
-
-def is_blank(board: BoardSnapshot) -> bool:
-    """Return True if a damaged board was renewed and the rank has written nothing on it yet.
-
-    With its first write, the rank restores everything that only it knows.
-    """
-    has_written = (
-        board.last_transition_ns > board.start_ns
-        or board.heartbeats > 0
-        or board.iteration is not None
-        or any(section.open_count for section in board.sections)
-    )
-    return board.epoch != 0 and not has_written
 
 
 def _section_bound(section: SectionView, *, is_first: bool = False) -> _Bound:
@@ -146,8 +131,6 @@ def _out_of_section_bound(board: BoardSnapshot, *, warming_up: bool) -> _Bound:
     if board.armed_out_of_section is not None:
         opened = sum(section.open_count for section in board.sections)
         bound = _armed_bound(board.armed_out_of_section, is_first=opened < FIRST_INTERVALS)
-    if is_blank(board):
-        bound = _longest([bound, *(_section_bound(section) for section in board.sections)])
     if warming_up:
         return _warm_up_bound(board, bound)
     return bound if bound.timeout_ns is None else _first_step_bound(board, bound, bound.timeout_ns)
@@ -166,16 +149,6 @@ def _first_step_bound(board: BoardSnapshot, bound: _Bound, timeout_ns: int) -> _
         return bound
     of_setup = _section_bound(setup, is_first=True)
     return of_setup if of_setup.timeout_ns is not None and of_setup.timeout_ns > timeout_ns else bound
-
-
-def _longest(bounds: list[_Bound]) -> _Bound:
-    """Return the longest of all, no timeout if one is infinite: a rank may be in any section, or in none."""
-    finite = [bound.timeout_ns for bound in bounds if bound.timeout_ns is not None]
-    return _Bound(
-        max(finite) if len(finite) == len(bounds) else None,
-        is_learned=any(bound.is_learned for bound in bounds),
-        enforced=all(bound.enforced for bound in bounds),
-    )
 
 
 def _step_bound(board: BoardSnapshot, bound: _Bound, slow: SectionView | None, *, warming_up: bool) -> _Bound:

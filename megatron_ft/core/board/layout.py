@@ -13,8 +13,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0009
+MAGIC = 0x4D46545F424F000A
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
+DAMAGED = int.from_bytes(b"damaged!", "little")
+"""Magic word of a board on which a monitor has found damage, so that no other process reads it either."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
 
@@ -38,7 +40,6 @@ W_HEARTBEAT_FLAGS = 16
 W_OUT_OF_SECTION_TIMEOUT = 17
 W_WARMUP_ITERATIONS = 18
 W_SECTION_COUNT = 19
-W_EPOCH = 20  # (monitor) raised when the monitor had to renew a damaged board
 W_RING_HEAD = 21
 W_RANK = 22
 W_PID = 23
@@ -74,7 +75,7 @@ W_WAITS = 49  # those of them that didn't find it in one the time before
 MOST_COUNT = 2**48
 """Upper bound of every count."""
 CLOSING = int.from_bytes(b"is over!", "little")
-"""Value that no stray write makes; a renewed board keeps it, because it would not be written again."""
+"""Value that no stray write makes: it is believed on a damaged board, too."""
 FLAG_ARE_LEARNED = 4
 
 FACT_LEARNS = 1
@@ -201,7 +202,6 @@ class BoardSnapshot(NamedTuple):
     heartbeat_flags: int
     own_out_of_section_timeout_ns: int | None
     warmup_iterations: int
-    epoch: int
     ring_head: int
     rank: int
     pid: int
@@ -288,7 +288,6 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         heartbeat_flags=words[W_HEARTBEAT_FLAGS],
         own_out_of_section_timeout_ns=_timeout("out of section", words[W_OUT_OF_SECTION_TIMEOUT]),
         warmup_iterations=words[W_WARMUP_ITERATIONS],
-        epoch=words[W_EPOCH],
         ring_head=words[W_RING_HEAD],
         rank=words[W_RANK],
         pid=words[W_PID],
@@ -333,6 +332,11 @@ def _check_words(words: tuple[int, ...], now_ns: int) -> None:
     if words[W_LEARNING_FACTS] > _ALL_FACTS:
         raise BoardDamagedError(f"facts for learning are {words[W_LEARNING_FACTS]:#x}")
     for what, word in (
+        ("iterations", W_ITERATIONS_SEEN),
+        ("heartbeats", W_HEARTBEATS),
+        ("changes of the timeouts", W_TIMEOUTS_VERSION),
+        ("iterations of the warm-up", W_WARMUP_ITERATIONS),
+        ("events", W_RING_HEAD),
         ("steps", W_STEPS),
         ("saves", W_SAVES),
         ("iterations back", W_ITERATIONS_BACK),

@@ -31,7 +31,7 @@ class RankState(enum.Enum):
     HUNG = "hung"
     """Found hung, and being ended."""
     DAMAGED = "damaged"
-    """The board can't be read; the monitor renews it."""
+    """The board was written over: hangs of this rank are not detected until its next cycle."""
     STOPPED = "stopped"
     """The process was stopped by a signal, or a debugger holds it."""
     NOT_ATTACHED = "not_attached"

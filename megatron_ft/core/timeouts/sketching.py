@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap, lost_between
-from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP, HangKind, IntervalKey, is_blank
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP, HangKind, IntervalKey
 from megatron_ft.core.board.layout import (
     EVENT_END,
     EVENT_ITERATION,
@@ -151,8 +151,7 @@ class SectionSketches:
             self._skip_lost(words, board)
         self.read_to = first + len(words) // 2
         self._count(words, now_ns, gaps)
-        if not is_blank(board):  # else the rank hasn't given back yet what is open
-            self._compare(board)
+        self._compare(board)
 
     def explain(self, key: IntervalKey, board: BoardSnapshot) -> None:
         """Note that an interval was extended because ranks made progress."""
@@ -300,8 +299,7 @@ class SectionSketches:
         doubts = {}
         for index in self._open.keys() | by_board.keys():
             known, said = self._open.get(index, -1), by_board.get(index, -1)
-            # on a renewed board, a section is open since the renewal
-            if known != said and not (board.epoch and 0 < known < said):
+            if known != said:
                 doubts[index] = _Doubt(known, said)
         if not self._open and not by_board and self._idle_since < board.last_transition_ns:
             doubts[_IDLE] = _Doubt(self._idle_since, board.last_transition_ns)

@@ -165,7 +165,7 @@ class MonitorSlot:
         try:
             snapshot = self._board.snapshot()
         except BoardDamagedError:
-            return RankReading(damaged=True)  # the monitor renews it and reports that
+            return RankReading(damaged=True)
         return RankReading(None if snapshot.watch_only else snapshot, collectives=snapshot.collectives)
 
     def ring_words(self, since: int, head: int) -> tuple[int, list[int]]:

@@ -24,7 +24,6 @@ from megatron_ft.core.board.layout import (
     S_OPENED_AT,
     SECTION_SHIFT,
     VALUE_MASK,
-    W_EPOCH,
     W_FIRST_ITERATION,
     W_FIRST_ITERATION_AT,
     W_FIRST_STEP_AT,
@@ -56,7 +55,6 @@ class Recorder:
     def __init__(self, board: Board, timeouts: SectionTimeouts) -> None:
         self._board = board
         self._words = board.words
-        self._epoch = board.words[W_EPOCH]
         self._head = 0
         self._opened: dict[str, int] = {}
         self._slots: dict[str, int] = {}
@@ -71,7 +69,6 @@ class Recorder:
         """True until a second "step" begins, which proves that the rank trains. False if the script reports iterations.
         """
         self._first_step_began = 0
-        self._timeouts = timeouts
         self._longest: dict[str, int] = {}
         self._longest_idle = -1
         self._facts = self._steps = self._saves = self._iterations_back = 0
@@ -107,8 +104,6 @@ class Recorder:
         words[at] = now
         words[at + 1] = self._start_codes[section]
         self._head = words[W_RING_HEAD] = head + 1
-        if words[W_EPOCH] != self._epoch:
-            self._restore_board()
         if section not in opened:
             self._clear(section)  # a signal handler has closed it in the meantime
 
@@ -137,8 +132,6 @@ class Recorder:
             self._idle_since = now
         if now - since > self._longest[section]:
             self._longest[section] = now - since
-        if words[W_EPOCH] != self._epoch:
-            self._restore_board()
 
     def heartbeat(self) -> None:
         words = self._words
@@ -158,8 +151,6 @@ class Recorder:
         else:
             self.initial_heartbeat = now - self._start_ns
         self._last_heartbeat = now
-        if words[W_EPOCH] != self._epoch:
-            self._restore_board()
 
     def iteration(self, number: int) -> None:
         if number < 0:
@@ -189,8 +180,6 @@ class Recorder:
         words[at] = now
         words[at + 1] = _ITERATION_CODE | (number & VALUE_MASK)
         self._head = words[W_RING_HEAD] = head + 1
-        if words[W_EPOCH] != self._epoch:
-            self._restore_board()
 
     def observed(self) -> dict[str, int]:
         """Return the longest ended interval (ns) by section and OUT_OF_SECTION; -1 where none has ended."""
@@ -262,10 +251,9 @@ class Recorder:
 
     def write_timeouts(self, timeouts: SectionTimeouts) -> None:
         """Write the section timeouts in force to the board."""
-        self._timeouts = timeouts
         # count before and after: timeouts that change without their version look like damage
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
-        for name, timeout in self._timeouts.section.items():
+        for name, timeout in timeouts.section.items():
             slot = self._slots[name]
             self._words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
             self._words[slot + layout.S_CALCULATED] = int(name in timeouts.calculated_sections)
@@ -299,8 +287,7 @@ class Recorder:
             return
         self._is_starting = False
         if not words[W_FIRST_ITERATION_AT]:
-            # the monitor may have renewed the board since: no stamp may lie before its start
-            words[W_FIRST_ITERATION_AT] = max(self._first_step_began, words[layout.W_START])
+            words[W_FIRST_ITERATION_AT] = self._first_step_began
         if not words[W_FIRST_STEP_AT]:
             words[W_FIRST_STEP_AT] = now
 
@@ -313,29 +300,3 @@ class Recorder:
     def _skip(self, section: str) -> None:
         names = ", ".join(repr(name) for name in self._slots) or "none"
         warn(f"section {section!r} is not configured, and is skipped; configured sections: {names}")
-
-    def _restore_board(self) -> None:
-        """Rewrite what only this rank knows on a board that the monitor renewed."""
-        words = self._words
-        self._epoch = words[W_EPOCH]
-        start = words[layout.W_START]
-        words[W_RING_HEAD] = self._head
-        if self._last_iteration >= 0:
-            words[W_ITERATION] = self._last_iteration + 1
-        if self._last_heartbeat:
-            words[W_LAST_HEARTBEAT] = max(self._last_heartbeat, start)
-            words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)
-        for index, name in enumerate(self._slots):
-            self._board.put_section(index, name, self._timeouts.section.get(name))
-        # never lowered on the way, which would look like damage again
-        words[layout.W_SECTION_COUNT] = len(self._slots)
-        for name, since in self._opened.items():
-            # never before the new start of monitoring, which would look like damage again
-            words[self._slots[name] + S_OPEN_COUNT] = 1
-            words[self._slots[name] + S_OPENED_AT] = max(since, start)
-        words[layout.W_LEARNING_FACTS] = self._facts
-        words[layout.W_STEPS] = self._steps
-        words[layout.W_SAVES] = self._saves
-        words[W_ITERATIONS_BACK] = self._iterations_back
-        self.write_timeouts(self._timeouts)

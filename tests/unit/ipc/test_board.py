@@ -42,7 +42,7 @@ def board() -> Iterator[Board]:
         pid=42,
         start_ns=time.monotonic_ns(),
         warmup_iterations=2,
-        timeouts=BoardTimeouts(10.0, None, 1, SECTIONS, 0.25),
+        timeouts=BoardTimeouts(10.0, None, SECTIONS, 0.25),
     )
     yield board
     board.close()
@@ -215,58 +215,6 @@ def test_observed_intervals_are_the_longest_of_each_kind(clock: Clock, recorder:
     assert recorder.longest_heartbeat == -1
     recorder.heartbeat()
     assert 0 <= recorder.longest_heartbeat < recorder.initial_heartbeat
-
-
-def test_a_renewed_board_gets_back_what_is_open(board: Board, recorder: Recorder) -> None:
-    recorder.iteration(9)
-    recorder.start("step")
-    recorder.add_section("extra")
-    timeouts = SectionTimeouts({**SECTIONS, "extra": None, "step": 77.0}, None)
-    recorder.write_timeouts(timeouts)
-    rng = random.Random(1)
-    for word in range(layout.RING):
-        board.words[word] = rng.getrandbits(64)
-    with pytest.raises(BoardDamagedError):
-        board.snapshot()
-    board.initialise(
-        cycle=3,
-        rank=7,
-        pid=42,
-        start_ns=time.monotonic_ns(),
-        warmup_iterations=0,
-        timeouts=BoardTimeouts(None, None, 0, {"setup": 1.0}, None),
-        epoch=5,
-    )
-    recorder.start("ckpt")
-    snapshot = board.snapshot()
-    assert [s.name for s in snapshot.open_sections] == ["step", "ckpt"]
-    assert snapshot.iteration == 9
-    assert {s.name: s.timeout_ns for s in snapshot.sections}["step"] == 77_000_000_000
-    recorder.end("ckpt")
-    recorder.end("step")
-    assert board.snapshot().open_sections == ()
-
-
-def test_sections_are_given_back_in_their_places_whatever_the_count_says_meanwhile(
-    board: Board, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The monitor may look, or renew the board again, in the middle of it."""
-    recorder.add_section("without a timeout")
-    put, counts = board.put_section, []
-
-    def put_and_look(index: int, name: str, timeout_s: float | None) -> None:
-        counts.append(board.words[layout.W_SECTION_COUNT])
-        put(index, name, timeout_s)
-        if index == 1:
-            board.words[layout.W_SECTION_COUNT] = layout.MAX_SECTIONS
-
-    before = len(SECTIONS) + 1
-    board.words[layout.W_EPOCH] += 1
-    monkeypatch.setattr(board, "put_section", put_and_look)
-    recorder.start("without a timeout")
-    assert counts == [before] * 2 + [layout.MAX_SECTIONS] * (before - 2)
-    assert [s.name for s in board.snapshot().sections] == [*SECTIONS, "without a timeout"]
-    assert [s.name for s in board.snapshot().open_sections] == ["without a timeout"]
 
 
 def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, recorder: Recorder) -> None:
@@ -529,20 +477,6 @@ def test_a_rank_that_writes_its_sections_again_leaves_armed_timeouts_alone(board
     board.put_section(1, "step", 3.0)
     step = board.snapshot().sections[1]
     assert (step.own_timeout_ns, step.timeout_ns) == (3_000_000_000, 5)
-
-
-def test_a_fresh_board_is_not_armed_whatever_was_in_its_memory(board: Board) -> None:
-    board.put_armed(armed(board))
-    for word in range(layout.SECTION_TABLE, layout.RING):
-        board.words[word] = board.words[word] or 7
-    timeouts = BoardTimeouts(None, None, 0, SECTIONS, None)
-    board.initialise(cycle=0, rank=0, pid=1, start_ns=1, warmup_iterations=0, timeouts=timeouts)
-    board.words[layout.W_SECTION_COUNT] = len(SECTIONS)
-    shown = board.snapshot()
-    assert [each.armed for each in shown.sections] == [None] * 3
-    assert shown.armed_out_of_section is shown.armed_heartbeat_ns is shown.armed_initial_heartbeat_ns is None
-    last = layout.slot(layout.MAX_SECTIONS - 1)
-    assert board.words[last + layout.S_ARMED] == 0
 
 
 @pytest.mark.parametrize("word", [layout.W_STEPS, layout.W_SAVES, layout.W_ITERATIONS_BACK, layout.W_LEARNING_FACTS])

@@ -93,7 +93,7 @@ class FakeLauncher:
             fd = create_memory()
             board = self.boards[local_rank] = Board(fd)
             os.close(fd)
-            timeouts = BoardTimeouts(None, None, 0, {"step": 10.0, "another section": 20.0}, 30.0)
+            timeouts = BoardTimeouts(None, None, {"step": 10.0, "another section": 20.0}, 30.0)
             values: dict[str, Any] = {"cycle": 0, "rank": 10 + local_rank, "pid": os.getpid(), "warmup_iterations": 0}
             board.initialise(start_ns=time.monotonic_ns(), timeouts=timeouts, **values)
 

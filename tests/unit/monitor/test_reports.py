@@ -25,7 +25,7 @@ def board() -> Iterator[Board]:
     fd = create_memory()
     board = Board(fd)
     os.close(fd)
-    timeouts = BoardTimeouts(None, None, 0, SECTIONS, None)
+    timeouts = BoardTimeouts(None, None, SECTIONS, None)
     board.initialise(cycle=0, rank=0, pid=1, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)
     yield board
     board.close()

@@ -1,4 +1,4 @@
-"""A monitor's eye on one board: what it takes for damage, and that damage hides no hang."""
+"""A monitor's eye on one board: what it takes for damage, and that a rank is not judged by a damaged board."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import CheckAction
-from megatron_ft.core.board.intervals import HangKind, running_intervals
+from megatron_ft.core.board.intervals import running_intervals
+from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.timeouts.exchange import Arm, Armed
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -37,89 +38,60 @@ def watched() -> Iterator[WatchedRank]:
     made.close()
 
 
-def test_a_section_that_was_opened_in_a_pause_is_no_damage(clock: Clock, watched: WatchedRank) -> None:
-    """Nobody looked meanwhile, so it may be open since any moment of the pause."""
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (layout.W_MAGIC, 0),
+        (layout.W_LAST_TRANSITION, 7),
+        (layout.W_LAST_TRANSITION, 0),
+        (layout.W_SECTION_COUNT, 0),
+        (layout.slot(0) + layout.S_OPENED_AT, 0),
+        (layout.slot(0) + layout.S_TIMEOUT, 1),
+    ],
+)
+def test_damaged_board_is_marked_for_all_its_readers_and_stays_damaged(
+    clock: Clock, watched: WatchedRank, word: int, value: int
+) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
-    watched.read()
-    paused_ns = time.monotonic_ns()
-    recorder.start("checkpointing")
-    clock.pass_s(1.2)
-    watched.excuse_since(paused_ns)
-    reading = watched.read()
-    assert reading.damage is None
-    assert [section.name for section in reading.snapshot.open_sections] == ["checkpointing"]
+    recorder.start("step")
+    good = watched.read().snapshot
+    watched.board.words[word] = value
+    clock.pass_s(100.0)
+    with pytest.raises(BoardDamagedError):
+        watched.read()
+    recorder.end("step")
+    recorder.heartbeat()
+    assert watched.is_damaged
+    assert watched.final_snapshot() == good
+    with pytest.raises(BoardDamagedError):
+        watched.board.snapshot()  # as the launcher reads it
+    assert WatchedRank.take_over(watched.attached, FaultToleranceConfig()).is_damaged
+    assert watched.board.words[layout.W_NEXT_LOOK] == layout.NO_TIMEOUT
 
 
-def test_board_that_is_damaged_again_and_again_hides_no_hang(clock: Clock) -> None:
-    watched = watch({"step": 0.3}, 0.2)
-    began, step = time.monotonic(), CheckAction.WATCH
-    while step is not CheckAction.END_RANK and time.monotonic() - began < 10:
-        watched.board.words[layout.W_LAST_TRANSITION] = 7
-        reading = watched.read()
-        assert reading.damage is not None
-        step = reading.outcome.action
-        clock.pass_s(0.01)
-    assert step is CheckAction.END_RANK
-    assert time.monotonic() - began >= 0.3, "it may be in its section"
-    watched.close()
+def test_board_that_is_torn_for_a_moment_is_not_damaged(clock: Clock, watched: WatchedRank) -> None:
+    torn = watched.board.raw().replace(layout.MAGIC.to_bytes(8, "little"), bytes(8))
+    raws = [torn, watched.board.raw()]
+    watched.board.raw = lambda: raws.pop(0)  # type: ignore[method-assign]
+    assert watched.read().outcome.action is CheckAction.WATCH
+    assert not watched.is_damaged
 
 
-def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long(clock: Clock) -> None:
-    """A rank that uses heartbeats alone opens no section, ever: its board isn't one that it has written nothing on."""
-    config = FaultToleranceConfig(initial_rank_heartbeat_timeout=0.2, rank_heartbeat_timeout=30.0)
-    pidfd = os.pidfd_open(os.getpid())
-    watched = WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0)
-    recorder = Recorder(watched.board, SectionTimeouts(section={}, out_of_section=None))
-    for _ in range(2):
-        watched.board.words[layout.W_LAST_TRANSITION] = 7
-        damaged = watched.read()
-        assert damaged.damage is not None
-        assert damaged.outcome.action is CheckAction.WATCH
-        until = time.monotonic() + 0.3
-        while time.monotonic() < until:
-            recorder.heartbeat()
-            assert watched.read().damage is None
-            clock.pass_s(0.01)
-    watched.close()
-
-
-def test_an_end_of_the_monitoring_outlives_a_renewal(watched: WatchedRank) -> None:
-    """Nobody would write it again: the rank would be judged by a board that says nothing."""
-    watched.read()
-    watched.board.words[layout.W_LAST_TRANSITION] = 7
+def test_end_of_the_monitoring_is_taken_once_also_from_a_damaged_board(watched: WatchedRank) -> None:
+    watched.board.words[layout.W_CLOSING] = 1  # a stray value
+    with pytest.raises(BoardDamagedError):
+        watched.read()
+    assert not watched.take_end()
     watched.board.words[layout.W_CLOSING] = layout.CLOSING
-    reading = watched.read()
-    assert reading.damage is not None
-    assert reading.snapshot.closing
-    assert reading.outcome.action is CheckAction.REST
-    # what a stray write has left there isn't one
-    for garbage in (1, layout.CLOSING + 1):
-        watched.board.words[layout.W_CLOSING] = garbage
-        assert not watched.read().snapshot.closing
-
-
-def test_rank_on_a_renewed_board_is_not_judged_by_heartbeats(watched: WatchedRank) -> None:
-    """The default timeout of the first heartbeat isn't for ranks that use sections."""
-    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
-    recorder.start("checkpointing")
-    watched.read()
-    watched.board.words[layout.W_LAST_TRANSITION] = 7
-    reading = watched.read()
-    assert reading.damage is not None
-    assert HangKind.INITIAL_HEARTBEAT not in {interval.kind for interval in running_intervals(reading.snapshot)}
+    assert [watched.take_end(), watched.take_end()] == [True, False]
 
 
 def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
-    """The default ones too, of heartbeats: it never sends one. So it is after its board had to be renewed."""
+    """The default ones too, of heartbeats: it never sends one."""
     config = FaultToleranceConfig(rank_section_timeouts=TIMEOUTS, rank_out_of_section_timeout=0.2)
     pid, pidfd = os.getpid(), os.pidfd_open(os.getpid())
     watched = WatchedRank.attach(config, pid=pid, pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0, watch_only=True)
     assert list(running_intervals(watched.read().snapshot)) == []
-    watched.board.words[layout.W_LAST_TRANSITION] = 7
-    reading = watched.read()
-    assert reading.damage is not None
-    assert reading.snapshot.watch_only
-    assert list(running_intervals(reading.snapshot)) == []
     watched.close()
 
 
@@ -153,28 +125,6 @@ def test_a_raised_timeout_follows_what_the_client_calculates_anew(watched: Watch
         assert watched.read().snapshot.heartbeat_timeout_ns == 2 * own_s * S
 
 
-def test_a_renewed_board_is_armed_and_keeps_own_timeouts_and_facts(clock: Clock, watched: WatchedRank) -> None:
-    watched.arm(ARM)
-    words = watched.board.words
-    facts = {
-        layout.W_LEARNING_FACTS: layout.FACT_HOOKS | layout.FACT_LEARNS,
-        layout.W_STEPS: 40,
-        layout.W_SAVES: 2,
-        layout.W_ITERATIONS_BACK: 1,
-        layout.W_GROUP_TIMEOUT: 600 * S,
-    }
-    for word, value in facts.items():
-        words[word] = value
-    assert watched.read().damage is None
-    words[layout.W_LAST_TRANSITION] = 7
-    reading = watched.read()
-    assert reading.damage is not None
-    assert {word: words[word] for word in facts} == facts
-    (step, _) = reading.snapshot.sections
-    assert (step.timeout_ns, step.own_timeout_ns) == (7 * S, round(0.3 * S))
-    assert watched.board.snapshot().sections[0].armed == step.armed
-
-
 def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock: Clock, watched: WatchedRank) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
     recorder.start("step")
@@ -182,8 +132,7 @@ def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock:
     for word, value in ((layout.S_ARMED, 2**60), (layout.S_ARMED_FLAGS, 0)):
         watched.board.words[step + word] = value
     clock.pass_s(0.5)
-    reading = watched.read()
-    assert (reading.damage, reading.outcome.action) == (None, CheckAction.CONFIRM)
+    assert watched.read().outcome.action is CheckAction.CONFIRM
     assert watched.board.words[step + layout.S_ARMED] == 0
 
 

@@ -199,7 +199,7 @@ def boards() -> Iterator[list[Board]]:
         fd = create_memory()
         boards.append(Board(fd))
         os.close(fd)
-        timeouts = BoardTimeouts(3600.0, 2700.0, 0, {f"section_{n}": 10.0 * (n + 1) for n in range(10)}, 30.0)
+        timeouts = BoardTimeouts(3600.0, 2700.0, {f"section_{n}": 10.0 * (n + 1) for n in range(10)}, 30.0)
         values: dict[str, Any] = {"cycle": 0, "rank": rank, "pid": os.getpid(), "warmup_iterations": 0}
         boards[-1].initialise(start_ns=start_ns, timeouts=timeouts, **values)
         for index in (2, rank % 10):

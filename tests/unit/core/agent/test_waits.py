@@ -43,7 +43,7 @@ def test_looks_since_the_last_time_are_told() -> None:
     ]
 
 
-def test_looks_of_a_renewed_board_begin_anew() -> None:
+def test_looks_on_another_board_begin_anew() -> None:
     driven = running()
     for looks in (50, 20, 60):
         sees(driven, 0, looks, 0, 0)

@@ -38,24 +38,6 @@ def state(check_interval: float = 5.0, at: int = START) -> MonitorState:
     return MonitorState(check_interval_ns=round(check_interval * S), last_look_ns=at)
 
 
-@pytest.mark.parametrize(("out_of_section", "longest", "bound"), [(5, 30.0, 30), (40, 30.0, 40), (5, None, None)])
-def test_rank_on_a_renewed_board_has_the_longest_timeout_of_any_section(
-    out_of_section: int, longest: float | None, bound: int | None
-) -> None:
-    """What it had open when its board was damaged shows with its next event only, which may be far away."""
-    sections = (section(timeout=10.0, count=0), section("checkpointing", timeout=longest, count=0))
-    blank = board(sections=sections, own_out_of_section_timeout_ns=out_of_section * S, epoch=START)
-    watching = state()
-    for second in range(1, 100 if bound is None else bound):
-        assert check_board(watching, blank, START + second * S).action is CheckAction.WATCH
-    if bound is not None:
-        assert check_board(watching, blank, START + bound * S).action is CheckAction.CONFIRM
-        assert check_board(watching, blank, START + bound * S + CONFIRM_AFTER_NS).action is CheckAction.END_RANK
-    written = blank._replace(last_transition_ns=START + S)
-    watching = state()
-    assert check_board(watching, written, START + (1 + out_of_section) * S).action is CheckAction.CONFIRM
-
-
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
@@ -483,14 +465,6 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
     verdict = judged(state(at=START + 59 * S), shown, START + 60 * S).verdict
     assert verdict is not None
     assert (verdict.timeout_ns, verdict.limit_ns) == (60 * S, None)
-
-
-def test_verdict_on_a_blank_board_is_not_enforced_if_one_timeout_is_not() -> None:
-    sections = (armed(0, count=0, enforced=False), section("save", timeout=5.0, count=0))
-    shown = board(sections=sections, own_out_of_section_timeout_ns=S, epoch=START)
-    verdict = judged(state(at=START + 9 * S), shown, START + 10 * S).verdict
-    assert verdict is not None
-    assert not verdict.enforced
 
 
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:

@@ -323,40 +323,6 @@ def test_a_monitor_that_takes_over_counts_from_then_on_and_knows_what_is_open() 
     assert dict(watch.look()[IDLE].tail) == {bucket_of(4.0): 1.0}
 
 
-def test_a_renewed_board_loses_no_interval() -> None:
-    rank, watch = settled()
-    rank.start("step")
-    rank.passes(2)
-    watch.look()
-    # renewed: blank until the next event of the rank, which gives back its head
-    renewed = rank.now
-    blank = tuple(SectionView(name, 0, 0, None) for name in NAMES)
-    rank.changes = {
-        "epoch": renewed,
-        "start_ns": renewed,
-        "ring_head": 0,
-        "sections": blank,
-        "last_transition_ns": renewed,
-    }
-    rank.passes(1)
-    watch.look()
-    rank.passes(1)
-    assert watch.look()["step"].open_s == 4.0
-    rank.start("save")
-    since_renewal = tuple(
-        SectionView(name, max(renewed, rank.opened.get(name, 0)) if name in rank.opened else 0, 1, None)
-        for name in NAMES
-    )
-    rank.changes = {"epoch": renewed, "start_ns": renewed, "sections": since_renewal}
-    watch.look()
-    watch.look()
-    rank.passes(1)
-    rank.changes = {"epoch": renewed, "start_ns": renewed}
-    rank.end("save")
-    rank.end("step")
-    assert dict(watch.look()["step"].tail) == {bucket_of(5.0): 1.0}
-
-
 @pytest.mark.parametrize(
     "stray", [(2**63, 0xFFFF << 48), (5, layout.EVENT_END << layout.KIND_SHIFT | 1 << layout.SECTION_SHIFT), (START, 0)]
 )

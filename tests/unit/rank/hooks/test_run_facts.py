@@ -98,19 +98,6 @@ def test_iteration_number_that_goes_down_is_counted(bench: Bench) -> None:
     assert word(bench, layout.W_ITERATIONS_BACK) == 2
 
 
-def test_renewed_board_gets_the_facts_again(bench: Bench) -> None:
-    state = bench.start(calc_ft_timeouts=True)
-    train(state, 20)
-    save_checkpoint(state)
-    board = bench.boards[-1]
-    before = [board.words[number] for number in (layout.W_LEARNING_FACTS, layout.W_STEPS, layout.W_SAVES)]
-    for number in (layout.W_LEARNING_FACTS, layout.W_STEPS, layout.W_SAVES):
-        board.words[number] = 0
-    board.words[layout.W_EPOCH] = time.monotonic_ns()
-    ft.on_training_step_start(state)
-    assert [board.words[number] for number in (layout.W_LEARNING_FACTS, layout.W_STEPS, layout.W_SAVES)] == before
-
-
 def test_shutdown_with_learning_waits_until_the_launcher_has_written(bench: Bench) -> None:
     state = bench.start(calc_ft_timeouts=True)
     board = bench.boards[-1]
