@@ -18,7 +18,8 @@ from megatron_ft.keeper import copies
 from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy
 from megatron_ft.keeper.link import STALL_S
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
-from megatron_ft.keeper.work import BackgroundWorker, LoopCalls
+from megatron_ft.keeper.work import BackgroundWorker
+from megatron_ft.link.reactor import Reactor
 
 _SILENT_S = 3 * STALL_S
 """Seconds without a piece sent after which copying has failed, whatever its thread waits for. A verification that takes
@@ -31,18 +32,17 @@ class CopyKeeping:
     def __init__(
         self,
         segments: Segments,
-        calls: LoopCalls,
+        reactor: Reactor,
         *,
         drop: Callable[[HeldSegment], None],
         take: Callable[[HeldSegment, int, str], None],
         say: Callable[[str, str], None],
         go_on: Callable[[], None],
-        done_fd: int,
     ) -> None:
         self._segments = segments
-        self._calls = calls
+        self._reactor = reactor
         self._drop, self._take, self._say, self._go_on = drop, take, say, go_on
-        self._worker = BackgroundWorker("ft_copy", done_fd)
+        self._worker = BackgroundWorker("ft_copy", reactor.post)
         self._prepared: Prepare | None = None
         self._listener: socket.socket | None = None
         self._door: Door | None = None
@@ -57,10 +57,6 @@ class CopyKeeping:
         """Newest snapshot that was copied, or could not be."""
         self.has_room = True
         """There is memory for copies of another node's snapshots."""
-
-    def serve(self) -> None:
-        """Take the results of the thread that copies."""
-        self._worker.serve()
 
     def begin(self, prepared: Prepare) -> None:
         """Begin a cycle: where copies go is told anew."""
@@ -85,7 +81,7 @@ class CopyKeeping:
     def _open(self) -> None:
         """Serve keepers of other nodes, once it is known what this node keeps."""
         if self._door is None and self._listener is not None and self._prepared is not None:
-            self._door = Door(self._listener, self.key, self, self._calls.wait_for)
+            self._door = Door(self._listener, self.key, self, self._reactor.call_in_loop)
 
     @property
     def ranks(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -57,7 +56,8 @@ from megatron_ft.keeper import copies, files, work
 from megatron_ft.keeper.callers import RankCaller, RankCallers
 from megatron_ft.keeper.copy_keeping import CopyKeeping
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
-from megatron_ft.keeper.work import BackgroundWorker, LoopCalls
+from megatron_ft.keeper.work import BackgroundWorker
+from megatron_ft.link.reactor import Priority, Reactor
 
 _SEND_S = 5.0
 _LOADERS = 8
@@ -75,11 +75,10 @@ class KeeperService:
         self._listener = listener
         self._launcher = launcher
         self._make_hasher = make_hasher
-        self._selector = selectors.DefaultSelector()
-        self._done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._allocator = BackgroundWorker("ft_allocate", self._done_fd)
-        self._verifier = BackgroundWorker("ft_verify", self._done_fd)
-        self._closer = BackgroundWorker("ft_close", self._done_fd)
+        self._reactor = Reactor()
+        self._allocator = BackgroundWorker("ft_allocate", self._reactor.post)
+        self._verifier = BackgroundWorker("ft_verify", self._reactor.post)
+        self._closer = BackgroundWorker("ft_close", self._reactor.post)
         self._filers: dict[int, BackgroundWorker] = {}
         self._segments = Segments()
         self._callers = RankCallers()
@@ -101,29 +100,22 @@ class KeeperService:
         self._digests: dict[int, tuple[int, list[str]]] = {}
         """By rank, iteration and digests of its newest verified snapshot in this cycle."""
         self._said: set[str] = set()
-        self._calls = LoopCalls(self._done_fd)
         self._copies = CopyKeeping(
             self._segments,
-            self._calls,
+            self._reactor,
             drop=self._drop,
             take=self._is_loaded,
             say=self._say,
             go_on=self._copying_went_on,
-            done_fd=self._done_fd,
         )
 
     def run(self) -> None:
         """Serve."""
-        self._watch(self._launcher.fileno(), lambda: None)
-        self._watch(self._done_fd, self._take_results)
+        # first: a rank's hello must not overtake what the launcher said before it started the rank
+        self._reactor.watch(self._launcher.fileno(), self._hear_launcher, Priority.SIGNAL)
         try:
             while True:
-                ready = self._selector.select(self._patience_s())
-                # always first: a rank's hello must not overtake what the launcher said before it started the rank
-                self._hear_launcher()
-                for key, _ in ready:
-                    if self._is_watched(key):
-                        key.data()
+                self._reactor.run_once(self._patience_s())
                 # once all orders are heard: the launcher says which snapshot is complete after it hands over segments
                 self._verify_next()
                 self._tell_saved()
@@ -131,25 +123,6 @@ class KeeperService:
                 self._write_files()
         except LauncherGoneError:
             return
-
-    # -- descriptors ------------------------------------------------------------------------------------------
-
-    def _watch(self, fd: int, callback: Callable[[], object]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, callback)
-
-    def _is_watched(self, key: selectors.SelectorKey) -> bool:
-        current = self._selector.get_map().get(key.fd)
-        return current is not None and current.data is key.data
-
-    def _take_results(self) -> None:
-        os.eventfd_read(self._done_fd)
-        self._allocator.serve()
-        self._verifier.serve()
-        self._closer.serve()
-        self._calls.serve()
-        self._copies.serve()
-        for filer in self._filers.values():
-            filer.serve()
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -219,7 +192,7 @@ class KeeperService:
             for rank in set(source.ranks) & set(order.ranks):
                 self._load(rank, source)
         if is_first:  # from now on it is known which ranks there are
-            self._watch(self._listener.fileno(), self._accept)
+            self._reactor.watch(self._listener.fileno(), self._accept)
 
     def _patience_s(self) -> float | None:
         """Return the seconds until the question must be answered; None for no bound."""
@@ -243,8 +216,8 @@ class KeeperService:
             self._forget(gone)  # else the next connection has its descriptor's number
         caller = self._callers.accept(self._listener)
         if caller is not None:
-            self._watch(caller.fd, partial(self._read, caller))
-            self._watch(caller.pidfd, partial(self._read, caller, has_ended=True))
+            self._reactor.watch(caller.fd, partial(self._read, caller))
+            self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
 
     def _read_all_ranks(self) -> None:
         for caller in list(self._callers.values()):
@@ -268,8 +241,8 @@ class KeeperService:
 
     def _forget(self, caller: RankCaller) -> None:
         """Close a connection; what its rank was writing is worthless."""
-        self._selector.unregister(caller.fd)
-        self._selector.unregister(caller.pidfd)
+        self._reactor.unwatch(caller.fd)
+        self._reactor.unwatch(caller.pidfd)
         self._callers.forget(caller)
         for held in self._segments.of(caller.rank, SegmentState.WRITING):
             self._drop(held)
@@ -616,7 +589,7 @@ class KeeperService:
     def _post(self, number: int, job: Callable[[], Callable[[], None]]) -> None:
         filer = self._filers.get(number)
         if filer is None:
-            filer = self._filers[number] = BackgroundWorker(f"ft_files_{number}", self._done_fd)
+            filer = self._filers[number] = BackgroundWorker(f"ft_files_{number}", self._reactor.post)
         filer.post(job)
 
     def _is_loaded(self, held: HeldSegment, fd: int, why: str) -> None:

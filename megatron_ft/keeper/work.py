@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
 
 from megatron_ft.core.errors import LayoutError
 from megatron_ft.core.memory.retention import refuse_chunk
@@ -22,59 +21,28 @@ _CHUNK = 64 << 20
 _NICENESS = 10
 
 Result = Callable[[], None]
-_T = TypeVar("_T")
 
 
 class BackgroundWorker:
-    """One thread with a queue of jobs; what each returns is called in the thread that calls ``serve``."""
+    """One thread with a queue of jobs; what each returns is handed to ``post``, to be called in the keeper's loop."""
 
-    def __init__(self, name: str, done_fd: int) -> None:
+    def __init__(self, name: str, post: Callable[[Result], None]) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._done_fd = done_fd
+        self._post_result = post
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def post(self, job: Callable[[], Result]) -> None:
         self._jobs.put(job)
-
-    def serve(self) -> None:
-        """Call the results of jobs that are done."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._results.get_nowait()()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
         while True:
             try:
-                result = self._jobs.get()()
+                self._post_result(self._jobs.get()())
             except BaseException:  # noqa: BLE001 - whatever it is: without this thread the keeper is of no use
                 traceback.print_exc()
                 os._exit(1)  # the launcher starts another keeper
-            self._results.put(result)
-            os.eventfd_write(self._done_fd, 1)
-
-
-class LoopCalls:
-    """Calls that threads have the keeper's loop make for them."""
-
-    def __init__(self, done_fd: int) -> None:
-        self._done_fd = done_fd
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-
-    def wait_for(self, call: Callable[[], _T]) -> _T:
-        """Return what ``call`` returns in the loop. For threads only."""
-        answer: queue.SimpleQueue[_T] = queue.SimpleQueue()
-        self._calls.put(lambda: answer.put(call()))
-        os.eventfd_write(self._done_fd, 1)
-        return answer.get()
-
-    def serve(self) -> None:
-        """Make the calls; in the loop."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._calls.get_nowait()()
 
 
 def allocate(fd: int, nbytes: int, is_wanted: Callable[[], bool]) -> str:

@@ -18,10 +18,10 @@ from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.ipc.net.resolver import ask_again_soon
-from megatron_ft.launcher.base import bounded_file_calls, lines
-from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
+from megatron_ft.launcher.base import lines, output_copying
 from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
+from megatron_ft.link.reactor import THREAD_PREFIX
 
 if TYPE_CHECKING:
     from megatron_ft.ipc.config.options import GivenFlag
@@ -129,7 +129,7 @@ def _leave(code: int) -> NoReturn:
     finalized, C++ ends the process by SIGABRT, and the exit code of a successful job is lost.
     """
     # otherwise torch's threads, which copy the ranks' output, wait for a file server
-    if bounded_file_calls.are_copied():
+    if output_copying.ENDS.wait(output_copying.LAST_COPY_S):
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
     # if the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
     last = threading.Thread(target=_run_exit_functions, daemon=True)

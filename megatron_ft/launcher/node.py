@@ -21,7 +21,6 @@ from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
@@ -48,6 +47,7 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import inherited_streams
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
+from megatron_ft.link.reactor import Priority, Reactor
 
 
 class LauncherNode:

@@ -30,8 +30,8 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
 from megatron_ft.ipc.files.own_files import ForeignFileError
 from megatron_ft.ipc.log import LAUNCHER, WARNING
-from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.link.file_queue import bounded_call
 
 _FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _READ_S = 2.0
@@ -92,7 +92,7 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
 def _succeeded(verdict: Verdict | None, line: CommandLine) -> LauncherEnd:
     """Return the end after all ranks ended with 0. A flag file, if configured, tells if the training is finished."""
     flag = os.environ.get(_FINISHED_FLAG, "")
-    if flag and not bounded_file_calls.call(lambda: os.path.exists(flag), True):
+    if flag and not bounded_call(lambda: os.path.exists(flag), True):
         return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
     if not flag and verdict is not None and verdict.stopped:
         return _stopped(line, "a launcher received a signal to stop, all ranks exited with 0")
@@ -113,7 +113,7 @@ def read_lives(log_dir: str | None) -> Lives:
     """Return the job's lives so far; none if they can't be read soon."""
     if log_dir is None:
         return Lives()
-    return bounded_file_calls.call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
+    return bounded_call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
 
 
 class ResultFile:
@@ -287,7 +287,7 @@ def tell_kubernetes(end: LauncherEnd, *, path: str = _TERMINATION_LOG) -> None:
     if end.ending is None:
         return
     text = end.ending.value.replace("_", " ") + (f": {end.cause}" if end.cause else "")
-    bounded_file_calls.call(lambda: _write_in_place(path, printable(text)), None)
+    bounded_call(lambda: _write_in_place(path, printable(text)), None)
 
 
 def _write_in_place(path: str, text: str) -> None:

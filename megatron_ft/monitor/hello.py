@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from megatron_ft.core.codec import Raw
@@ -13,6 +15,7 @@ from megatron_ft.core.messages.rank import FROM_RANK, RankHello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, check_peer
+from megatron_ft.link.reactor import Reactor
 
 _MOST = 16
 PATIENCE_S = 5.0
@@ -29,7 +32,12 @@ class Caller(NamedTuple):
 
 
 class Callers(dict[int, Caller]):
-    """Connections waiting for an answer, by descriptor."""
+    """Connections waiting for an answer, by descriptor. ``read`` is called once one can be read."""
+
+    def __init__(self, reactor: Reactor, read: Callable[[Caller], object]) -> None:
+        super().__init__()
+        self._reactor = reactor
+        self._read = read
 
     def accept(self, listener: socket.socket) -> None:
         """Accept one connection of the same user. At the limit, the oldest waiting connection is closed."""
@@ -45,12 +53,15 @@ class Callers(dict[int, Caller]):
         except (ProtocolError, OSError):
             sock.close()
             return
-        self[sock.fileno()] = Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
+        caller = Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
+        self[sock.fileno()] = caller
+        self._reactor.watch(sock.fileno(), partial(self._read, caller))
 
     def dismiss(self, caller: Caller) -> None:
         # compare identities: a channel closed by an error has no descriptor number
         for fd in [fd for fd, known in self.items() if known is caller]:
             del self[fd]
+            self._reactor.unwatch(fd)
         caller.channel.close()
         os.close(caller.pidfd)
 

@@ -8,10 +8,10 @@ import os
 import sys
 
 from megatron_ft.core.diagnosis.stacks import ThreadStack, parse_py_spy
-from megatron_ft.ipc.files.file_thread import FileThread
+from megatron_ft.link.file_queue import FileQueue
 
 _KILLED_S = 0.1
-_runs = FileThread()
+_runs = FileQueue()
 
 
 def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:

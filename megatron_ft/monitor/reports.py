@@ -28,11 +28,11 @@ from megatron_ft.core.timeouts.exchange import Intervals
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
 _WRITING_S = 1.0
@@ -50,7 +50,7 @@ class Reports:
         """``open_log``: creates this monitor's own log; called at most once."""
         self._open_log = open_log
         self._log: EventLog | None = None
-        self._files = FileThread()
+        self._files = FileQueue()
         self._written: deque[shared.Evidence | Warning_] = deque()
         """Results of the thread that writes evidence, to be reported."""
         self._launcher = launcher

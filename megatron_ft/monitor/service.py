@@ -1,13 +1,13 @@
-"""The monitor's loop: one poll that sleeps until a timeout may be over or an event arrives."""
+"""The monitor's service: it sleeps until a timeout may be over or an event arrives."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -35,6 +35,7 @@ from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError
+from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
 from megatron_ft.monitor.evidence import collect
@@ -57,7 +58,8 @@ class MonitorService:
         self._signal_fd = signal_fd
         self._parent_pidfd = parent_pidfd
         self._listener = socket.socket(fileno=settings.listen_fd)
-        self._callers = Callers()
+        self._reactor = Reactor()
+        self._callers = Callers(self._reactor, self._read_hello)
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
         self._has_launcher = settings.launcher_fd is not None
@@ -74,34 +76,22 @@ class MonitorService:
         """Global rank given by the launcher; restarts within the process don't change it."""
 
     def run(self) -> None:
+        self._reactor.watch(self._signal_fd, self._take_signals, Priority.SIGNAL)
+        self._reactor.watch(self._parent_pidfd, self._reports.lose_launcher, Priority.DEATH)
+        self._reactor.watch(self._listener.fileno(), lambda: self._callers.accept(self._listener))
+        if self._settings.launcher_fd is not None:
+            self._reactor.watch(self._settings.launcher_fd, self._hear_launcher)
         if self._settings.attached is not None:
             self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
         while self._running:
-            watched = self._watched
-            for fd, _ in self._poll():
-                self._handle(fd)
-                if self._watched is not watched or not self._running:
-                    break  # the polled descriptors are closed, and their numbers may belong to the next rank
+            self._reactor.run_once(self._timeout_s())
             if self._reports.launcher_is_gone:
                 self._launcher_is_gone()
             self._callers.forget_silent()
             self._act_if_due()
         self._stop()
 
-    def _poll(self) -> list[tuple[int, int]]:
-        poller = select.poll()
-        fds = [self._signal_fd, self._parent_pidfd, self._listener.fileno(), *self._callers]
-        if self._settings.launcher_fd is not None:
-            fds.append(self._settings.launcher_fd)
-        if self._watched is not None:
-            fds += [self._watched.attached.pidfd, self._watched.attached.wake_fd]
-        for fd in fds:
-            poller.register(fd, select.POLLIN)
-        # a poll retried after EINTR (PEP 475) may return nothing although a descriptor is ready
-        return poller.poll(self._timeout_ms()) or poller.poll(0)
-
-    def _timeout_ms(self) -> float | None:
-        now = time.monotonic()
+    def _timeout_s(self) -> float | None:
         times = [caller.give_up_at for caller in self._callers.values()]
         if self._termination is not None and self._termination.due_at is not None:
             times.append(self._termination.due_at)
@@ -109,26 +99,16 @@ class MonitorService:
             times.append(self._suspicion.due_ns / 1e9)
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
-        return max(0.0, min(times) - now) * 1e3 if times else None
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _handle(self, fd: int) -> None:
-        if fd == self._signal_fd:
-            self._take_signals()
-        elif fd == self._settings.launcher_fd:
-            for received in self._reports.from_launcher():
-                self._obey(received.message)
-        elif fd == self._parent_pidfd:
-            self._reports.lose_launcher()
-        elif fd == self._listener.fileno():
-            self._callers.accept(self._listener)
-        elif fd in self._callers:
-            self._read_hello(self._callers[fd])
-        elif self._watched is not None and fd == self._watched.attached.wake_fd:
-            with contextlib.suppress(BlockingIOError):  # the rank can read it, too
-                os.eventfd_read(fd)
-            self._next_look_ns = time.monotonic_ns()
-        elif self._watched is not None and fd == self._watched.attached.pidfd:
-            self._rank_is_gone()
+    def _hear_launcher(self) -> None:
+        for received in self._reports.from_launcher():
+            self._obey(received.message)
+
+    def _woken(self, watched: WatchedRank) -> None:
+        with contextlib.suppress(BlockingIOError):  # the rank can read it, too
+            os.eventfd_read(watched.attached.wake_fd)
+        self._next_look_ns = time.monotonic_ns()
 
     def _obey(self, message: Raw) -> None:
         """Do what the launcher says."""
@@ -280,6 +260,8 @@ class MonitorService:
 
     def _watch(self, watched: WatchedRank) -> None:
         self._watched = watched
+        self._reactor.watch(watched.attached.wake_fd, partial(self._woken, watched))
+        self._reactor.watch(watched.attached.pidfd, self._rank_is_gone, Priority.DEATH)
         self._next_look_ns = time.monotonic_ns()
         self._group = group_of(watched.attached)
 
@@ -389,6 +371,8 @@ class MonitorService:
 
     def _leave_rank(self) -> None:
         if self._watched is not None:
+            self._reactor.unwatch(self._watched.attached.wake_fd)
+            self._reactor.unwatch(self._watched.attached.pidfd)
             self._watched.rest()
             self._watched.close()
         self._watched = None

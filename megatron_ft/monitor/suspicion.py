@@ -6,7 +6,6 @@ that isn't enforced is not even reported.
 
 from __future__ import annotations
 
-import threading
 import time
 
 from megatron_ft.core.board.hang_detector import Overdue
@@ -18,6 +17,7 @@ from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, Extend
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.evidence import Probe
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
@@ -27,6 +27,7 @@ _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
 _ASK_S = 0.7
 _READ_S = 0.2
 _SAMPLES = 10
+_reads = FileQueue()
 
 
 class Suspicion:
@@ -149,8 +150,5 @@ def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Prog
 
 def _transferred(pid: int) -> dict[int, int] | None:
     """Return bytes transferred; None if reading takes too long, as when a process of the rank is stuck in an exec."""
-    found: list[dict[int, int]] = []
-    thread = threading.Thread(target=lambda: found.append(transferred_bytes(pid)), daemon=True)
-    thread.start()
-    thread.join(_READ_S)
-    return found[0] if found and found[0] else None
+    unknown: dict[int, int] = {}
+    return _reads.call(lambda: transferred_bytes(pid), unknown, bound_s=_READ_S) or None

@@ -32,19 +32,19 @@ from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
 from megatron_ft.core.timeouts.minutes import MINUTE_NS
 from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.proc import has_mapped
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
+from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.evidence import STACK_MEMORY
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8
 _TORN_S = 0.002
 _MAPS_S = 0.2
-_reads = FileThread()
+_reads = FileQueue()
 
 
 class Reading(NamedTuple):

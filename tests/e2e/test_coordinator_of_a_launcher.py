@@ -26,10 +26,10 @@ from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination import coordinator_process, endpoint
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
+from megatron_ft.link.reactor import Reactor
 from tests.bench.control import Swarm
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
@@ -251,7 +251,7 @@ import os, sys
 from megatron_ft.core.job import messages as m
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 reactor = Reactor()
 job = dict(defined=m.JobDefinition("bench", m.Rules(3, 3, max_restarts=10)), founds=True, is_endpoint=True)
 more = dict(**job, secret=None, environ=os.environ, led_at=str, say=print, gave_up=print)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.process_tree import end_strays, tidies_up
+from megatron_ft.link.file_queue import FileQueue
 from tests.support.launching import wait_until
 
 
@@ -50,7 +50,7 @@ def test_a_process_whose_command_line_can_t_be_read_keeps_no_other_one_waiting(m
         assert tracker is not None
         wait_until(lambda: tidies_up(tracker), 10)
         read, never = process_tree._command_line, threading.Event()
-        monkeypatch.setattr(process_tree, "_reads", FileThread())
+        monkeypatch.setattr(process_tree, "_reads", FileQueue())
         monkeypatch.setattr(process_tree, "_READ_S", 0.05)
         monkeypatch.setattr(
             process_tree, "_command_line", lambda pid: never.wait(60) and b"" if pid == stuck.pid else read(pid)

@@ -29,9 +29,9 @@ from megatron_ft.core.diagnosis.exceptions import is_peer_loss, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.evidence_files import write_evidence
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.evidence import STACK_MEMORY, collect
 from tests.support.evidence import exit_evidence
@@ -276,7 +276,7 @@ def test_a_py_spy_on_a_file_system_that_does_not_answer_is_not_waited_for(
         asked.set()
         assert answers.wait(60), "somebody has waited for it"
 
-    monkeypatch.setattr(py_spy, "_runs", FileThread())
+    monkeypatch.setattr(py_spy, "_runs", FileQueue())
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "which", which)
         note, _ = subjects.start("ready(); sleeping()").collect(bound_s=1.5)

@@ -18,8 +18,8 @@ import pytest
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.core.facts.shared import Warning_
 from megatron_ft.ipc.files import state_file
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.state_file import read_state, write_state
+from megatron_ft.link.file_queue import FileQueue
 
 WRITER = """
 import sys
@@ -88,7 +88,7 @@ def answers() -> Iterator[threading.Event]:
 
 
 def test_a_fork_has_no_thread_and_waits_for_none(answers: threading.Event) -> None:
-    files = FileThread()
+    files = FileQueue()
     files.do(lambda: answers.wait(60))
     with files._changed:  # as it may be at any moment in a process that has several threads
         pid = os.fork()

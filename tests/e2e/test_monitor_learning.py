@@ -29,9 +29,9 @@ from megatron_ft.core.messages.monitor import (
 from megatron_ft.core.timeouts.exchange import Arm, Armed, Intervals, Milestone, Moment, Survey
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
+from megatron_ft.link.reactor import Reactor
 from tests.support.monitored import expect, rank
 from tests.support.reactors import reactor
 

@@ -13,8 +13,8 @@ import pytest
 
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes.health_command import Checked, HealthCheck, job_directories
+from megatron_ft.link.reactor import Reactor
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until

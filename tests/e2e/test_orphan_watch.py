@@ -13,7 +13,7 @@ import pytest
 
 ASKS = """
 import os, sys
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 said = []
 reactor = Reactor()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.telemetry import event_command
 from megatron_ft.launcher.telemetry.event_command import EventCommand
+from megatron_ft.link.reactor import Reactor
 from tests import ROOT
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.reactors import reactor

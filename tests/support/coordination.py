@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from megatron_ft.launcher.coordination.transport import Transport
+from megatron_ft.link.reactor import Reactor
 
 __all__ = ["BOUND_S", "Ear", "connect", "sockets", "until"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 
 __all__ = ["reactor"]
 

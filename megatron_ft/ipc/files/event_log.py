@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from megatron_ft.core.codec import encode_as, name_of
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.facts import SCHEMA, shared
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.file_queue import FileQueue
 
 if TYPE_CHECKING:
     from megatron_ft.core.facts.all_kinds import Record  # at run time each process imports its own
@@ -41,7 +41,7 @@ class EventLog:
 
     def __init__(self, path: str, max_bytes: int = 0) -> None:
         self.path = path
-        self._files = FileThread()
+        self._files = FileQueue()
         self._is_closed = False
         self._lost = 0
         self._told: set[str] = set()
@@ -117,9 +117,8 @@ class EventLog:
         """Close the log; what isn't written within ``bound_s`` seconds is lost. Idempotent."""
         if self._is_closed:
             return
-        # a thread that has been stuck for that long already isn't waited for
-        until_s = time.monotonic() + max(0.0, bound_s - self._files.stands_for_s())
-        self._files.wait(until_s - time.monotonic())  # before closing: a job in progress may write a record, too
+        until_s = time.monotonic() + bound_s
+        self._files.wait(bound_s)  # before closing: a job in progress may write a record, too
         self._is_closed = True
         atexit.unregister(self.close)
         self._files.do(self._shut)

@@ -9,7 +9,7 @@ import os
 import select
 import sys
 
-from megatron_ft.ipc.files.file_thread import FileThread
+from megatron_ft.link.file_queue import FileQueue
 
 _MOST_CHARACTERS = 1 << 20
 _WAIT_S = 0.1
@@ -26,12 +26,12 @@ class StandardError:
     def put(self, text: str) -> None:
         """Write these lines as they are. Return once they are written, or after a short wait."""
         if self._pid != os.getpid():  # a fork has no thread
-            self._pid, self._lost, self._thread = os.getpid(), 0, FileThread(_MOST_CHARACTERS)
+            self._pid, self._lost, self._thread = os.getpid(), 0, FileQueue(_MOST_CHARACTERS)
         lines = f"({self._lost} lines lost: standard error was not read)\n{text}" if self._lost else text
         write = functools.partial(_write, lines)
         if self._thread.do(write, len(lines)):
             self._lost = 0
-            self._wait(_WAIT_S)
+            self._thread.wait(_WAIT_S)
         elif self._thread.is_started():
             self._lost += 1
         else:
@@ -40,10 +40,7 @@ class StandardError:
     def finish(self) -> None:
         """Wait up to ``_LAST_WAIT_S`` seconds for unwritten lines."""
         if self._pid == os.getpid():
-            self._wait(_LAST_WAIT_S)
-
-    def _wait(self, bound_s: float) -> None:
-        self._thread.wait(max(0.0, bound_s - self._thread.stands_for_s()))
+            self._thread.wait(_LAST_WAIT_S)
 
 
 def _write(text: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.link.reactor import Priority, Reactor
 
 STEP_DAEMON = "slurmstepd"
 """Process between a step's tasks and Slurm, on each node."""

@@ -22,7 +22,7 @@ from megatron_ft.core.agent.lines import asked_to_stop
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.signals import Asked, SecondRequest
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.decisions import Assignment, Ballot
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
+from megatron_ft.link.reactor import Reactor, Timer
 
 CoordinatorDecision = edge.Begin | edge.StandBy | edge.LeftOut | edge.Leave | m.PrintJobLines | m.OfCycle
 

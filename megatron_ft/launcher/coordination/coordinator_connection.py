@@ -19,9 +19,9 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, LauncherHandshake, SecretError
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
-from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.host_addresses import HostAddresses
 from megatron_ft.launcher.coordination.transport import Listener
+from megatron_ft.link.reactor import Reactor, Timer
 
 _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 """``Challenge``: from one that has a secret, where this launcher has none."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from megatron_ft.core.codec import Fact, Int, decode, encode
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.files.own_files import read_own, replace_own
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 
 _VERSION = 1
 

@@ -18,7 +18,7 @@ from megatron_ft.core.job.messages import JobDefinition
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
+from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 _QUICK_S = 10.0
 _MOST_QUICK = 5

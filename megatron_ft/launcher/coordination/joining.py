@@ -19,7 +19,6 @@ from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
-from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
@@ -31,6 +30,7 @@ from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.processes.process_tree import Children
+from megatron_ft.link.reactor import Reactor, Timer
 
 
 class AlreadyFinishedError(FaultToleranceError):

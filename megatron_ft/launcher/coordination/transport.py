@@ -10,7 +10,7 @@ from typing import Protocol
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
 from megatron_ft.core.job.messages import FromMember, ToMember
-from megatron_ft.launcher.base.event_loop import Reactor, Timer
+from megatron_ft.link.reactor import Reactor, Timer
 
 
 class Listener(Protocol):

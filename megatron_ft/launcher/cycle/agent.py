@@ -35,7 +35,6 @@ from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -54,6 +53,7 @@ from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.link.reactor import Reactor, Timer
 
 
 class JobOverError(FaultToleranceError):

@@ -26,7 +26,7 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128

@@ -17,7 +17,6 @@ from megatron_ft.core.facts.launcher import Cause, RankExited
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
-from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -27,6 +26,7 @@ from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.link.file_queue import bounded_call
 
 T = TypeVar("T")
 
@@ -187,7 +187,7 @@ class _Lazy(dict[int, T]):
 
 def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     try:
-        failure = bounded_file_calls.call(lambda: _failure_of(rank_exit, error_file), None)
+        failure = bounded_call(lambda: _failure_of(rank_exit, error_file), None)
     except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
         failure = None
     failure = failure or _failure_of(rank_exit, "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.scheduler import environment
+from megatron_ft.link.file_queue import bounded_call
 
 
 def variables(cycle: int, now_s: float, waiting_s: float, infra_rank: int | None) -> dict[str, str]:
@@ -42,6 +42,6 @@ def checkpointed(path: str | None) -> int | None:
             return int(file.read(64))
 
     try:
-        return bounded_file_calls.call(read, None)
+        return bounded_call(read, None)
     except (OSError, ValueError):
         return None

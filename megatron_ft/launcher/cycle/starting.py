@@ -16,7 +16,6 @@ from megatron_ft.core.job.rotation import rotated
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.environment import rank_environment
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.cycle import reference_names
@@ -30,6 +29,7 @@ from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.link.reactor import Reactor
 
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
 

@@ -16,7 +16,6 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.exchange import Moment
 from megatron_ft.core.timeouts.ft_state_document import NewerStateError, file_document, parse
 from megatron_ft.core.timeouts.learned import LearnedState
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.state_file import (
     BrokenStateFile,
     UnreadableStateFile,
@@ -24,7 +23,8 @@ from megatron_ft.ipc.files.state_file import (
     set_aside,
     write_state,
 )
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.reactor import Reactor
 
 _LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write."""
@@ -39,7 +39,7 @@ class TimeoutsFile:
         self._reactor = reactor
         self._hear = hear
         self._configured = configured
-        self._thread = FileThread()
+        self._thread = FileQueue()
         self._results: deque[Result] = deque()
         self._done_fd = -1
 

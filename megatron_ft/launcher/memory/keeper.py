@@ -47,8 +47,8 @@ from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor, Timer
 from megatron_ft.launcher.memory.copy_door import CopyDoor
+from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
 
 _QUICK_S = 10.0
 _MOST_BAD = 5

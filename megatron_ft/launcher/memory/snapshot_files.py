@@ -12,11 +12,11 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
 from megatron_ft.core.messages.keeper import WriteFiles
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.memory import segment_files
 from megatron_ft.ipc.memory.segment_files import FoundSet
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.memory.keeper import Keeper
+from megatron_ft.link.file_queue import FileQueue
 
 _LOOK_S = 10.0
 
@@ -43,7 +43,7 @@ class SnapshotFiles:
         self._ranks = ranks
         self._say = say
         self._announce = announce
-        self._thread = FileThread()
+        self._thread = FileQueue()
         self._sets: list[FoundSet] = []
         reads_files = directory is not None
         self.found = Kept(local_ranks=ranks if reads_files or takes_copies else 0, reads_files=reads_files)

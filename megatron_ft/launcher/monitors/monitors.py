@@ -15,9 +15,9 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
+from megatron_ft.link.reactor import Reactor
 
 _CHECK_S = 1.0
 _STOP_WAIT_S = 2.0

@@ -42,9 +42,9 @@ from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
+from megatron_ft.link.reactor import Priority, Reactor
 
 _ATTACHED_FDS = 5
 """The board, and what a replacement monitor needs to go on with the rank."""

@@ -19,7 +19,7 @@ from megatron_ft.core.facts.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.ipc.linux.node_facts import gpu_addresses, kernel_log
-from megatron_ft.launcher.base import bounded_file_calls
+from megatron_ft.link.file_queue import bounded_call
 
 _LAST_LINES = 40
 _MAX_BYTES = 16_384
@@ -29,7 +29,7 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
     """Return the last exception of a rank, from its report to its monitor (``reported``) and torch's error file."""
     words = last_words(reported, library=LIBRARIES)
     told = words_of_error_file(
-        bounded_file_calls.call(lambda: _content(error_file), ""),
+        bounded_call(lambda: _content(error_file), ""),
         wall_offset_ns=time.time_ns() - time.monotonic_ns(),
         library=LIBRARIES,
     )
@@ -46,7 +46,7 @@ def kernel_lines_about(
 ) -> tuple[str, ...]:
     """Return the kernel's last lines about a rank's GPU or process; nothing where this user may not read them."""
     none: list[str] = []
-    addresses, records = bounded_file_calls.call(gpu_addresses, none), bounded_file_calls.call(kernel_log, none)
+    addresses, records = bounded_call(gpu_addresses, none), bounded_call(kernel_log, none)
     gpu = gpu_of(addresses, environ.get("CUDA_VISIBLE_DEVICES"), local_rank)
     return telling_kernel_lines(records, since_us=started_ns // 1000, until_us=ended_ns // 1000, pid=pid, gpu=gpu)
 
@@ -89,7 +89,7 @@ class CrashEvidence:
             board=board_facts(snapshot, rank_exit.at_ns),
             exception="" if rank_exit.error is None else words.exception,
             fatal_error=words.fatal_error,
-            stderr=bounded_file_calls.call(lambda: _last_lines(stderr), ""),
+            stderr=bounded_call(lambda: _last_lines(stderr), ""),
             missing=() if stderr else ("standard error: it isn't written to a file (--redirects, --tee)",),
             took_s=round((time.monotonic_ns() - now_ns) / 1e9, 4),
         )

@@ -19,7 +19,7 @@ from megatron_ft.core.device_memory import (
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import nvml
-from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor
+from megatron_ft.link.reactor import THREAD_PREFIX, Reactor
 
 _TELL_AFTER_S = 1.0
 _DRIVER_S = 5.0

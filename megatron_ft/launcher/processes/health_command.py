@@ -17,9 +17,9 @@ from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import without_secret
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import find_setpriv
+from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"
 _NOT_STARTED = 127

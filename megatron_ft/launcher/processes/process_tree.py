@@ -7,16 +7,16 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux import processes
 from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, kill_if_still, read_stat
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.reactor import Reactor
 
 _STOPPED_FOR_S = 0.1
 _STRAYS_S = 1.0
 """Longest wait; a process that is stuck in the kernel isn't waited for any longer."""
 _READ_S = 1.0
-_reads = FileThread()
+_reads = FileQueue()
 
 
 def children() -> set[int]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 
 from megatron_ft.ipc.linux.processes import ProcessStat, read_stat, with_owner
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.link.reactor import Reactor
 
 _KILL_WAIT_S = 10.0
 """Seconds for a process to end by SIGKILL (a large one takes seconds) before it is given up."""

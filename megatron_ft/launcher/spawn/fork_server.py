@@ -32,8 +32,8 @@ from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import with_startup
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
+from megatron_ft.link.reactor import Priority, Reactor
 
 _ANSWER_S = 3.0
 """Longest wait for an answer: a fork takes milliseconds; a slower server is stopped, or stuck."""

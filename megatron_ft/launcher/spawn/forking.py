@@ -14,10 +14,10 @@ from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environme
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker, WorkerCallback
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
+from megatron_ft.link.reactor import Reactor
 
 _MOST_DEATHS = 5
 """Number of dead servers after which no other is started."""

@@ -14,8 +14,8 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from megatron_ft.ipc.files.own_files import open_regular
-from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.orphan_watch import has_lost_reader
+from megatron_ft.link.file_queue import bounded_call
 
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -66,7 +66,7 @@ class CycleLogs(LogsSpecs):
         numbered = {local_rank: {**env, _ATTEMPT: cycle} for local_rank, env in envs.items()}
         files, why = None, "their directory doesn't answer"
         try:
-            files = self._blocking(lambda: bounded_file_calls.call(lambda: self._made(numbered), None, bound_s=_MAKE_S))
+            files = self._blocking(lambda: bounded_call(lambda: self._made(numbered), None, bound_s=_MAKE_S))
         except OSError as error:
             why = str(error)
         if files is None:

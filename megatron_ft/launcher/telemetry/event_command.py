@@ -15,7 +15,7 @@ from typing import Any
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import without_secret
-from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
+from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 BOUND_S = 30.0
 """Seconds a command may take."""

@@ -19,9 +19,8 @@ from megatron_ft.core.telemetry.live_goodput import LiveGoodput
 from megatron_ft.core.telemetry.metrics import JobMetrics, NodeActivity, Readings, Series
 from megatron_ft.core.telemetry.section_times import SectionTimes
 from megatron_ft.ipc.files.atomic_write import write_whole
-from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
-from megatron_ft.launcher.base import bounded_file_calls
+from megatron_ft.link.file_queue import FileQueue, bounded_call
 
 _WRITE_S = 15.0
 """Seconds between two writes of the file: Prometheus scrapes about as often."""
@@ -58,20 +57,20 @@ class MetricsOutput:
         self._live = LiveGoodput(time.monotonic_ns())
         self._sections = SectionTimes()
         self._goodput: Goodput | None = None
-        self._judging = FileThread()
+        self._judging = FileQueue()
         self._judge_s = 0.0
         """When to sum up the goodput next, in that thread: time.monotonic."""
         self._shown: Sequence[Series] = ()
         """Replaced as a whole, because other threads read it."""
         self._path = options.metrics_textfile
-        self._files = FileThread()
+        self._files = FileQueue()
         self._written_s = 0.0
         self._is_told = False
         self._server: MetricsServer | None = None
         if self._path is not None:
             check_installed("--ft-metrics-textfile")
             folder = os.path.dirname(os.path.abspath(self._path))
-            if not bounded_file_calls.call(lambda: os.path.isdir(folder), True):
+            if not bounded_call(lambda: os.path.isdir(folder), True):
                 raise ConfigError(f"--ft-metrics-textfile: {folder} is no directory")
         if options.metrics_address is not None:
             check_installed("--ft-metrics-port")
@@ -117,7 +116,7 @@ class MetricsOutput:
             self._written_s = math.inf
             self._show(Readings(nodes={self._node: NodeActivity.ENDED}))
             self._files.do(self._write)
-            self._files.finish(max(0.0, _LAST_WRITE_S - self._files.stands_for_s()))
+            self._files.finish(_LAST_WRITE_S)
         if self._server is not None:
             self._server.close()
 

@@ -12,10 +12,10 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.telemetry.notifications import job_ended, notification
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.telemetry.event_command import EventCommand
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput, NodeReader
 from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes, why_not
+from megatron_ft.link.reactor import Reactor
 
 
 class Telemetry:

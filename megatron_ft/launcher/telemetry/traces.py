@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.telemetry.spans import CYCLE, NodeSpans, Span
-from megatron_ft.ipc.files.file_thread import FileThread
+from megatron_ft.link.file_queue import FileQueue
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -91,7 +91,7 @@ class Traces:
     def __init__(self, resource: Mapping[str, str | int], *, node: str, say: Callable[[str], None]) -> None:
         self._spans = NodeSpans(node, time.monotonic_ns())
         self._offset_ns = time.time_ns() - time.monotonic_ns()
-        self._thread = FileThread(_MOST_BYTES)
+        self._thread = FileQueue(_MOST_BYTES)
         self._has_failed = False
         """True if the last spans could not be sent."""
         self._resource = resource
@@ -113,7 +113,7 @@ class Traces:
     def close(self) -> None:
         """Wait for a collector that answers, and not for one that doesn't."""
         if not self._has_failed:
-            self.wait(max(0.0, _LAST_S - self._thread.stands_for_s()))
+            self.wait(_LAST_S)
 
     def _send(self, spans: Sequence[Span]) -> None:
         if self._sender is None:

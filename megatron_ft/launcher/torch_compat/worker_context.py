@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
 
-from megatron_ft.launcher.base import bounded_file_calls
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.base import output_copying
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.link.reactor import Priority, Reactor
 
 
 class WorkerContext(PContext):
@@ -60,7 +60,8 @@ class WorkerContext(PContext):
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """End all ranks, then wait a moment for the copying of their output, which goes on by itself."""
         self._close(death_sig or signal.SIGTERM, timeout)
-        bounded_file_calls.copying_ends(self._stop_tail_logs)
+        output_copying.ENDS.do(self._stop_tail_logs)
+        output_copying.ENDS.wait(output_copying.COPY_S)
 
     def _stop_tail_logs(self) -> None:
         """Wait until all output of the ranks is copied."""

@@ -34,17 +34,18 @@ class Floor:
 
 FLOORS = {
     "core": Floor(pure=True),
-    "ipc": Floor(inside=("core",), outside_in_functions=("prometheus_client", "pynvml")),
-    "monitor": Floor(inside=("core", "ipc")),
+    "link": Floor(),  # the bottom of the house
+    "ipc": Floor(inside=("core", "link"), outside_in_functions=("prometheus_client", "pynvml")),
+    "monitor": Floor(inside=("core", "link", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
-    "keeper": Floor(inside=("core", "ipc")),
+    "keeper": Floor(inside=("core", "link", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
         outside_in_functions=("matplotlib", "shtab"),
     ),
-    "launcher": Floor(inside=("core", "ipc"), outside=("torch",), outside_in_functions=("opentelemetry",)),
+    "launcher": Floor(inside=("core", "link", "ipc"), outside=("torch",), outside_in_functions=("opentelemetry",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
     "memory_checkpoint": Floor(inside=("core", "ipc", "rank")),
     "integrations": Floor(

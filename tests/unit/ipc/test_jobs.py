@@ -23,9 +23,9 @@ from megatron_ft.ipc import jobs
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.jobs import JobWatch, RunningJob
 from megatron_ft.ipc.wire import ChannelClosedError, connect, listen
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
+from megatron_ft.link.reactor import Reactor
 from tests.support.asleep import asleep_s
 
 

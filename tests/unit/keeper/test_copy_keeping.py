@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -14,7 +15,7 @@ from megatron_ft.keeper import copies
 from megatron_ft.keeper.copies import Copying
 from megatron_ft.keeper.copy_keeping import CopyKeeping
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
-from megatron_ft.keeper.work import LoopCalls
+from megatron_ft.link.reactor import Reactor
 
 OWN, FOREIGN, WORLD = 0, 1, 2
 
@@ -31,16 +32,15 @@ class Keeping:
         self.sent: list[tuple[SnapshotKey, SnapshotKey | None]] = []
         self.why = ""
         monkeypatch.setattr(copies, "send", self._send)
-        self.done_fd = os.eventfd(0)
+        self.reactor = Reactor()
         listener = tcp.listen("127.0.0.1", 0)
         self.copies = CopyKeeping(
             self.segments,
-            LoopCalls(self.done_fd),
+            self.reactor,
             drop=lambda held: self.segments.pop(held.number),
             take=self._take,
             say=lambda subject, text: None,
             go_on=lambda: None,
-            done_fd=self.done_fd,
         )
         self.copies.begin(Prepare(3, (OWN,), WORLD))
         self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))
@@ -62,8 +62,7 @@ class Keeping:
         given = of(newest), None if complete is None else of(complete), None if released is None else of(released)
         self.copies.may_be_told(*given)
         if self.copies._copying is not None:
-            os.eventfd_read(self.done_fd)
-            self.copies.serve()
+            assert self.reactor.run_until(lambda: self.copies._copying is None, time.monotonic() + 10)
         return self.copies.may_be_told(*given)
 
     def offered(self, iteration: int, complete: int | None) -> None:

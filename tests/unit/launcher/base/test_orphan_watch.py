@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from megatron_ft.launcher.base import orphan_watch
-from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.link.reactor import Reactor
 
 
 @pytest.mark.parametrize("half", [socket.SHUT_WR, None])

@@ -12,8 +12,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.facts.launcher import StopRequested
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.link.reactor import Reactor
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 

@@ -26,8 +26,8 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc import wire
 from megatron_ft.ipc.net import tcp
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.transport import InProcess, Transport
+from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
 

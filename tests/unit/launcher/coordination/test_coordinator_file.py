@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
+from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import until
 
 JOB = "id/0//train.py"

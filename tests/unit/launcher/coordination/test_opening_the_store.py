@@ -10,9 +10,9 @@ import pytest
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
+from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, until
 from tests.support.reactors import reactor
 

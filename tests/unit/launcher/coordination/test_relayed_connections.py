@@ -16,8 +16,8 @@ from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.messages.secret import Denied, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
+from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, until
 from tests.support.reactors import reactor
 from tests.unit.launcher.coordination.test_coordination_transport import HELLO, SECRET, Served, of_version, served

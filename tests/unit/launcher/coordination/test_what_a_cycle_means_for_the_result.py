@@ -9,8 +9,8 @@ import pytest
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.link.reactor import Reactor
 
 CYCLE = Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0)
 

@@ -15,9 +15,9 @@ import pytest
 from megatron_ft.core.agent import edge
 from megatron_ft.core.timeouts.exchange import Moment
 from megatron_ft.core.timeouts.learned import LearnedState, from_timeout
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle import timeouts_file
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile, read, write
+from megatron_ft.link.reactor import Reactor
 
 NOT_WRITTEN = "leaving it alone, timeouts learned in this run are not written"
 

@@ -30,9 +30,9 @@ from megatron_ft.core.messages.keeper import (
 )
 from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, close_fds, connect
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.memory import keeper as module
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
+from megatron_ft.link.reactor import Reactor
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]

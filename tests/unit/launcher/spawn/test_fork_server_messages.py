@@ -17,11 +17,11 @@ import pytest
 from megatron_ft.core.run_ahead import RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.wire import PROTOCOL_VERSION
-from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, until
 from tests.support.reactors import reactor
 

@@ -1,4 +1,4 @@
-"""The launcher's loop: order of what is ready at once, timers, and work that blocks."""
+"""The event loop: order of what is ready at once, timers, and work that blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor
+from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -156,13 +156,6 @@ def test_blocking_call_can_be_given_up(reactor: Reactor) -> None:
     stuck.join(5)
 
 
-def test_many_blocking_calls_leak_no_descriptors(reactor: Reactor) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
-        reactor.call_blocking(lambda: None)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_result_or_error_of_a_thread_reaches_the_loop(reactor: Reactor) -> None:
     before = len(os.listdir("/proc/self/fd"))
     go = threading.Event()
@@ -178,17 +171,38 @@ def test_result_or_error_of_a_thread_reaches_the_loop(reactor: Reactor) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before  # fewer: what earlier tests left was collected meanwhile
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "error"), [(Reactor, "watch", OSError), (threading.Thread, "start", RuntimeError)]
-)
-def test_call_that_cannot_be_started_in_a_thread_leaves_no_descriptor(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: type[Exception]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error("no room")
+def test_calls_that_threads_post_are_made_in_order_also_after_one_that_raises(reactor: Reactor) -> None:
+    made: list[int] = []
+    reactor.post(lambda: made.append(1))
+    reactor.post(lambda: {}["lost"])
+    reactor.post(lambda: made.append(2))
+    with pytest.raises(KeyError, match="lost"):
+        reactor.run_until(lambda: len(made) == 2, time.monotonic() + 5)
+    assert reactor.run_until(lambda: len(made) == 2, time.monotonic() + 5)
+    assert made == [1, 2]
 
-    before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(owner, name, fail)
-    with pytest.raises(error, match="no room"):
-        reactor.call_in_thread(lambda: None, lambda _: None)
-    assert len(os.listdir("/proc/self/fd")) == before
+
+def test_callback_that_runs_the_loop_itself_serves_what_was_posted_once(reactor: Reactor, ready: list[int]) -> None:
+    made: list[int] = []
+    reactor.watch(ready[0], lambda: (os.eventfd_read(ready[0]), reactor.run_once(0)), Priority.SIGNAL)
+    reactor.post(lambda: made.append(1))
+    reactor.run_once(1)
+    reactor.run_once(0)
+    assert made == [1]
+
+
+def test_thread_gets_what_the_loop_answers(reactor: Reactor) -> None:
+    assert reactor.call_blocking(lambda: reactor.call_in_loop(threading.current_thread)) is threading.main_thread()
+
+
+def test_late_result_for_a_closed_loop_goes_nowhere() -> None:
+    closed, release, threads = Reactor(), threading.Event(), threading.enumerate()
+    closed.call_in_thread(release.wait, lambda _: pytest.fail("called by a closed loop"))
+    (thread,) = [each for each in threading.enumerate() if each not in threads]
+    closed.close()
+    fd = os.eventfd(0, os.EFD_NONBLOCK)  # has the number of the loop's
+    release.set()
+    thread.join(5)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(fd)
+    os.close(fd)

@@ -1,4 +1,4 @@
-"""A thread for calls that may block on a file system: a stuck file server must not block the process."""
+"""Calls that may block on a file system, in order, in a thread: a stuck file server must not block the process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _MOST_BYTES = 8 << 20
+_CALL_S = 0.2
 
 T = TypeVar("T")
 
 
-class FileThread:
+class FileQueue:
     """Runs jobs in order in a daemon thread, started with the first job.
 
     A forked process has no such thread, and drops its jobs: they are the parent's.
@@ -84,11 +85,14 @@ class FileThread:
         return 0.0 if began_s is None else time.monotonic() - began_s
 
     def wait(self, bound_s: float) -> bool:
-        """Wait up to ``bound_s`` seconds until all jobs are done. Return True if they are."""
+        """Wait until all jobs are done, but no longer than until the current one has taken ``bound_s`` seconds.
+
+        Return True if all are done.
+        """
         if self._is_anothers():
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs, bound_s)
+            return self._changed.wait_for(lambda: not self._jobs, max(0.0, bound_s - self.stands_for_s()))
 
     def finish(self, bound_s: float) -> bool:
         """Take no more jobs, and wait for the queued ones as ``wait`` does."""
@@ -133,3 +137,15 @@ class FileThread:
                 self._bytes -= size
                 self._jobs.popleft()
                 self._changed.notify_all()
+
+
+_shared = FileQueue()
+
+
+def bounded_call(job: Callable[[], T], default: T, *, bound_s: float = _CALL_S) -> T:
+    """Run a file operation. Return the default if it takes too long, or an earlier one of this process still does.
+
+    Raises:
+        any exception of the job.
+    """
+    return _shared.call(job, default, bound_s=bound_s)

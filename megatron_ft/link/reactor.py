@@ -1,16 +1,19 @@
-"""The launcher's event loop: descriptors, timers, and blocking work, in one thread."""
+"""The event loop of a process: descriptors, timers, and what other threads hand over, in one thread."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import os
+import queue
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TypeVar
+from functools import partial
+from typing import NoReturn, TypeVar
 
 THREAD_PREFIX = "ft_launcher_"
 """Prefix of threads that may wait inside torch for longer than the launcher lives."""
@@ -49,6 +52,11 @@ class Reactor:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
         self._number = itertools.count()
+        self._posted: deque[Callable[[], object]] = deque()
+        # counts what was posted: a callback that raises leaves the others for the next round
+        self._posted_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self._closing = threading.RLock()
+        self.watch(self._posted_fd, self._serve_posted)
 
     def watch(self, fd: int, callback: Callable[[], object], priority: Priority = Priority.MESSAGE) -> None:
         """Call back each time ``fd`` is readable, until ``unwatch``."""
@@ -75,9 +83,23 @@ class Reactor:
         heapq.heappush(self._timers, (timer.at_s, next(self._number), timer))
         return timer
 
+    def post(self, callback: Callable[[], object]) -> None:
+        """Have the loop call back, in the order of posting. For any thread; it does nothing once the loop is closed."""
+        with self._closing:
+            if self._posted_fd >= 0:
+                self._posted.append(callback)
+                os.eventfd_write(self._posted_fd, 1)
+
+    def call_in_loop(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` returns when the loop calls it. For other threads only."""
+        answer: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self.post(lambda: answer.put(function()))
+        return answer.get()
+
     def run_once(self, timeout_s: float | None) -> None:
         """Wait until something happens, at most ``timeout_s`` seconds (None: for ever), and serve it."""
-        ready = self._selector.select(self._bounded(timeout_s))
+        # a wait that a signal has interrupted may return nothing although its wake-up descriptor is ready
+        ready = self._selector.select(self._bounded(timeout_s)) or self._selector.select(0)
         for key, _ in sorted(ready, key=lambda item: item[0].data[0]):
             current = self._selector.get_map().get(key.fd)
             # an earlier callback may have closed it; its number may even be reused by now
@@ -106,20 +128,13 @@ class Reactor:
         Raises:
             any exception of ``function`` or ``check``.
         """
-        call = _BlockingCall(function)
-        self.watch(call.done_fd, lambda: None)
-        try:
-            call.thread.start()
-            while not call.finished:
-                if check is not None:
-                    check()
-                self.run_once(_CHECK_S)
-        finally:
-            self.unwatch(call.done_fd)
-            if call.finished:
-                call.thread.join()
-                os.close(call.done_fd)
-        return call.result()
+        results: list[Callable[[], T]] = []
+        self.call_in_thread(function, results.append)
+        while not results:
+            if check is not None:
+                check()
+            self.run_once(_CHECK_S)
+        return results[0]()
 
     def call_in_thread(self, function: Callable[[], T], done: Callable[[Callable[[], T]], None]) -> None:
         """Run a blocking function in a thread of its own, and return at once.
@@ -127,29 +142,39 @@ class Reactor:
         ``done`` is called from the loop, with a function that returns or raises what the first one did.
 
         Raises:
-            OSError: no descriptor is free, or it can't be watched.
             RuntimeError: no thread can be started.
         """
-        call = _BlockingCall(function)
 
-        def take() -> None:
-            self.unwatch(call.done_fd)
-            call.thread.join()
-            os.close(call.done_fd)
-            done(call.result)
+        def run() -> None:
+            result: Callable[[], T]
+            try:
+                result = partial(_same, function())
+            except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, whatever it is
+                result = partial(_raise, error)
+            self.post(partial(take, result))
 
-        try:
-            self.watch(call.done_fd, take)
-            call.thread.start()
-        except (OSError, RuntimeError):  # the kernel has no room for another watched descriptor, or thread
-            self.unwatch(call.done_fd)
-            os.close(call.done_fd)
-            raise
+        def take(result: Callable[[], T]) -> None:
+            thread.join()
+            done(result)
+
+        # a daemon: an abandoned one must not keep the process alive
+        thread = threading.Thread(target=run, name=f"{THREAD_PREFIX}blocking_call", daemon=True)
+        thread.start()
 
     def close(self) -> None:
-        """Drop all timers and descriptors."""
+        """Drop all timers and descriptors, and what threads have handed over."""
         self._timers.clear()
         self._selector.close()
+        with self._closing:
+            os.close(self._posted_fd)
+            self._posted_fd = -1
+
+    def _serve_posted(self) -> None:
+        try:
+            os.eventfd_read(self._posted_fd)
+        except BlockingIOError:
+            return  # a callback of this round has run the loop itself, and served it
+        self._posted.popleft()()
 
     def _bounded(self, timeout_s: float | None) -> float | None:
         if not self._timers:
@@ -158,25 +183,9 @@ class Reactor:
         return left if timeout_s is None else min(left, timeout_s)
 
 
-class _BlockingCall:
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._value: object = None
-        self._error: BaseException | None = None
-        self.finished = False
-        self.done_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        # a daemon: an abandoned one must not keep the launcher alive
-        self.thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}blocking_call", daemon=True)
+def _same(value: T) -> T:
+    return value
 
-    def _run(self) -> None:
-        try:
-            self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, whatever it is
-            self._error = error
-        self.finished = True
-        os.eventfd_write(self.done_fd, 1)
 
-    def result(self) -> T:  # type: ignore[type-var]
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+def _raise(error: BaseException) -> NoReturn:
+    raise error
