@@ -16,8 +16,6 @@ state is a dict of tensors, numbers, strings, None, and dicts, lists and tuples 
 
 from __future__ import annotations
 
-from typing import Literal
-
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import saving
@@ -27,10 +25,8 @@ from megatron_ft.rank.memory.restoring import restore as _restore
 __all__ = ["SnapshotError", "restore", "save", "wait"]
 
 
-def save(iteration: int, state: object, *, every: int | Literal["auto"] = 1) -> None:
+def save(iteration: int, state: object, *, every: int = 1) -> None:
     """Keep the state after ``iteration`` completed iterations, if that is a multiple of ``every``.
-
-    "auto" finds the interval from the measured cost and the failures so far: call it after each iteration then.
 
     Training goes on while a thread copies: the next step of the optimizer waits until its tensors are read. All other
     tensors are copied within the call. If the snapshot before isn't done, this one is skipped.
@@ -39,9 +35,9 @@ def save(iteration: int, state: object, *, every: int | Literal["auto"] = 1) -> 
         SnapshotError: the state has something that can't be kept; the message names its path.
         ValueError: ``iteration`` is negative, or ``every`` isn't positive.
     """
-    if iteration < 0 or (every != "auto" and every < 1):
-        raise ValueError(f"iteration {iteration} or every={every} is out of range")
-    if every != "auto" and iteration % every:
+    if not isinstance(every, int) or every < 1 or iteration < 0:
+        raise ValueError(f"iteration {iteration!r} or every={every!r} is out of range; every is a number of iterations")
+    if iteration % every:
         return
     place = find_place()
     make_hasher = None if place is None else find_hasher(place)

@@ -253,7 +253,7 @@ class KeeperService:
             if not refused:
                 caller.rank = request.rank
             assert self._prepared is not None
-            caller.answer(NotKept(refused) if refused else KeeperWelcome(self._prepared.job))
+            caller.answer(NotKept(refused) if refused else KeeperWelcome(self._prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")

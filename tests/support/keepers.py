@@ -14,7 +14,6 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     RANK_TO_KEEPER,
-    JobKnown,
     KeeperHello,
     KeeperWelcome,
     Prepare,
@@ -34,7 +33,7 @@ class RealKeeper:
         service = KeeperService(self._listener, Channel(there), HASHER)
         self._thread = threading.Thread(target=service.run, daemon=True)
         self._thread.start()
-        self.launcher.send(Prepare(0, (0,), 1, job=JobKnown("aa" * 32)))
+        self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
 
     def said(self) -> list[Any]:
         """Return what the launcher was told since the last call."""

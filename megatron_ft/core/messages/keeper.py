@@ -8,20 +8,6 @@ from megatron_ft.core.codec import Count, Cycle, Message, Rank, Seconds, Vocabul
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
 
-
-class JobKnown(Message, frozen=True):
-    """What a launcher knows of its job and its ranks use.
-
-    Args:
-        pickle_key: hexadecimal, for the MAC of what ranks pickle into their snapshots.
-        restarts: that the launcher has seen, in ``ran_s`` seconds.
-    """
-
-    pickle_key: str = ""
-    restarts: Count = 0
-    ran_s: Seconds = 0.0
-
-
 # -- from a rank --------------------------------------------------------------------------------------------------
 
 
@@ -84,9 +70,9 @@ RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 
 
 class KeeperWelcome(Message, frozen=True):
-    """The rank is known; requests are answered in their order. ``job``: as in `Prepare`."""
+    """The rank is known; requests are answered in their order. ``pickle_key``: as in `Prepare`."""
 
-    job: JobKnown = JobKnown()
+    pickle_key: str = ""
 
 
 class Reserved(Message, frozen=True):
@@ -119,14 +105,14 @@ class Prepare(Message, frozen=True):
 
     ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none; ``files``:
     directory of the files of ``restore``, if it was left by an earlier life; ``sources``: keepers that have segments of
-    ``restore`` which this node hasn't.
+    ``restore`` which this node hasn't; ``pickle_key``: hexadecimal, for the MAC of what ranks pickle into snapshots.
     """
 
     cycle: Cycle
     ranks: tuple[Rank, ...]
     world: WorldSize
     restore: SnapshotKey | None = None
-    job: JobKnown = JobKnown()
+    pickle_key: str = ""
     files: str = ""
     sources: tuple[CopySource, ...] = ()
 

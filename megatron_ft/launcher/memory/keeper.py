@@ -31,7 +31,6 @@ from megatron_ft.core.messages.keeper import (
     DropSegment,
     FilesWritten,
     Hold,
-    JobKnown,
     KeeperSays,
     LauncherToKeeper,
     OpenDoor,
@@ -94,8 +93,6 @@ class Keeper:
         self._xxhash = xxhash
         self._pickle_key = memory_pickle_key(secret)
         self._copies = CopyDoor(secret, copies_bytes_per_s, say)
-        self._born_s = time.monotonic()
-        self._restarts = 0
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -161,9 +158,7 @@ class Keeper:
     def prepare(self, order: Prepare) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
         is_first, restore = self._prepared is None, order.restore
-        self._restarts += not is_first
-        job = JobKnown(self._pickle_key, self._restarts, time.monotonic() - self._born_s)
-        self._prepared = replace(order, job=job)
+        self._prepared = replace(order, pickle_key=self._pickle_key)
         if is_first and self._listener is not None:
             self._start_on_first_connection()
         self._complete = None if restore is None else Complete(restore)

@@ -12,7 +12,6 @@ from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_RANK,
-    JobKnown,
     KeeperHello,
     KeeperToRank,
     KeeperWelcome,
@@ -89,7 +88,7 @@ class KeeperConnection:
         self._place = place
         self._left = left or threading.Event()
         self._channel: Channel | None = None
-        self.job = JobKnown()
+        self.pickle_key = ""
         """Known once connected."""
 
     @property
@@ -112,7 +111,7 @@ class KeeperConnection:
         while True:
             try:
                 self._channel = connect(self._place.path, connect_s)
-                self.job = self.ask(hello, KeeperWelcome, hello_s).job
+                self.pickle_key = self.ask(hello, KeeperWelcome, hello_s).pickle_key
             except RefusedError:
                 self.close()
                 raise

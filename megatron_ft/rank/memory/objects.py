@@ -126,8 +126,8 @@ def _key(place: Place) -> str:
         return ""
     finally:
         connection.close()
-    _keys[place.path] = connection.job.pickle_key
-    return connection.job.pickle_key
+    _keys[place.path] = connection.pickle_key
+    return connection.pickle_key
 
 
 # -- the pickle ---------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> 
             if isinstance(at, TensorAt):
                 unused = HostMemory(is_locked=False)  # of a tensor that is created
                 tensor = _fill(fd, layout.tensors[at.index], None, make_hasher, (unused, unused))
-            return Peek(layout.values, tensor, connection.job.pickle_key)
+            return Peek(layout.values, tensor, connection.pickle_key)
         finally:
             os.close(fd)
     finally:

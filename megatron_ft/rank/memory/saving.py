@@ -11,11 +11,9 @@ import time
 from typing import Literal
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.interval import Pace
 from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, Layout, encode
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper import Reserve, Reserved
-from megatron_ft.core.wording import counted
 from megatron_ft.ipc.log import NOTICE, RANK
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base import say
@@ -97,8 +95,6 @@ class Saver:
         self._lines = 0
         self._interval = 0
         """Greatest common divisor of the iterations that were to be saved without an interval."""
-        self._pace = Pace()
-        self._born_s = time.monotonic()
         self.verified: int | None = None
         """Newest iteration of this process that is verified."""
         self._pid = os.getpid()
@@ -108,35 +104,22 @@ class Saver:
     @property
     def pickle_key(self) -> str:
         """Key for the MAC of what this job pickles; empty until the thread has connected."""
-        return self._connection.job.pickle_key
+        return self._connection.pickle_key
 
-    def save(self, iteration: int, state: object, every: int | Literal["auto", "given"]) -> None:
+    def save(self, iteration: int, state: object, every: int | Literal["given"]) -> None:
         """Begin to save, unless this iteration isn't wanted or an earlier snapshot isn't done.
 
-        ``every``: "auto": measured; "given": the caller has an interval, which divides all iterations it asks for.
+        ``every``: "given": the caller has an interval, which divides all iterations it asks for.
 
         Raises:
             SnapshotError: the state can't be kept.
         """
-        began_s = time.monotonic()
-        if every == "auto":
-            every = self._measured(iteration, began_s)
-        elif every == "given":
+        if every == "given":
             every = self._interval = math.gcd(self._interval, iteration) or 1
         if iteration % (every * self._stride) or os.getpid() != self._pid:
             return
         if not self._is_busy(every):
-            self._pace.begin()
             self._begin(iteration, state)
-            self._pace.held(time.monotonic() - began_s)
-
-    def _measured(self, iteration: int, now_s: float) -> int:
-        before, job = self._pace.interval, self._connection.job
-        ran_s = job.ran_s + now_s - self._born_s
-        every = self._pace.at(iteration, now_s, restarts=job.restarts, ran_s=ran_s)
-        if every != before.every or (self._pace.interval.reason and not before.reason):
-            say.info(f"memory checkpoints every {counted(every, 'iteration')}: {self._pace.interval.reason}")
-        return every
 
     def _begin(self, iteration: int, state: object) -> None:
         self._optimizers.watch()
@@ -186,9 +169,7 @@ class Saver:
     def _before_step(self) -> None:
         snapshot, thread = self._snapshot, self._thread
         if snapshot is not None and thread is not None:
-            began_s = time.monotonic()
             snapshot.wait_read(thread, self._bytes_per_s)
-            self._pace.held(time.monotonic() - began_s)
 
     def _is_busy(self, every: int) -> bool:
         """Return True if something is on its way; then a snapshot is skipped."""

@@ -145,8 +145,7 @@ def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before(processes
     processes.die()
     reactor.run_once(BOUND_S)
     assert processes.heard() == [Adopt(3, 0, KEY), prepare, Complete(KEY)]
-    assert prepare == Prepare(0, (0,), 1, job=prepare.job)
-    assert (prepare.job.pickle_key, prepare.job.restarts) == (memory_pickle_key(SECRET), 0)
+    assert prepare == Prepare(0, (0,), 1, pickle_key=memory_pickle_key(SECRET))
     os.close(reader)
 
 

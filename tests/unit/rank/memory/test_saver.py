@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_ft.core.memory import interval
-from megatron_ft.core.memory.interval import Interval
 from megatron_ft.core.messages.keeper import BeginSegment, KeeperHello, KeeperWelcome, NotKept, Reserve, Reserved
 from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
@@ -177,14 +175,6 @@ def begun(saver: Saver, monkeypatch: pytest.MonkeyPatch, iterations: Iterable[in
         for iteration in iterations:
             saver.save(iteration, state(), every)
     return found
-
-
-def test_measured_interval_follows_three_costs_and_is_said_once(
-    saver: Saver, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interval, "choose", lambda *_, **__: Interval(4, "measured"))
-    assert begun(saver, monkeypatch, range(1, 9), "auto") == [1, 2, 3, 4, 8]
-    assert capfd.readouterr().out.count("memory checkpoints every 4 iterations: measured") == 1
 
 
 def test_interval_of_the_caller_is_what_all_its_iterations_have_in_common(
