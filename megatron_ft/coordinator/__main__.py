@@ -114,7 +114,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes |
 
 
 def _definition(text: str) -> JobDefinition:
-    return decode(JobDefinition, text)
+    return decode(JobDefinition, os.fsencode(text))
 
 
 def _say(text: str) -> None:

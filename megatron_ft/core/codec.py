@@ -1,7 +1,7 @@
 """Messages and records as JSON, by msgspec: their base classes, types of their fields, and one place for errors. Pure.
 
 Input from outside is checked in full. Fields with a default may be missing, and unknown names are skipped, so that
-versions may differ a little.
+versions may differ a little. A float that isn't finite is written as null: none may get into a message.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ from megatron_ft.core.wording import shown
 _T = TypeVar("_T")
 LATEST_NS = 2**60
 """36 years after boot; with the offset to the wall clock still an int64."""
-_LARGEST = 2**62
-
-# -- types of fields, with bounds and units: a peer or a file may hold anything -----------------------------------
-
-_LARGEST_FLOAT = math.nextafter(math.inf, 0.0)
+_LARGEST, _LARGEST_FLOAT = 2**62, math.nextafter(math.inf, 0.0)
+# types of fields, with bounds and units: a peer or a file may hold anything
 Finite = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=_LARGEST, description="count")]
@@ -57,23 +54,17 @@ class Raw(NamedTuple):
 
 
 class Vocabulary(Generic[_T]):
-    """Message classes of one kind of peer or file, by name."""
+    """Message classes of one kind of peer or file, by name. ``kinds``: their union, or a single class."""
 
     def __init__(self, kinds: Any) -> None:
-        """``kinds``: the union of the classes, or a single class."""
         self.kinds: dict[str, Any] = {name_of(kind): kind for kind in typing.get_args(kinds) or (kinds,)}
 
     def parse(self, raw: Raw) -> _T:
-        """Return the message as an object of its class.
-
-        Raises:
-            ProtocolError: the name is unknown, or a field is invalid.
-        """
-        kind = self.kinds.get(raw.name)
+        """Return the message as an object of its class. Raise `ProtocolError` if it is none."""
+        kind: Callable[..., _T] | None = self.kinds.get(raw.name)
         if kind is None:
             raise ProtocolError(f"unknown message {shown(raw.name)}")
-        parsed: _T = decode(kind, raw.body)
-        return parsed
+        return decode(kind, raw.body)
 
     def salvage(self, raw: Raw, doubts: list[str]) -> _T | None:
         """Return the usable part of a message that may be damaged or of another version; None if there is none.
@@ -85,16 +76,15 @@ class Vocabulary(Generic[_T]):
         if kind is None:
             return None
         try:
-            return _decoder(kind).decode(raw.body)  # type: ignore[no-any-return]
-        except (UnicodeError, msgspec.DecodeError, RecursionError):
-            pass
-        try:
-            text = json.dumps(_loads(raw.body.decode(errors="replace")), ensure_ascii=False)
-            # a lone surrogate can't be printed
-            return _usable(kind, _loads(text.encode(errors="replace")), doubts)  # type: ignore[no-any-return]
+            try:
+                found: _T = _decoder(kind).decode(raw.body)
+            except _UNREADABLE:  # by msgspec, that is: for people, what is no text becomes a question mark
+                text = json.dumps(_loads(raw.body.decode(errors="replace")), ensure_ascii=False)
+                found = _usable(kind, _loads(text.encode(errors="replace")), doubts)
         except (ProtocolError, msgspec.ValidationError) as error:
             doubts.append(str(error))
             return None
+        return found
 
 
 @functools.cache
@@ -118,38 +108,29 @@ def encode_as(head: bytes, value: Any) -> bytes:
 
 
 def decode(kind: Callable[..., _T], raw: bytes | str) -> _T:
-    """Return an object of that class from its JSON.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """Return an object of that class from its JSON. Raise `ProtocolError` if it is none."""
     try:
-        return _decoder(kind).decode(raw)  # type: ignore[no-any-return]
+        found: _T = _decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
-    except (UnicodeError, msgspec.DecodeError, RecursionError):
+    except _UNREADABLE:
         return convert(kind, _loads(raw))
+    return found
 
 
 def convert(kind: Callable[..., _T], document: Any) -> _T:
-    """Return an object of that class from an object of JSON or YAML.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """Return an object of that class from an object of JSON or YAML. Raise `ProtocolError` if it is none."""
     try:
-        return msgspec.convert(document, kind, dec_hook=_read_hooked)  # type: ignore[no-any-return]
+        found: _T = _convert(document, kind)
     except (UnicodeError, msgspec.ValidationError) as error:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
+    return found
 
 
-def to_builtins(value: Any) -> Any:
-    """Return a message or record as an object of JSON; the reverse of ``convert``."""
-    return msgspec.to_builtins(value, enc_hook=_write_hooked)
-
-
-def _read_hooked(kind: Any, value: Any) -> Any:
-    return kind.from_json(value)
+_UNREADABLE = (UnicodeError, msgspec.DecodeError, RecursionError)
+_read_hooked = lambda kind, value: kind.from_json(value)  # noqa: E731
+_convert: Any = functools.partial(msgspec.convert, dec_hook=_read_hooked)
+_decoder: Any = functools.cache(functools.partial(msgspec.json.Decoder, dec_hook=_read_hooked))
 
 
 def _write_hooked(value: Any) -> Any:
@@ -159,11 +140,8 @@ def _write_hooked(value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_write_hooked)
-
-
-@functools.cache
-def _decoder(kind: Any) -> Any:
-    return msgspec.json.Decoder(kind, dec_hook=_read_hooked)
+to_builtins: Callable[[Any], Any] = functools.partial(msgspec.to_builtins, enc_hook=_write_hooked)
+"""Return a message or record as an object of JSON; the reverse of ``convert``."""
 
 
 def _loads(text: bytes | str) -> Any:
@@ -175,47 +153,33 @@ def _loads(text: bytes | str) -> Any:
 
 
 def _usable(kind: Any, value: Any, doubts: list[str]) -> Any:
-    """Return the usable part of a value.
-
-    Raises:
-        ValidationError: there is none.
-    """
+    """Return the usable part of a value. Raise ``ValidationError`` if there is none."""
     try:
-        return msgspec.convert(value, kind, dec_hook=_read_hooked)
+        return _convert(value, kind)
     except msgspec.ValidationError:
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin in (typing.Union, types.UnionType):
-            (inner,) = (each for each in arguments if each is not type(None))
-            return _usable(inner, value, doubts)
-        if origin is tuple and arguments[-1] is Ellipsis and isinstance(value, list):
-            return tuple(_usable_items(arguments[0], enumerate(value), doubts).values())
+        origin, (of, *rest) = typing.get_origin(kind), typing.get_args(kind) or (kind,)
+        if origin in (typing.Union, types.UnionType):  # with None, as a rule behind the other
+            return _usable(rest[0] if of is type(None) else of, value, doubts)
+        if origin is tuple and rest == [Ellipsis] and isinstance(value, list):
+            return tuple(_sound("a list", [(at, of, item) for at, item in enumerate(value)], doubts).values())
         if origin is Mapping and isinstance(value, dict):
-            return _usable_items(arguments[1], value.items(), doubts)
-        if isinstance(value, dict) and issubclass(origin or kind, msgspec.Struct):
-            return _usable_fields(kind, value, doubts)
-        raise
+            return _sound("a table", [(key, rest[0], item) for key, item in value.items()], doubts)
+        if not (isinstance(value, dict) and hasattr(kind, "__struct_fields__")):
+            raise
+    name, fields = name_of(kind), {each.name: each for each in msgspec.structs.fields(kind)}
+    given = [(key, field.type, value[key]) for key, field in fields.items() if value.get(key) is not None]
+    found = _sound(name, given, doubts)
+    if missing := [key for key, field in fields.items() if field.required and key not in found]:
+        raise msgspec.ValidationError(f"{name} has no {', '.join(missing)}")
+    return kind(**found)
 
 
-def _usable_items(of: Any, items: Any, doubts: list[str]) -> dict[Any, Any]:
+def _sound(where: str, items: list[tuple[Any, Any, Any]], doubts: list[str]) -> dict[Any, Any]:
+    """Return the usable part of each item, by its key; ``items``: key, type and value."""
     found = {}
-    for key, item in items:
+    for key, of, item in items:
         try:
             found[key] = _usable(of, item, doubts)
         except msgspec.ValidationError:
-            doubts.append(f"{shown(key)}: {shown(item)}")
+            doubts.append(f"{where} has {key} = {shown(item)}")
     return found
-
-
-def _usable_fields(kind: Any, value: dict[str, Any], doubts: list[str]) -> Any:
-    found = {}
-    fields = msgspec.structs.fields(kind)
-    for field in fields:
-        if (item := value.get(field.name)) is None:
-            continue
-        try:
-            found[field.name] = _usable(field.type, item, doubts)
-        except msgspec.ValidationError:
-            doubts.append(f"{name_of(kind)} has {field.name} = {shown(item)}")
-    if missing := [field.name for field in fields if field.required and field.name not in found]:
-        raise msgspec.ValidationError(f"{name_of(kind)} has no {', '.join(missing)}")
-    return kind(**found)

@@ -8,15 +8,14 @@ The launcher doesn't wait for it: the event log's thread reads and writes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from megatron_ft.core.agent.edge import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
@@ -67,7 +66,7 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
     verdict = over.verdict
     match over.how:
         case Exit.SUCCEEDED:
-            return dataclasses.replace(_succeeded(verdict, line), ranks_exited_with_0=True)
+            return replace(_succeeded(verdict, line), ranks_exited_with_0=True)
         case Exit.STOPPED:
             return _stopped(line, over.text, over.code)
         case Exit.FAILED:
@@ -157,7 +156,7 @@ class ResultFile:
     def begun(self, held: Assignment) -> None:
         """Record the start of a cycle in which this node has a place."""
         decision = held.decision
-        life = replace(
+        life = structs.replace(
             self._life,
             nodes=decision.world,
             cycles=decision.cycle + 1,
@@ -177,7 +176,7 @@ class ResultFile:
             return
         fault = fault_of(verdict)
         if fault is not None and all(known.cycle != fault.cycle for known in self._life.faults):
-            self._life = replace(self._life, faults=(*self._life.faults, fault))
+            self._life = structs.replace(self._life, faults=(*self._life.faults, fault))
 
     def left_out(self) -> None:
         """Record that the job goes on without this node: others tell how it ends."""
@@ -201,15 +200,14 @@ class ResultFile:
             return
         if place >= _TELLERS:
             return
-        life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=utc(time.time()))
-        life = replace(life, attribution=end.attribution)
-        life = replace(life, decided=self.is_decided)
+        life = structs.replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, decided=self.is_decided)
+        life = structs.replace(life, attribution=end.attribution, ended=utc(time.time()))
         if decided is not None and self.is_decided:
-            life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
+            life = _reached(structs.replace(life, faults=self._faults(decided)), decided.advance)
         iteration = max(life.iteration, -1 if iteration is None else iteration)
         # the decision describes failed cycles, and the last one may have ended otherwise
         trained = life.trained or end.ranks_exited_with_0 or iteration >= 0
-        life = replace(life, iteration=iteration, trained=trained, restores=len(restores), redone=sum(restores))
+        life = structs.replace(life, iteration=iteration, trained=trained, restores=len(restores), redone=sum(restores))
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:
@@ -217,7 +215,7 @@ class ResultFile:
         before, faults = self._began, back_again(self._life.faults, decision.back)
         if before is None or decision.advance.last <= before.advance.last:
             return faults
-        return tuple(replace(each, advanced=True) if each.cycle == before.cycle else each for each in faults)
+        return tuple(structs.replace(each, advanced=True) if each.cycle == before.cycle else each for each in faults)
 
     def bad_nodes(self) -> dict[str, str]:
         """Return bad nodes by name with reasons, if this launcher speaks for the job.
@@ -237,7 +235,7 @@ class ResultFile:
 
 
 def _reached(life: Life, advance: JobProgress) -> Life:
-    return replace(
+    return structs.replace(
         life, iteration=advance.last, resumed=advance.first, stalled=advance.stalled, trained=advance.trained
     )
 

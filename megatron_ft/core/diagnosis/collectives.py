@@ -7,7 +7,6 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import field
 from msgspec.structs import force_setattr
 
 from megatron_ft.core.codec import Count, Fact, Message
@@ -119,9 +118,9 @@ class Collectives(Fact, frozen=True, kw_only=True):
     """
 
     in_flight: tuple[CollectiveInFlight, ...] = ()
-    enqueued: Mapping[str, Count] = field(default_factory=dict)
-    completed: Mapping[str, Count] = field(default_factory=dict)
-    ranks: Mapping[str, Ranks] = field(default_factory=dict)
+    enqueued: Mapping[str, Count] = {}
+    completed: Mapping[str, Count] = {}
+    ranks: Mapping[str, Ranks] = {}
     error: str = ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from msgspec import field
 from msgspec.structs import force_setattr
 
 from megatron_ft.core.codec import Count, Finite, Int, LocalRank, Message, Rank, Seconds
@@ -95,7 +94,7 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
     timeout_s: Seconds | None = None
     has_collectives: bool = False
     in_flight: tuple[Collective, ...] = ()
-    enqueued: Mapping[str, Count] = field(default_factory=dict)
+    enqueued: Mapping[str, Count] = {}
     closing: bool = False
     gone: bool = False
     raised: str = ""

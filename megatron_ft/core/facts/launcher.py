@@ -6,7 +6,6 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import field
 from msgspec.structs import force_setattr
 
 from megatron_ft.core.codec import Count, Cycle, Fact, Finite, Int, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
@@ -39,7 +38,7 @@ class Config(Fact, frozen=True, kw_only=True):
         command: command of a rank.
     """
 
-    values: Mapping[str, Setting] = field(default_factory=dict)
+    values: Mapping[str, Setting] = {}
     command: tuple[str, ...] = ()
 
 
@@ -306,7 +305,7 @@ class TrainingAgain(Fact, frozen=True, kw_only=True):
     """
 
     cycle: Cycle
-    seconds: Mapping[str, Finite] = field(default_factory=dict)
+    seconds: Mapping[str, Finite] = {}
     redone: Count | None = None
 
 

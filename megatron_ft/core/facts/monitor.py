@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from megatron_ft.core.codec import Count, Cycle, Fact, Int, Moment, Pid, Rank, Seconds
 
@@ -67,7 +67,7 @@ class Timeouts(Fact, frozen=True, kw_only=True):
     version: Count = 0
     initial_heartbeat: Seconds | None = None
     heartbeat: Seconds | None = None
-    sections: Mapping[str, Seconds | None] = field(default_factory=dict)
+    sections: Mapping[str, Seconds | None] = {}
     out_of_section: Seconds | None = None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import field
-
 from megatron_ft.core.codec import Cycle, Fact, Finite, Int, Rank, Seconds, WorldSize
 from megatron_ft.core.fault_plan import PlannedFault
 
@@ -35,7 +33,7 @@ class StateLoaded(Fact, frozen=True, kw_only=True):
     """
 
     path: str = ""
-    timeouts: Mapping[str, Seconds | None] = field(default_factory=dict)
+    timeouts: Mapping[str, Seconds | None] = {}
     superseded: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     world_size: WorldSize | None = None
@@ -68,7 +66,7 @@ class TimeoutsLearned(Fact, frozen=True, kw_only=True):
         timeouts: timeouts by section, or "initial" and "subsequent" heartbeat.
     """
 
-    timeouts: Mapping[str, TimeoutOrigin] = field(default_factory=dict)
+    timeouts: Mapping[str, TimeoutOrigin] = {}
 
 
 Record = FaultInjected | StateLoaded | TimeoutsLearned

@@ -92,8 +92,8 @@ class Intervals(Message, frozen=True):
     facts: Facts = Facts()
     known: Mapping[str, Known] | None = None
     configured: tuple[str, ...] = ()
-    caps: Mapping[str, Seconds] = field(default_factory=dict)
-    previous: Mapping[str, Seconds] = field(default_factory=dict)
+    caps: Mapping[str, Seconds] = {}
+    previous: Mapping[str, Seconds] = {}
     rule: str = "budget"
     factor: Finite = 5.0
     mode: str = "report"
@@ -135,11 +135,11 @@ class Learned(Message, frozen=True):
     cycle: Cycle
     number: Count
     moment: Moment
-    timeouts: Mapping[str, LearnedTimeout] = field(default_factory=dict)
-    known: Mapping[str, Known] = field(default_factory=dict)
+    timeouts: Mapping[str, LearnedTimeout] = {}
+    known: Mapping[str, Known] = {}
     enforces: bool = False
     writes: bool = False
-    unopened: Mapping[str, str] = field(default_factory=dict)
+    unopened: Mapping[str, str] = {}
     reasons: tuple[str, ...] = ()
 
 
@@ -167,5 +167,5 @@ class Arm(Message, frozen=True):
     """
 
     cycle: Cycle
-    timeouts: Mapping[str, Armed] = field(default_factory=dict)
-    raised: Mapping[str, Finite] = field(default_factory=dict)
+    timeouts: Mapping[str, Armed] = {}
+    raised: Mapping[str, Finite] = {}

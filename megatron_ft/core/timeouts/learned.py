@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import field
 from msgspec.structs import replace
 
 from megatron_ft.core.board.intervals import CHECKPOINTING, SETUP, STEP
@@ -38,7 +37,7 @@ CONFIGURED_FIELDS = (SECTIONS_FIELD, OUT_FIELD, *HEARTBEAT_FIELDS)
 class LearnedState(Fact, frozen=True, kw_only=True):
     """Everything learned, and the configured values at that time."""
 
-    sections: Mapping[str, LearnedTimeout] = field(default_factory=dict)
+    sections: Mapping[str, LearnedTimeout] = {}
     out_of_section: LearnedTimeout | None = None
     heartbeats: tuple[Finite, Finite] | None = None
     """(to the first heartbeat, between heartbeats)"""
@@ -47,7 +46,7 @@ class LearnedState(Fact, frozen=True, kw_only=True):
     written_at_unix_s: Finite | None = None
     world_size: int | None = None
 
-    known: Mapping[str, Known] = field(default_factory=dict)
+    known: Mapping[str, Known] = {}
     """State of the rules, by section and OUT_OF_SECTION."""
 
     @property
@@ -77,7 +76,7 @@ class Superseded:
 class Choice(Fact, frozen=True, kw_only=True):
     """Learned timeouts to use."""
 
-    learned: Mapping[str, LearnedTimeout] = field(default_factory=dict)
+    learned: Mapping[str, LearnedTimeout] = {}
     """Timeouts by section and OUT_OF_SECTION."""
     heartbeats: tuple[Finite, Finite] | None = None
     superseded: tuple[Superseded, ...] = ()

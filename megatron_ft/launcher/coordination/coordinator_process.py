@@ -65,7 +65,7 @@ class CoordinatorProcess:
         self._reactor = reactor
         self._listener = listener
         self._founds, self._is_endpoint = founds, is_endpoint
-        self._job = encode(defined).decode()
+        self._job = os.fsdecode(encode(defined))
         self._environment = {key: value for key, value in environ.items() if not key.startswith("FT_SECRET")}
         if secret is not None:
             self._environment["FT_SECRET"] = os.fsdecode(secret)
