@@ -6,7 +6,6 @@ finds too little.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Sequence
 
 from megatron_ft.core.codec import Fact, Int
@@ -27,30 +26,20 @@ class Holding(Fact, frozen=True):
     used_bytes: Int | None = None
 
 
-class MemoryStep(enum.Enum):
-    """Next step after reading the driver's list."""
-
-    GO_ON = "go on"
-    LOOK_AGAIN = "look again"
-    GIVE_UP = "give up"
-
-
 def held_by(listed: Sequence[Holding], ended: Collection[int]) -> list[Holding]:
     """Return the memory held by ended processes; that of other processes isn't waited for."""
     return [holding for holding in listed if holding.pid in ended]
 
 
-def judge(held: Sequence[Holding], waited_s: float) -> MemoryStep:
-    """Decide the next step; ``waited_s``: seconds since the processes ended."""
-    if not held:
-        return MemoryStep.GO_ON
-    return MemoryStep.LOOK_AGAIN if waited_s < LONGEST_WAIT_S else MemoryStep.GIVE_UP
+def look_again_s(held: Sequence[Holding], waited_s: float) -> float | None:
+    """Return the seconds until the next look, ``waited_s`` after the processes ended; None if nothing is waited for.
 
-
-def look_again_s(waited_s: float) -> float:
-    """Return the seconds until the next look: short at first, and never beyond the longest wait."""
+    Short at first, and never beyond the longest wait.
+    """
+    if not held or waited_s >= LONGEST_WAIT_S:
+        return None
     pause_s = min(max(_FIRST_LOOK_S, waited_s / 4), _SLOWEST_LOOK_S)
-    return max(0.0, min(pause_s, LONGEST_WAIT_S - waited_s))
+    return min(pause_s, LONGEST_WAIT_S - waited_s)
 
 
 def describe(held: Sequence[Holding]) -> str:

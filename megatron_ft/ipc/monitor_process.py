@@ -73,16 +73,11 @@ def spawn(
     fds = [listen_fd]
     argv = isolated_command("megatron_ft.monitor")
     argv += ["--listen-fd", str(listen_fd), "--socket", socket_path, "--local-rank", str(local_rank)]
-    argv += ["--config", json.dumps(options.config.to_dict()), "--run-id", options.run_id, "--parent", str(os.getpid())]
+    given = {**vars(options), "config": options.config.to_dict()}
+    argv += ["--run-id", given.pop("run_id"), "--parent", str(os.getpid()), "--options", json.dumps(given)]
     if launcher_fd is not None:
         argv += ["--launcher-fd", str(launcher_fd)]
         fds.append(launcher_fd)
-    if options.log_dir is not None:
-        argv += ["--log-dir", options.log_dir, "--log-max-bytes", str(options.log_max_bytes)]
-    if options.observe_only:
-        argv += ["--observe-only", "yes"]
-    if options.asks_first:
-        argv += ["--asks-first", "yes"]
     if attached is not None:
         argv += ["--attached", json.dumps(attached._asdict())]
         fds += attached.fds
@@ -98,20 +93,15 @@ def spawn(
     return process
 
 
-class MonitorSettings(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MonitorSettings(MonitorOptions):
     """Parsed command line of a monitor: the arguments of ``spawn``, and the caller's PID."""
 
     listen_fd: int
     socket_path: str
     local_rank: int
-    config: ConfigValues
     launcher_fd: int | None
-    log_dir: str | None
-    log_max_bytes: int
-    run_id: str
     parent: int
-    observe_only: bool
-    asks_first: bool
     attached: AttachedRank | None
 
 
@@ -121,18 +111,16 @@ def parse(argv: Sequence[str]) -> MonitorSettings:
     given = dict(zip(argv[::2], argv[1::2], strict=True))
     attached = given.pop("--attached", None)
     launcher_fd = given.pop("--launcher-fd", None)
+    options = json.loads(given.pop("--options"))
+    options["config"] = ConfigValues.from_dict(options["config"])
     settings = MonitorSettings(
+        **options,
         listen_fd=int(given.pop("--listen-fd")),
         socket_path=given.pop("--socket"),
         local_rank=int(given.pop("--local-rank")),
-        config=ConfigValues.from_dict(json.loads(given.pop("--config"))),
         launcher_fd=None if launcher_fd is None else int(launcher_fd),
-        log_dir=given.pop("--log-dir", None),
-        log_max_bytes=int(given.pop("--log-max-bytes", "0")),
         run_id=given.pop("--run-id"),
         parent=int(given.pop("--parent")),
-        observe_only=given.pop("--observe-only", "no") == "yes",
-        asks_first=given.pop("--asks-first", "no") == "yes",
         attached=None if attached is None else AttachedRank(**json.loads(attached)),
     )
     assert not given, given

@@ -188,7 +188,7 @@ class LauncherNode:
             on_check=self._each_second,
         )
         self._children.add(monitors.pids)
-        self._run_dir.add(monitors)
+        self._run_dir.add(monitors.is_lost, monitors.listen_again)
         return monitors
 
     def _make_control(self, status: JobStatus) -> ControlSocket:
@@ -200,7 +200,7 @@ class LauncherNode:
             on_order=self.monitors.pause_or_resume,
             on_question=status.facts,
         )
-        self._run_dir.add(control)
+        self._run_dir.add(control.is_lost, control.listen_again)
         return control
 
     def _make_keeper(self, secret: bytes | None) -> Keeper:
@@ -214,7 +214,7 @@ class LauncherNode:
             on_event=self._inbox.put,
         )
         self._children.add(keeper.pids)
-        self._run_dir.add(keeper)
+        self._run_dir.add(keeper.is_lost, keeper.listen_again)
         return keeper
 
     def _make_files(self, ranks: int, announce: Callable[[str], None], *, takes_copies: bool) -> SnapshotFiles:
@@ -231,11 +231,14 @@ class LauncherNode:
     def _make_health_check(self) -> HealthCheck | None:
         options = self._line.options
         if options.segment_health_check_dir is not None and not segment_file(os.environ):
-            self._say(lines.no_segment())
+            self._say("--ft-segment-health-check-dir has no effect outside a job of Slurm")
         command = options.health_command(sys.executable)
         if command is None:
             if options.node_health_check_interval is not None:
-                self._say(lines.nothing_to_check())
+                self._say(
+                    "--ft-node-health-check-interval has no effect without a health check, "
+                    "such as --ft-node-health-command"
+                )
             return None
         health = HealthCheck(
             command,
@@ -320,7 +323,8 @@ class LauncherNode:
             except OSError as error:
                 failed.append(error)
         if failed and os.path.exists(self._run_dir.path):
-            self._say(lines.left_something(failed[0], self._run_dir.path))
+            what, where = lines.in_one_line(failed[0]), self._run_dir.path
+            self._say(f"cleanup was incomplete ({what}): {where} may be left behind")
 
     def _woken(self) -> None:
         self._signals.drain()

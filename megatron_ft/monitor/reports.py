@@ -6,7 +6,6 @@ A monitor without a launcher, or whose launcher has died, writes a log of its ow
 from __future__ import annotations
 
 import functools
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,10 +20,10 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.shared import Warning_
-from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Suspect
+from megatron_ft.core.messages.monitor import Observation, Suspect
 from megatron_ft.core.messages.rank import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.core.timeouts.exchange import Intervals
+from megatron_ft.core.timeouts.exchange import Milestone
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -58,7 +57,7 @@ class Reports:
         self.launcher_is_gone = False
         self._complaints: dict[str, RateLimiter] = {}
 
-    def _tell(self, report: Message | Fact, fds: Sequence[int] = ()) -> None:
+    def tell(self, report: Message | Fact, fds: Sequence[int] = ()) -> None:
         """Send one message to the launcher."""
         MONITOR.debug("to launcher", report)
         if self._launcher is None or self.launcher_is_gone:
@@ -81,17 +80,17 @@ class Reports:
             self.lose_launcher()
             return []
 
-    def _record(self, record: records.Record | shared.Record) -> None:
+    def record(self, record: records.Record | shared.Record) -> None:
         """Put a fact in the event log: the launcher's, if it is there."""
         if self._launcher is not None and not self.launcher_is_gone:
-            self._tell(record)
+            self.tell(record)
         if self._launcher is None or self.launcher_is_gone:  # also if it was lost just now
             self._log = self._log or self._open_log()
             self._log.write(record)
 
     def warn(self, text: str) -> None:
         """Write a warning to the event log, and have the launcher print it."""
-        self._record(Warning_(text=text))
+        self.record(Warning_(text=text))
 
     def complain(self, kind: str, text: str) -> None:
         """Warn, rate-limited per ``kind``; a repeated warning says how often it occurred."""
@@ -118,24 +117,17 @@ class Reports:
             learns=greeting.learns,
             at_ns=time.monotonic_ns(),
         )
-        self._tell(report, attached.fds)
+        self.tell(report, attached.fds)
         if self._launcher is None and not greeting.watch_only:
-            self._record(report)
+            self.record(report)
 
     def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
         """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be signalled."""
-        self._record(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
+        self.record(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
 
     def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
         """Ask the launcher about a rank that exceeded its timeout."""
-        self._tell(Suspect(self._rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
-
-    def progress_checked(self, attached: AttachedRank, progress: str) -> None:
-        """Report the progress of a rank between the two moments of `CheckProgress`."""
-        self._tell(ProgressChecked(attached.cycle, progress))
-
-    def intervals(self, intervals: Intervals) -> None:
-        self._tell(intervals)
+        self.tell(Suspect(self._rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def evidence(self, log_dir: str | None, watched: WatchedRank, evidence: HangEvidence) -> None:
         """Send the launcher the snapshot of a rank, and write the evidence files."""
@@ -146,7 +138,7 @@ class Reports:
     def report_written(self) -> None:
         """Report evidence that was written by now."""
         while self._written:
-            self._record(self._written.popleft())
+            self.record(self._written.popleft())
 
     def finish_writing(self) -> None:
         """Report what is written within `_WRITING_S`; the rest is lost."""
@@ -169,39 +161,21 @@ class Reports:
 
     def observed(self, attached: AttachedRank, note: RankSnapshot) -> None:
         """Send the launcher the snapshot of a rank."""
-        self._tell(Observation(attached.cycle, note))
+        self.tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Report what the board shows for the first time: timeouts, first iteration and step, milestones."""
-        rank, cycle = watched.attached.rank, watched.attached.cycle
-        if snapshot.watch_only:
-            return
-        for milestone in watched.take_milestones(snapshot):
-            self._tell(milestone)
-        news = watched.take_news(snapshot)
-        if news.timeouts:
-            record = records.Timeouts(
-                rank=rank,
-                cycle=cycle,
-                version=snapshot.timeouts_version,
-                initial_heartbeat=seconds(snapshot.initial_heartbeat_timeout_ns),
-                heartbeat=seconds(snapshot.heartbeat_timeout_ns),
-                sections={s.name: seconds(s.timeout_ns) for s in snapshot.sections},
-                out_of_section=seconds(snapshot.out_of_section_timeout_ns),
-            )
-            self._record(record)
-        if news.first_iteration:
-            iteration, at_ns = snapshot.first_iteration or 0, snapshot.first_iteration_at_ns
-            self._record(records.FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns))
-        if news.first_step:
-            began_ns, at_ns = snapshot.first_iteration_at_ns, snapshot.first_step_at_ns
-            self._record(records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns))
+        for news in () if snapshot.watch_only else watched.take_news(snapshot):
+            if isinstance(news, Milestone):
+                self.tell(news)
+            else:
+                self.record(news)
 
     def minute(self, watched: WatchedRank, *, at_once: bool = False, is_last: bool = False) -> None:
         """Record the intervals of the last minute, if it is over."""
         minute = watched.take_minute(at_once=at_once, is_last=is_last)
         if minute is not None:
-            self._record(minute)
+            self.record(minute)
 
     def last_events(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Record the last section events that were not recorded yet."""
@@ -209,26 +183,11 @@ class Reports:
             return
         record = last_events(watched.board, snapshot, time.monotonic_ns())
         if record is not None:
-            self._record(record)
-
-    def detached(self, attached: AttachedRank, at_ns: int) -> None:
-        """Report that a rank has ended its monitoring while its process still runs."""
-        self._record(records.Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=at_ns))
-
-    def signalled(self, attached: AttachedRank, number: signal.Signals) -> None:
-        """Report a signal sent to a hung rank."""
-        report = records.Signalled(
-            rank=attached.rank,
-            cycle=attached.cycle,
-            pid=attached.pid,
-            signal=number.name,
-            at_ns=time.monotonic_ns(),
-        )
-        self._record(report)
+            self.record(record)
 
     def launcher_gone(self, text: str = "") -> None:
         """Record in this monitor's own log that the launcher has died, or ``text`` instead."""
-        self._record(Warning_(text=text) if text else records.LauncherGone())
+        self.record(Warning_(text=text) if text else records.LauncherGone())
 
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
         """Log the last known place of a rank that ended."""
@@ -243,7 +202,7 @@ class Reports:
             last_transition_ns=snapshot and snapshot.last_transition_ns,
             shut_down=snapshot and snapshot.closing,
         )
-        self._record(record)
+        self.record(record)
 
     def _rank_hung(
         self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool

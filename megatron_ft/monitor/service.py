@@ -16,6 +16,7 @@ from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.codec import Raw
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.monitor import Detached, Signalled
 from megatron_ft.core.messages.monitor import (
     ORDERS,
     CheckProgress,
@@ -124,7 +125,7 @@ class MonitorService:
             if watched is not None and watched.attached.cycle == order.cycle:
                 self._obey_of_rank(watched, order)
             elif isinstance(order, Survey) and self._ended is not None and self._ended.cycle == order.cycle:
-                self._reports.intervals(replace(self._ended, number=order.number))
+                self._reports.tell(replace(self._ended, number=order.number))
             return  # meant for an earlier rank
         match order:
             case Stop():
@@ -154,7 +155,7 @@ class MonitorService:
             case Release():
                 self._suspicion.clear()  # the cycle is over: the launcher ends this rank with all others
             case Survey(number=number):
-                self._reports.intervals(watched.intervals(number, self._paused_at_ns))
+                self._reports.tell(watched.intervals(number, self._paused_at_ns))
             case Arm():
                 watched.arm(order)
                 self._next_look_ns = time.monotonic_ns()
@@ -283,25 +284,26 @@ class MonitorService:
         if not watched.is_damaged:
             self._judge(watched)
         if watched.take_end():
-            self._reports.detached(watched.attached, time.monotonic_ns())
+            attached, now_ns = watched.attached, time.monotonic_ns()
+            self._reports.record(Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=now_ns))
 
     def _judge(self, watched: WatchedRank) -> None:
         try:
-            reading = watched.read()
+            snapshot, outcome = watched.read()
         except BoardDamagedError as error:
             self._suspicion.clear()
             self._reports.board_damaged(watched.attached, str(error))
             return
-        if reading.outcome.action is CheckAction.END_RANK and watched.note_new_program():
+        if outcome.action is CheckAction.END_RANK and watched.note_new_program():
             self._judge(watched)
             return
-        self._reports.news(watched, reading.snapshot)
+        self._reports.news(watched, snapshot)
         self._reports.minute(watched)
-        self._next_look_ns = reading.outcome.next_look_ns
-        if reading.outcome.action is CheckAction.END_RANK:
-            assert reading.outcome.verdict is not None
-            if not self._suspicion.ask_launcher_first(watched, reading.outcome.verdict):
-                self._end_hung(watched, reading.outcome.verdict)
+        self._next_look_ns = outcome.next_look_ns
+        if outcome.action is CheckAction.END_RANK:
+            assert outcome.verdict is not None
+            if not self._suspicion.ask_launcher_first(watched, outcome.verdict):
+                self._end_hung(watched, outcome.verdict)
         else:
             self._suspicion.clear()
 
@@ -330,7 +332,7 @@ class MonitorService:
         if watched.note is not None:
             # collect once only: collecting may have woken the rank
             if verdict is not None:
-                watched.find_hung()
+                watched.note = replace(watched.note, found_hung=True)
             self._reports.observed(watched.attached, watched.note)
             return
         watched.note_new_program()
@@ -344,7 +346,7 @@ class MonitorService:
             deadline_ns=deadline_ns,
         )
         if not passive:
-            watched.keep_note(evidence.note)
+            watched.note = evidence.note
         self._reports.evidence(self._settings.log_dir, watched, evidence)
         snapshot = watched.final_snapshot()
         if snapshot is not None:
@@ -354,7 +356,8 @@ class MonitorService:
         assert self._watched is not None
         attached, was_due_at = self._watched.attached, termination.due_at
         for number in termination.advance():
-            self._reports.signalled(attached, number)
+            rank, cycle, now_ns = attached.rank, attached.cycle, time.monotonic_ns()
+            self._reports.record(Signalled(rank=rank, cycle=cycle, pid=attached.pid, signal=number.name, at_ns=now_ns))
         if was_due_at is not None and termination.due_at is None:
             self._reports.warn(f"rank {attached.rank} (process {attached.pid}) is still running after SIGKILL")
 

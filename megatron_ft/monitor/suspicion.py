@@ -13,7 +13,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.movement import ProgressSample, is_file_wait, progress_between
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
-from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
+from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout, ProgressChecked
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
@@ -109,7 +109,7 @@ class Suspicion:
         now_ns = time.monotonic_ns()
         if self._first is not None and now_ns >= self._again_ns:
             second = _take_sample(watched.attached, watched.final_snapshot())
-            self._reports.progress_checked(watched.attached, progress_between(self._first, second))
+            self._reports.tell(ProgressChecked(watched.attached.cycle, progress_between(self._first, second)))
             self._first = None
         if self._verdict is None or now_ns < self._answer_by_ns:
             return False

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from msgspec.structs import replace
+from collections.abc import Iterator, Sequence
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.consistency import contradiction
@@ -26,6 +23,7 @@ from megatron_ft.core.board.hang_detector import (
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.timeouts.arming import with_armed
 from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
@@ -45,21 +43,6 @@ _FIRST_STEP_SHARE = 8
 _TORN_S = 0.002
 _MAPS_S = 0.2
 _reads = FileQueue()
-
-
-class Reading(NamedTuple):
-    """A checked board."""
-
-    snapshot: BoardSnapshot
-    outcome: Check
-
-
-class News(NamedTuple):
-    """Flags of what a board shows for the first time."""
-
-    timeouts: bool
-    first_iteration: bool
-    first_step: bool
 
 
 class WatchedRank:
@@ -142,7 +125,7 @@ class WatchedRank:
             watched.state.take_over(words[layout.W_LAST_LOOK], asked_ns)
         return watched
 
-    def read(self) -> Reading:
+    def read(self) -> tuple[BoardSnapshot, Check]:
         """Take and check one snapshot.
 
         Raises:
@@ -168,19 +151,32 @@ class WatchedRank:
         resting = outcome.action in (CheckAction.REST, CheckAction.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         self._feed(snapshot, now, self.state.gaps)
-        return Reading(snapshot, outcome)
+        return snapshot, outcome
 
-    def take_news(self, snapshot: BoardSnapshot) -> News:
-        """Return what this reading shows for the first time. Changed timeouts count as new."""
-        news = News(
-            timeouts=(snapshot.timeouts_version, self._arm) != self._shown_timeouts,
-            first_iteration=bool(snapshot.first_iteration_at_ns) and not self._has_shown_iteration,
-            first_step=bool(snapshot.first_step_at_ns) and not self._has_shown_step,
-        )
-        self._shown_timeouts = snapshot.timeouts_version, self._arm
-        self._has_shown_iteration |= news.first_iteration
-        self._has_shown_step |= news.first_step
-        return news
+    def take_news(self, snapshot: BoardSnapshot) -> Iterator[records.Record | Milestone]:
+        """Yield what this reading shows for the first time: milestones, timeouts, first iteration and step."""
+        rank, cycle = self.attached.rank, self.attached.cycle
+        yield from self._milestones.take(snapshot)
+        timeouts = snapshot.timeouts_version, self._arm
+        if timeouts != self._shown_timeouts:
+            self._shown_timeouts = timeouts
+            yield records.Timeouts(
+                rank=rank,
+                cycle=cycle,
+                version=snapshot.timeouts_version,
+                initial_heartbeat=seconds(snapshot.initial_heartbeat_timeout_ns),
+                heartbeat=seconds(snapshot.heartbeat_timeout_ns),
+                sections={s.name: seconds(s.timeout_ns) for s in snapshot.sections},
+                out_of_section=seconds(snapshot.out_of_section_timeout_ns),
+            )
+        if snapshot.first_iteration_at_ns and not self._has_shown_iteration:
+            self._has_shown_iteration = True
+            iteration, at_ns = snapshot.first_iteration or 0, snapshot.first_iteration_at_ns
+            yield records.FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns)
+        if snapshot.first_step_at_ns and not self._has_shown_step:
+            self._has_shown_step = True
+            began_ns, at_ns = snapshot.first_iteration_at_ns, snapshot.first_step_at_ns
+            yield records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns)
 
     @property
     def has_ended(self) -> bool:
@@ -196,14 +192,6 @@ class WatchedRank:
     def continued(self) -> None:
         """Exclude the time in which this monitor, and maybe the whole node, was stopped."""
         self._was_stopped = True
-
-    def keep_note(self, note: RankSnapshot) -> None:
-        self.note = note
-
-    def find_hung(self) -> None:
-        """Add this monitor's verdict to evidence that was collected before it."""
-        assert self.note is not None
-        self.note = replace(self.note, found_hung=True)
 
     def dismiss(self, verdict: Overdue) -> None:
         """Let a rank that was found hung go on."""
@@ -222,9 +210,6 @@ class WatchedRank:
     def arm(self, order: Arm) -> None:
         """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
         self._arm = order
-
-    def take_milestones(self, snapshot: BoardSnapshot) -> list[Milestone]:
-        return self._milestones.take(snapshot)
 
     def intervals(self, number: int, paused_since_ns: int | None) -> Intervals:
         """Answer survey ``number``, excluding the time since ``paused_since_ns``."""

@@ -155,18 +155,19 @@ class _Healthy:
 
     def suffer(self) -> str:
         """Write over the board once; return what the monitor makes of it."""
-        before = self._watched.read()
-        assert before.outcome.action is CheckAction.WATCH
-        honest = list(running_intervals(before.snapshot))
+        before, check = self._watched.read()
+        assert check.action is CheckAction.WATCH
+        honest = list(running_intervals(before))
         told = self._write_over()
         try:
-            reading = self._watched.read()
+            snapshot, check = self._watched.read()
         except BoardDamagedError:
-            outcome, snapshot = "damaged", self._watched.final_snapshot()
-            assert snapshot == before.snapshot, told
+            outcome, last = "damaged", self._watched.final_snapshot()
+            assert last == before, told
+            snapshot = before
         else:  # a word that is nobody's, or not one that is judged
-            outcome, snapshot = "not judged", reading.snapshot
-            assert reading.outcome.action is CheckAction.WATCH, (told, reading)
+            outcome = "not judged"
+            assert check.action is CheckAction.WATCH, (told, check, snapshot)
             assert list(running_intervals(snapshot)) == honest, (told, honest, snapshot)
         for record in (
             last_events(self._watched.board, snapshot, time.monotonic_ns()),
@@ -176,7 +177,7 @@ class _Healthy:
         self._go_on()  # no hook fails
         if not self._watched.is_damaged:
             try:
-                assert self._watched.read().outcome.action is CheckAction.WATCH, told
+                assert self._watched.read()[1].action is CheckAction.WATCH, told
             except BoardDamagedError:
                 outcome = "damaged, as the rank's next words show"
         if self._watched.is_damaged:

@@ -9,9 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.memory.retention import gigabytes
-from megatron_ft.core.memory.snapshots import SavedFiles
-from megatron_ft.core.messages.keeper import FilesWritten
 from megatron_ft.core.signals import signal_name
 from megatron_ft.core.wording import counted, printable
 from megatron_ft.ipc.linux.processes import ProcessStat
@@ -51,41 +48,11 @@ def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
     return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL, not waiting any longer"
 
 
-def fresh_interpreters(reason: str) -> str:
-    """Format why ranks aren't forked; each one's imports then take time at every restart."""
-    return f"ranks start as fresh interpreters: {reason}"
-
-
-def preload_left_out(module: str, reason: str) -> str:
-    """Format a module of --ft-preload that can't be imported."""
-    return f"--ft-preload: {module} could not be imported: {reason}"
-
-
 def forked_at(where: str, what: str, took_s: float | None = None) -> str:
     """Format where the script's ranks begin. ``what`` as in "reads RANK"."""
     point = "the end of the script" if not where and what == "ends" else f"{where or 'the script'} ({what})"
     after = "" if took_s is None else f", after {took_s:.1f} s of imports"
     return f"ranks are forked at {point}{after}"
-
-
-def cannot_be_shared(reason: str, where: str, what: str) -> str:
-    """Format why no rank can be forked from a script that has got to ``where``."""
-    return reason if not what else f"{reason} at {where or 'its end'}, where it {what}"
-
-
-def file_changed(path: str) -> str:
-    """Format why the script has to run ahead again."""
-    return f"{path} changed: running the script ahead again"
-
-
-def fork_server_replaced(code: int) -> str:
-    """Format the end of the fork server; ranks aren't affected."""
-    return f"the fork server exited ({exit_code(code)}); ranks are not affected; starting a new one"
-
-
-def no_more_fork_servers(deaths: int) -> str:
-    """Format that the fork server was killed repeatedly, and isn't started any more."""
-    return f"the fork server died {deaths} times; ranks start as fresh interpreters"
 
 
 def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str:
@@ -97,11 +64,6 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
     if not ranks:
         return f"{name} not forwarded: {kept}"
     return f"{name} forwarded to {counted(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
-
-
-def still_ending(wait_s: float) -> str:
-    """Format the answer to a SIGINT that comes too early to be a second request."""
-    return f"received SIGINT again: the ranks are still ending, SIGINT or SIGTERM in {wait_s:.1f} s or later kills them"
 
 
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
@@ -130,6 +92,11 @@ def resumed(pid: int, pause_s: float) -> str:
     return f"hang detection resumed by process {pid} after {pause_s:.1f} s; the pause counts against no timeout"
 
 
+def cannot_be_shared(reason: str, where: str, what: str) -> str:
+    """Format why no rank can be forked from a script that has got to ``where``."""
+    return reason if not what else f"{reason} at {where or 'its end'}, where it {what}"
+
+
 def in_one_line(error: BaseException) -> str:
     """Format an unexpected error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -143,11 +110,6 @@ def cannot_start(error: OSError) -> str:
 def launcher_failed(error: BaseException) -> str:
     """Format a failure of the launcher itself, not of a rank."""
     return f"the launcher failed: {in_one_line(error)}"
-
-
-def left_something(error: OSError, run_dir: str) -> str:
-    """Format an incomplete cleanup after the job's end; remaining processes end with the launcher."""
-    return f"cleanup was incomplete ({in_one_line(error)}): {run_dir} may be left behind"
 
 
 def rendezvous_failed(error: BaseException) -> str:
@@ -165,43 +127,3 @@ def rendezvous_failed(error: BaseException) -> str:
 def exit_code(code: int) -> str:
     """Format an exit code in the form of ``subprocess``."""
     return f"code {code}" if code >= 0 else signal_name(-code)
-
-
-def keeper_replaced(how: str, segments: int) -> str:
-    """Say that another keeper takes over ``segments`` segments of memory."""
-    return f"the keeper of memory checkpoints {how}; another one takes over {counted(segments, 'segment')}"
-
-
-def keeper_given_up(how: str) -> str:
-    return f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
-
-
-def no_segment() -> str:
-    return "--ft-segment-health-check-dir has no effect outside a job of Slurm"
-
-
-def nothing_to_check() -> str:
-    return "--ft-node-health-check-interval has no effect without a health check, such as --ft-node-health-command"
-
-
-def no_copies_without_secret() -> str:
-    return "no other node keeps copies of memory checkpoints: this takes FT_SECRET, the same on all nodes"
-
-
-def no_port_for_copies(why: str) -> str:
-    return f"no other node keeps copies of memory checkpoints: there is no port for them: {why}"
-
-
-def files_not_whole(files: SavedFiles, lacking: int, directory: str) -> str:
-    """Say that a snapshot of an earlier life isn't used."""
-    of = f"{lacking} of {counted(files.world, 'rank')}"
-    return (
-        f"the memory checkpoint of iteration {files.iteration} in {directory} isn't whole ({of} missing): it isn't used"
-    )
-
-
-def files_written(iteration: int, path: str, written: FilesWritten) -> str:
-    """Say that the last snapshot was written as files, or why it wasn't."""
-    if written.why:
-        return f"iteration {iteration} in memory isn't written to {path}: {written.why}"
-    return f"wrote iteration {iteration} to {path} ({gigabytes(written.nbytes)} of this node, {written.seconds:.1f} s)"

@@ -16,7 +16,6 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable
-from typing import Protocol
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.base import lines
@@ -27,22 +26,6 @@ _OWNER = "owner"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
-
-
-class Listening(Protocol):
-    """Sockets in the directory."""
-
-    def is_lost(self) -> bool:
-        """Return True if a socket was deleted."""
-        ...
-
-    def listen_again(self) -> None:
-        """Recreate deleted sockets.
-
-        Raises:
-            OSError: a socket can't be made.
-        """
-        ...
 
 
 class RunDirectory:
@@ -57,16 +40,16 @@ class RunDirectory:
         self.path = make_run_directory()
         self._say = say
         self._claim = claim(self.path)
-        self._sockets: list[Listening] = []
+        self._sockets: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._is_reported = False
 
-    def add(self, sockets: Listening) -> None:
-        """Have ``mend`` recreate these, too."""
-        self._sockets.append(sockets)
+    def add(self, are_lost: Callable[[], bool], listen_again: Callable[[], None]) -> None:
+        """Have ``mend`` recreate these sockets, too; ``listen_again`` raises OSError where that isn't possible."""
+        self._sockets.append((are_lost, listen_again))
 
     def mend(self) -> None:
         """Recreate deleted sockets: ranks that are still to connect would find no monitor."""
-        if not any(sockets.is_lost() for sockets in self._sockets):
+        if not any(are_lost() for are_lost, _ in self._sockets):
             self._is_reported = False
             return
         try:
@@ -74,8 +57,8 @@ class RunDirectory:
             held, self._claim = self._claim, claim(self.path)
             if held is not None:
                 os.close(held)
-            for sockets in self._sockets:
-                sockets.listen_again()
+            for _, listen_again in self._sockets:
+                listen_again()
             text = lines.run_dir_removed(self.path)
         except OSError as error:
             text = lines.run_dir_lost(str(error))

@@ -43,8 +43,8 @@ from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
-from megatron_ft.launcher.memory.keeper import KeeperEvent
-from megatron_ft.launcher.memory.memory_checkpoints import KeeperOrders, MemoryCheckpoints
+from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
+from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
@@ -78,7 +78,7 @@ class LauncherServices:
     log: EventLog
     say: Callable[[str], None]
     status: JobStatus
-    keeper: KeeperOrders
+    keeper: Keeper
     telemetry: Telemetry
     files: SnapshotFiles
 
@@ -224,7 +224,10 @@ class FaultTolerantAgent(TorchAgent):
             self._ranks.poll_ends()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
         if (wait_s := self._launcher.signals.take_early()) is not None:
-            self._launcher.say(lines.still_ending(wait_s))
+            self._launcher.say(
+                "received SIGINT again: the ranks are still ending, "
+                f"SIGINT or SIGTERM in {wait_s:.1f} s or later kills them"
+            )
 
     def _started(self, worker: Worker) -> None:
         local_rank, rank = worker.local_rank, self._machine.cycle.record.ranks[worker.local_rank]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import memory_copies_key
-from megatron_ft.launcher.base import lines
 
 _BACKLOG = 64
 
@@ -33,12 +32,15 @@ class CopyDoor:
         if not self._has_tried:
             self._has_tried = True
             if not self.key:
-                self._say(lines.no_copies_without_secret())
+                self._say(
+                    "no other node keeps copies of memory checkpoints: this takes FT_SECRET, the same on all nodes"
+                )
                 return None
             try:
                 self._listener = tcp.listen("", 0, backlog=_BACKLOG)
             except OSError as error:
-                self._say(lines.no_port_for_copies(error.strerror or str(error)))
+                why = error.strerror or error
+                self._say(f"no other node keeps copies of memory checkpoints: there is no port for them: {why}")
         return self._listener
 
     def close(self) -> None:

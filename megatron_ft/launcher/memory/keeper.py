@@ -41,6 +41,7 @@ from megatron_ft.core.messages.keeper import (
     WriteFiles,
 )
 from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.net.secret import memory_pickle_key
@@ -347,13 +348,16 @@ class Keeper:
         is_bad = was_silent or time.monotonic() - self._started_s < _QUICK_S
         self._bad = self._bad + 1 if is_bad else 1
         if self._bad < _MOST_BAD:
-            self._say(lines.keeper_replaced(how, len(self._held)))
+            segments = counted(len(self._held), "segment")
+            self._say(f"the keeper of memory checkpoints {how}; another one takes over {segments}")
             self._start()
             if self._asked is None:
                 self._on_event(KeeperReplaced())
             return
         self.is_given_up = True
-        self._say(lines.keeper_given_up(how))
+        self._say(
+            f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
+        )
         self._let_go_of_socket()
         _close_in_background(self._take_all())
         self._answer(Kept())

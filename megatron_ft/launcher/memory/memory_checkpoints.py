@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import OfSnapshots, StockTaken
 from megatron_ft.core.memory.snapshots import Complete, KeeperPort, Kept, Restore, Saved
 from megatron_ft.core.messages.keeper import Prepare, RankRestored
-from megatron_ft.launcher.memory.keeper import STOCK_S, KeeperEvent, KeeperReplaced
+from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent, KeeperReplaced
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
-
-
-class KeeperOrders(Protocol):
-    """Orders to the keeper."""
-
-    def prepare(self, order: Prepare) -> None:
-        """Begin a cycle, before its ranks start. Segments newer than what it restores go; without it, all."""
-
-    def tell(self, fact: OfSnapshots) -> None:
-        """Say what the job has decided about a snapshot, or where copies go."""
-
-    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
-        """Call back with everything that can be restored: within that time, or (None) once all is verified."""
 
 
 class MemoryCheckpoints:
     """One launcher's. ``to_machine`` takes the events for the machine."""
 
-    def __init__(
-        self, keeper: KeeperOrders, files: SnapshotFiles, to_machine: Callable[[edge.FromKeeper], None]
-    ) -> None:
+    def __init__(self, keeper: Keeper, files: SnapshotFiles, to_machine: Callable[[edge.FromKeeper], None]) -> None:
         self._keeper = keeper
         self._files = files
         self._to_machine = to_machine

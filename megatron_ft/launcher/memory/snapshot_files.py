@@ -9,12 +9,13 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.memory.retention import gigabytes
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
 from megatron_ft.core.messages.keeper import WriteFiles
+from megatron_ft.core.wording import counted
 from megatron_ft.ipc.memory import segment_files
 from megatron_ft.ipc.memory.segment_files import FoundSet
-from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.memory.keeper import Keeper
 from megatron_ft.link.file_queue import FileQueue
 
@@ -70,7 +71,10 @@ class SnapshotFiles:
             if not each.lacking:
                 self.found = replace(self.found, files=each.files)
                 return
-            self._say(lines.files_not_whole(each.files, each.lacking, directory))
+            number, of = each.files.iteration, f"{each.lacking} of {counted(each.files.world, 'rank')}"
+            self._say(
+                f"the memory checkpoint of iteration {number} in {directory} isn't whole ({of} missing): it isn't used"
+            )
 
     def path_of(self, name: str) -> str:
         """Return the path of a snapshot's directory; empty without one."""
@@ -124,5 +128,9 @@ class SnapshotFiles:
         name = set_name(key.iteration, world, life)
         order = WriteFiles(self._directory, name, key, max(0.0, left_s))
         written = keeper.write_files(order, is_wanted=lambda: not is_hurried())
+        path, size, number = self.path_of(name), gigabytes(written.nbytes), key.iteration
         say = self._say if written.why else self._announce
-        say(lines.files_written(key.iteration, self.path_of(name), written))
+        if written.why:
+            say(f"iteration {number} in memory isn't written to {path}: {written.why}")
+        else:
+            say(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")

@@ -10,10 +10,8 @@ from typing import Any
 from megatron_ft.core.device_memory import (
     LONGEST_WAIT_S,
     Holding,
-    MemoryStep,
     describe,
     held_by,
-    judge,
     look_again_s,
 )
 from megatron_ft.core.facts import launcher as records
@@ -129,6 +127,7 @@ class _MemoryWait:
             self._looked_s = self._clock()
             self.waited_s = self._looked_s - self._began_s
             self.saw_any = self.saw_any or bool(self.held)
-            if judge(self.held, self.waited_s) is not MemoryStep.LOOK_AGAIN:
+            pause_s = look_again_s(self.held, self.waited_s)
+            if pause_s is None:
                 return
-            time.sleep(look_again_s(self.waited_s))
+            time.sleep(pause_s)

@@ -116,7 +116,7 @@ class ForkingSpawner:
         changed = None if server is None else server.changed_file()
         if changed is None:
             return server
-        self.say(lines.file_changed(changed))
+        self.say(f"{changed} changed: running the script ahead again")
         self._drop()
         return self._when_ready(environment)
 
@@ -155,7 +155,7 @@ class ForkingSpawner:
     def _take(self, server: ServerProcess) -> None:
         for message in server.read():
             if isinstance(message, ModuleLeftOut):
-                self._say_once(lines.preload_left_out(message.name, message.reason))
+                self._say_once(f"--ft-preload: {message.name} could not be imported: {message.reason}")
             elif isinstance(message, ScriptReady):
                 where, what, took_s = message.where, message.what, message.took_s
                 self.log.write(
@@ -175,10 +175,11 @@ class ForkingSpawner:
             return
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
-            self.say(lines.no_more_fork_servers(self._deaths))
+            self.say(f"the fork server died {self._deaths} times; ranks start as fresh interpreters")
             self._command = None
         elif self._command is not None:
-            self.say(lines.fork_server_replaced(code))
+            how = lines.exit_code(code)
+            self.say(f"the fork server exited ({how}); ranks are not affected; starting a new one")
             self._have_server(server.ahead.environment)
 
     def _drop(self) -> None:
@@ -195,7 +196,7 @@ class ForkingSpawner:
 
     def _give_up(self, reason: str) -> None:
         self.close()
-        self._say_once(lines.fresh_interpreters(reason))
+        self._say_once(f"ranks start as fresh interpreters: {reason}")
         self.log.write(FreshInterpreters(reason=reason))
 
     def _say_once(self, line: str, shown: str | None = None, say: Callable[[str], None] | None = None) -> None:

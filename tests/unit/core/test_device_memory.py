@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core import device_memory as core
-from megatron_ft.core.device_memory import Holding, MemoryStep
+from megatron_ft.core.device_memory import Holding
 
 HELD = Holding(0, 7, 3 << 30)
 
@@ -16,15 +16,14 @@ def test_memory_that_ended_processes_hold_is_the_only_one_awaited() -> None:
 
 
 def test_the_wait_is_bounded() -> None:
-    assert core.judge([], 0.0) is core.judge([], 99.0) is MemoryStep.GO_ON
-    assert core.judge([HELD], 0.0) is MemoryStep.LOOK_AGAIN
-    assert core.judge([HELD], core.LONGEST_WAIT_S) is MemoryStep.GIVE_UP
-    waited_s, looks = 0.0, 0
-    while core.judge([HELD], waited_s) is MemoryStep.LOOK_AGAIN:
-        waited_s, looks = waited_s + core.look_again_s(waited_s), looks + 1
+    assert core.look_again_s([], 0.0) is core.look_again_s([HELD], core.LONGEST_WAIT_S) is None
+    waited_s, pauses_s = 0.0, list[float]()
+    while (pause_s := core.look_again_s([HELD], waited_s)) is not None:
+        waited_s += pause_s
+        pauses_s.append(pause_s)
     assert waited_s == pytest.approx(core.LONGEST_WAIT_S)
-    assert looks < 60
-    assert core.look_again_s(0.0) < 0.05
+    assert len(pauses_s) < 60
+    assert pauses_s[0] < 0.05
 
 
 def test_held_memory_is_described_in_words() -> None:

@@ -12,6 +12,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import CheckAction
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError
+from megatron_ft.core.facts.monitor import Timeouts
 from megatron_ft.core.timeouts.exchange import Arm, Armed
 from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -54,7 +55,7 @@ def test_damaged_board_is_marked_for_all_its_readers_and_stays_damaged(
 ) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
     recorder.start("step")
-    good = watched.read().snapshot
+    good = watched.read()[0]
     watched.board.words[word] = value
     clock.pass_s(100.0)
     with pytest.raises(BoardDamagedError):
@@ -73,7 +74,7 @@ def test_board_that_is_torn_for_a_moment_is_not_damaged(clock: Clock, watched: W
     torn = watched.board.raw().replace(layout.MAGIC.to_bytes(8, "little"), bytes(8))
     raws = [torn, watched.board.raw()]
     watched.board.raw = lambda: raws.pop(0)  # type: ignore[method-assign]
-    assert watched.read().outcome.action is CheckAction.WATCH
+    assert watched.read()[1].action is CheckAction.WATCH
     assert not watched.is_damaged
 
 
@@ -91,7 +92,7 @@ def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
     config = FaultToleranceConfig(rank_section_timeouts=TIMEOUTS, rank_out_of_section_timeout=0.2)
     pid, pidfd = os.getpid(), os.pidfd_open(os.getpid())
     watched = WatchedRank.attach(config, pid=pid, pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0, watch_only=True)
-    assert list(running_intervals(watched.read().snapshot)) == []
+    assert list(running_intervals(watched.read()[0])) == []
     watched.close()
 
 
@@ -103,17 +104,17 @@ def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: Watche
     watched.arm(ARM)
     watched.read()
     recorder.add_section("late")
-    shown = watched.read().snapshot.sections
+    shown = watched.read()[0].sections
     assert [each.timeout_ns for each in shown] == [7 * S, 30 * S, 5 * S]
     assert watched.board.snapshot().sections == shown, "the launcher reads the words"
 
 
 def test_arming_is_news_of_timeouts_once(watched: WatchedRank) -> None:
-    assert watched.take_news(watched.read().snapshot).timeouts
-    assert not watched.take_news(watched.read().snapshot).timeouts
+    assert [type(each) for each in watched.take_news(watched.read()[0])] == [Timeouts]
+    assert not list(watched.take_news(watched.read()[0]))
     watched.arm(ARM)
-    assert watched.take_news(watched.read().snapshot).timeouts
-    assert not watched.take_news(watched.read().snapshot).timeouts
+    assert [type(each) for each in watched.take_news(watched.read()[0])] == [Timeouts]
+    assert not list(watched.take_news(watched.read()[0]))
 
 
 def test_a_raised_timeout_follows_what_the_client_calculates_anew(watched: WatchedRank) -> None:
@@ -122,7 +123,7 @@ def test_a_raised_timeout_follows_what_the_client_calculates_anew(watched: Watch
     recorder.heartbeat()
     for own_s in (10.0, 12.0):
         recorder.write_heartbeat_timeouts(HeartbeatTimeouts(own_s, own_s, were_calculated=True))
-        assert watched.read().snapshot.heartbeat_timeout_ns == 2 * own_s * S
+        assert watched.read()[0].heartbeat_timeout_ns == 2 * own_s * S
 
 
 def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock: Clock, watched: WatchedRank) -> None:
@@ -132,7 +133,7 @@ def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock:
     for word, value in ((layout.S_ARMED, 2**60), (layout.S_ARMED_FLAGS, 0)):
         watched.board.words[step + word] = value
     clock.pass_s(0.5)
-    assert watched.read().outcome.action is CheckAction.CONFIRM
+    assert watched.read()[1].action is CheckAction.CONFIRM
     assert watched.board.words[step + layout.S_ARMED] == 0
 
 
@@ -143,17 +144,17 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
     watched.arm(Arm(0, {"step": Armed(0.3, 0.3, 100.0, enforced=True)}))
     for put_off in (True, False):
         recorder.start("step")
-        outcome = watched.read().outcome
+        outcome = watched.read()[1]
         while outcome.action is not CheckAction.END_RANK:
             clock.pass_s(0.011)
-            outcome = watched.read().outcome
+            outcome = watched.read()[1]
         verdict = outcome.verdict
         assert verdict is not None
         if put_off:
             watched.put_off(verdict)
         else:
             watched.extend_timeout(verdict, 5.0)
-        assert watched.read().outcome.action is CheckAction.WATCH
+        assert watched.read()[1].action is CheckAction.WATCH
         recorder.end("step")
         watched.read()
         found = watched.intervals(1, None).sketches["step"]

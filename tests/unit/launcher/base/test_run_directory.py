@@ -37,7 +37,7 @@ def test_deleted_run_directory_is_recreated_and_reported_once(tmp_path: Path, mo
     directory = RunDirectory(said.append)
     sockets = [Socket(Path(directory.path, name)) for name in ("launcher.sock", "monitor-0.sock")]
     for each in sockets:
-        directory.add(each)
+        directory.add(each.is_lost, each.listen_again)
         each.listen_again()
     directory.mend()
     assert said == []
