@@ -21,7 +21,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import decode, encode
 from megatron_ft.core.diagnosis.collectives import Collectives, collectives_of
 from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, leaving_words
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, leaving_words, lost_threads
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_checkpoint_write,
@@ -81,7 +81,8 @@ def collect(
     state, is_busy = _settled(facts.state, read_stat(attached.pid))
     stacks, source, frames = probe.all_stacks(state, missing, answer.stack, passive=passive)
     told, inner = user_frame(frames, library=LIBRARIES), frames[0] if frames else None
-    words = _last_words(attached, None if is_past_its_script(frames) else snapshot)
+    text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
+    words = _last_words(text, None if is_past_its_script(frames) else snapshot)
     note = RankSnapshot(
         rank=attached.rank,
         local_rank=local_rank,
@@ -100,9 +101,10 @@ def collect(
         in_flight=collectives_of(collectives),
         enqueued=collectives.enqueued,
         gone=is_gone(attached.pidfd),
+        handling="" if words.error else answer.handling,
         raised=words.error,
         raised_s=max(0, began_ns - words.raised_at_ns) / 1e9 if words.error else 0.0,
-        lost=tuple(lost_process(*each) for each in lost),
+        lost=(*(lost_process(*each) for each in lost), *answer.lost, *lost_threads(text)),
         waits_for_process=is_waiting_for_process(frames),
         own_rank=None if answer.own_rank == attached.rank else answer.own_rank,
     )
@@ -121,9 +123,8 @@ def collect(
     )
 
 
-def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> CrashOutput:
+def _last_words(text: str, snapshot: BoardSnapshot | None) -> CrashOutput:
     """Return the exception that ends the rank or ended its monitoring; an empty `CrashOutput` if the rank went on."""
-    text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
     words = last_words(text, library=LIBRARIES)
     if not words.error and snapshot is not None and snapshot.closing:
         words = leaving_words(text, library=LIBRARIES)

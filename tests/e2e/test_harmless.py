@@ -40,12 +40,13 @@ def caught(mask: str) -> set[int]:
 
 
 def without_stand_ins(found: list[str]) -> list[str]:
-    ours = re.compile(r"^torch\.distributed\.(\w+\.)?init_process_group$|^sys\.excepthook$|: a stand-in$")
+    ours = re.compile(r"^torch\.distributed\.(\w+\.)?init_process_group$|^(sys|threading)\.excepthook$|: a stand-in$")
     return [each for each in found if not ours.search(each)]
 
 
 DIFFERENCES: dict[str, Callable[[Any], Any]] = {
     "sys.excepthook": lambda hooks: hooks[1:] if "crash_reporter" in hooks[0] else hooks,
+    "threading.excepthook": lambda hooks: hooks[1:] if "crash_reporter" in hooks[0] else hooks,
     "sys.meta_path": lambda finders: [each for each in finders if "megatron_ft" not in each],
     "replaced": without_stand_ins,
     "threads": lambda names: [name for name in names if name not in OUR_THREADS],
@@ -63,7 +64,15 @@ DIFFERENCES: dict[str, Callable[[Any], Any]] = {
     "environ TORCHELASTIC_USE_AGENT_STORE": lambda _shared: "True",
 }
 """Facts that differ, each with what makes of ours what torchrun's ranks find. docs/compatibility.md has the reasons."""
-OF_THE_RANK_ALONE = ("sys.excepthook", "threads", "faulthandler", "prctl PDEATHSIG", "descriptors", "status SigCgt")
+OF_THE_RANK_ALONE = (
+    "sys.excepthook",
+    "threading.excepthook",
+    "threads",
+    "faulthandler",
+    "prctl PDEATHSIG",
+    "descriptors",
+    "status SigCgt",
+)
 """Facts that don't differ in what a rank forks or starts."""
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import stat
+import sys
 from typing import Any
 
 import pytest
@@ -168,31 +169,64 @@ raise ValueError("boom \x1b]0;pwned\x07 \x1b[2J\r\n[ft_launcher] all is well\r")
     assert all(char.isprintable() or char == "\n" for char in page.read_text())
 
 
-def test_a_rank_whose_worker_has_died_is_blamed_with_it(launcher: Launcher) -> None:
-    """As when the writers of an asynchronous save are killed; the other rank only looks as if it hung, too."""
+def test_reason_that_only_the_interpreter_knows_is_told_with_the_rank_that_hangs(launcher: Launcher) -> None:
+    """A dead worker, a dead thread, an exception whose ``finally`` waits."""
     script = """
-import multiprocessing
+import multiprocessing, queue, threading
+import torch, torch.distributed as dist
 from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
 def write():
     os.kill(os.getpid(), signal.SIGKILL)
-client.start_section("step")
-if RANK == 1:
+def load():
+    raise KeyError("shard-0042")
+def wait_for_worker():
     context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
+    answers = context.SimpleQueue()
     context.Process(target=write).start()
-    queue.get()
-forever()
+    answers.get()
+def step():
+    raise ValueError("sample 17 is broken")
+def main():
+    dist.init_process_group("gloo")
+    other = dist.new_group()
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    client.start_section("step")
+    if RANK == 1 and CYCLE == 0:
+        wait_for_worker()
+    if RANK == 1 and CYCLE == 1:
+        threading.Thread(target=load, name="loader").start()
+        queue.Queue().get()
+    if RANK == 1 and CYCLE == 2:
+        try:
+            step()
+        finally:
+            dist.barrier(group=other)
+    if CYCLE < 3:
+        dist.all_reduce(torch.ones(1))
+    client.end_section("step")
+    client.shutdown_workload_monitoring()
+if __name__ == "__main__":
+    main()
 """
-    launched = launcher.start(script, "--nproc-per-node=2", "--ft-rank-section-timeouts=step:1")
+    options = ("--nproc-per-node=2", "--max-restarts=3", "--ft-max-no-progress-cycles=9")
+    launched = launcher.start(script, *options, "--ft-rank-section-timeouts=step:4")
     finished = launched.wait()
-    (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
-    assert [end[:2] for end in launched.ends()] == [(1, "hang")]
-    process = re.search(r"waits for its process (\d+) \((.+?)\), which was killed by SIGKILL, in ", line)
-    assert process is not None, line
-    (page,) = (launched.log_dir / "evidence").glob("*/rank1-*.txt")
+    assert finished.code == 0, finished.err
+    ended = [line.partition(" ended: ")[2] for line in finished.lines if re.match(r"cycle \d ended", line)]
+    assert [line.partition(" in 'step'")[0] for line in ended] == ["rank 1 hung"] * 3
+    killed, thread, handled = ended
+    process = re.search(r"waits for its process (\d+) \((.+?)\), which was killed by SIGKILL, in ", killed)
+    assert process is not None, killed
+    (page,) = (launched.log_dir / "evidence").glob("*/rank1-cycle0-*.txt")
     assert f"process {process[1]} ({process[2]}), which was killed by SIGKILL" in page.read_text()
+    assert re.search(r"has lost its thread loader, which died of KeyError: 'shard-0042', in script.py:\d+ load", thread)
+    if sys.version_info >= (3, 11):
+        assert re.search(
+            r"raised ValueError: sample 17 is broken, in script.py:\d+ step, then waits in barrier #1 of group 1, in "
+            r"script.py:\d+ main .*; rank 0 waits in all_reduce #1",
+            handled,
+        )
 
 
 def test_missing_rank_is_named_where_others_have_lost_it_or_waited_too_long(launcher: Launcher) -> None:
@@ -231,5 +265,5 @@ dist.destroy_process_group()
     ended = [line.partition(" ended: ")[2] for line in finished.lines if re.match(r"cycle \d ended", line)]
     assert len(ended) == 3, finished.err
     assert re.match(r"rank 2 keeps the others waiting in 'step' for .* s, in script.py:\d+ next_batch", ended[0])
-    assert ended[1].startswith("rank 2 exited early with 0, while others wait for it")
+    assert ended[1].startswith("rank 2 exited with 0, in the middle of training; ")
     assert ended[2].startswith("rank 2 killed by SIGKILL (not sent by ft_launcher)")

@@ -97,11 +97,11 @@ def _interpreter() -> Iterator[tuple[str, Any]]:
         yield f"timer {which}", signal.getitimer(which)
     for name in ("unraisablehook", "displayhook", "breakpointhook"):
         yield f"sys.{name}", name_of(getattr(sys, name))
-    hooks: list[Any] = [sys.excepthook]
-    while hasattr(hooks[-1], "_previous"):  # ours calls the one that it found
-        hooks.append(hooks[-1]._previous)
-    yield "sys.excepthook", [*map(name_of, hooks)]
-    yield "threading.excepthook", name_of(threading.excepthook)
+    for name, hook in (("sys.excepthook", sys.excepthook), ("threading.excepthook", threading.excepthook)):
+        hooks: list[Any] = [hook]
+        while hasattr(hooks[-1], "_previous"):  # ours calls the one that it found
+            hooks.append(hooks[-1]._previous)
+        yield name, [*map(name_of, hooks)]
     yield "traces", [name_of(f()) for f in (sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile)]
     yield "gc", [gc.isenabled(), gc.get_threshold(), gc.get_debug(), [*map(name_of, gc.callbacks)]]
     yield "gc frozen", gc.get_freeze_count() > 0

@@ -21,6 +21,7 @@ from megatron_ft.core.diagnosis.exits import (
     one_line,
     was_ending,
 )
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU
@@ -142,6 +143,8 @@ def find_cause(
     had raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
     ranks that were seen to raise, whenever they were signalled.
     """
+    raised_ns = {each.rank: each.raised_at_ns for each in exits if each.raised_at_ns}
+    verdicts = [each for each in verdicts if raised_ns.get(each.rank, each.at_ns) >= each.at_ns]  # others were ending
     if verdicts:
         # two monitors may find hangs in the same millisecond: a stopped rank is the cause; otherwise a rank that is an
         # iteration behind is likelier, whichever was reported first
@@ -161,6 +164,11 @@ def find_cause(
         return by_rerun
     followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
+    left = [each for each in exits if each.exitcode == 0 and each.at_ns <= first_followed]
+    if left and len(followed) == len(candidates):
+        return exited_early(
+            min(left, key=lambda each: each.at_ns), f"{counted(len(followed), 'other')} failed because of it"
+        )
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
     if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _DYING_NS for rank_exit in others):
         candidates = others  # an exit much later can't be what they followed from
@@ -182,6 +190,17 @@ def find_cause(
         follows=cause in followed,
         by_us=cause.by_us,
         attribution=None if cause.by_us else attribute(cause.error or "", cause.kernel, pid=cause.pid),
+    )
+
+
+def exited_early(end: RankExited | RankSnapshot, others: str, *, where: str = "") -> Cause:
+    """Return the cause if a rank has exited with 0 while others waited for it. ``where``: its host, in words."""
+    return Cause(
+        kind=CauseKind.CRASH,
+        text=f"rank {end.rank}{where} exited with 0",
+        rank=end.rank,
+        iteration=end.iteration,
+        detail="; ".join(filter(None, ("in the middle of training", others))),
     )
 
 

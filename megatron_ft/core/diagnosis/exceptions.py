@@ -18,11 +18,14 @@ EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
 LEAVING_MARK = "Exception with which the rank left its loop:"
 """Mark before an exception with which a script has ended its monitoring; the process may go on, unwatched."""
+THREAD_MARK = "Exception that ended a thread of the rank:"
+"""Begins a line, before one with the thread and its exception."""
 _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
 """Exception without a message, as ``f"{type}: {message}"`` formats it."""
 _FATAL_MARK = "Fatal Python error: "
 _FRAME = re.compile(r'^[ |]+File "(.*)", line (\d+), in (.*)$')
 """A line of a traceback, also of one within an exception group, which draws its tree before it."""
+_MOST_THREADS = 8
 _TRACEBACK = "Traceback (most recent call last):"
 _LAST_ERROR = re.compile(r"^(?!During |The above )([A-Za-z_][\w.]*(?::.*)?)\Z", re.MULTILINE | re.DOTALL)
 """Type and message after a traceback, whose own lines are indented."""
@@ -95,6 +98,12 @@ def leaving_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     """Read the exception with which the script ended its monitoring; empty if there was none."""
     words = _words(text, LEAVING_MARK, tuple(library))
     return words if words.error else CrashOutput()
+
+
+def lost_threads(text: str) -> tuple[str, ...]:
+    """Return the threads that have died: "thread loader, which died of KeyError: 'a', in a.py:3 load"."""
+    found = re.findall(rf"^{re.escape(THREAD_MARK)} \d+\n(.+)$", text, re.MULTILINE)
+    return tuple(found[-_MOST_THREADS:])
 
 
 def exception_entry(mark: str, at_ns: int, error: str, traceback: str) -> str:

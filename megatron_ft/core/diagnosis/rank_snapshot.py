@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from megatron_ft.core.codec import Count, Finite, Int, LocalRank, Message, Rank, Seconds
 from megatron_ft.core.diagnosis.collectives import Collective
@@ -67,7 +67,8 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
         closing: it had ended its monitoring; gone: its process had ended; exitcode: its exit code, None if unknown.
         raised: exception by which it ends, "type: message", the first 1,000 characters; ending may take for ever.
         raised_s: seconds since then.
-        lost: its processes that have failed and weren't reaped, in the form of ``lost_process``.
+        handling: exception that its main thread is handling, "type: message, in FILE:LINE FUNCTION", perhaps harmless.
+        lost: its processes that have failed, in the form of ``lost_process``, and threads that have died.
         waits_for_process: its stack is where Python waits for a process, or for data of one.
         own_rank: its number in its default process group, if it differs (after a restart within the process); groups of
         its collectives use such numbers.
@@ -99,6 +100,7 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
     gone: bool = False
     raised: str = ""
     raised_s: Seconds = 0.0
+    handling: str = ""
     left_s: Finite | None = None
     lost: tuple[str, ...] = ()
     waits_for_process: bool = False
@@ -189,6 +191,9 @@ def _is_package_beside_script(frames: Sequence[Frame]) -> bool:
 
 def place(note: RankSnapshot) -> str:
     """Return a rank's place in words: "in loader.py:88 next_batch", and the processes it has lost."""
+    if note.handling and not note.raised:
+        waits = "waits " if note.in_flight or note.waits_in else ""
+        return f"raised {note.handling}, then {waits}{place(replace(note, handling=''))}"
     if not note.lost or note.gone:
         return _place(note)
     more = f", and {len(note.lost) - 1} more" if len(note.lost) > 1 else ""

@@ -56,14 +56,21 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
     waits = waits_for(notes)
     is_alone = len(notes) == 1 and are_all
     suspects, is_certain = ({notes[0].rank}, True) if is_alone else _suspects(notes, waits, elapsed_s, are_all=are_all)
-    waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     by_rank = {note.rank: note for note in notes}
+    if not (len(suspects) == 1 and is_certain):
+        # an exception that is being handled may be harmless: it decides only where nothing else does
+        raising = {note.rank for note in notes if note.handling and not is_peer_loss(note.handling)}
+        raising &= suspects or raising
+        suspects, is_certain = (raising, True) if len(raising) == 1 else (suspects, is_certain)
+    waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     if len(suspects) == 1 and is_certain:
         (rank,) = suspects
         parts = [place(by_rank[rank]), _others(waiting, by_rank)]
         return RootCause(rank=rank, waiting=waiting, text="; ".join(part for part in parts if part))
     named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
-    return RootCause(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
+    return RootCause(
+        rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank) + _raised(notes, named)
+    )
 
 
 def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot]:
@@ -346,6 +353,13 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
     rest = f", and more ({len(ranks)} in all)" if len(joined) > _MOST_SPANS else ""
     more = f"; all candidates: ranks {', '.join(joined[:_MOST_SPANS])}{rest}" if len(ranks) > _SHOWN else ""
     return f"root cause undetermined; candidates: {candidates}{more}"
+
+
+def _raised(notes: Sequence[RankSnapshot], named: Sequence[int]) -> str:
+    """Return the exceptions of ranks whose places aren't told, without those that only say that a peer was lost."""
+    raised = ((note.rank, note.raised or note.handling) for note in notes if note.rank not in named[:_SHOWN])
+    own = [f"; rank {rank} raised {error}" for rank, error in raised if error and not is_peer_loss(error)]
+    return "".join(own[:_SHOWN])
 
 
 def spans(ranks: Sequence[int]) -> list[str]:

@@ -16,6 +16,7 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     RankView,
     as_verdict,
     describe_overdue,
+    exited_early,
     undetermined_hang,
 )
 from megatron_ft.core.diagnosis.exceptions import connection_loss, is_peer_loss, waited_s
@@ -154,24 +155,30 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
     if is_peer_loss(note.raised):
         return None
     where = f" ({note.host})" if several and note.host else ""
-    did, kind = "keeps the others waiting", CauseKind.HANG
+    consequence = f"rank {first.rank} {describe_overdue(first)}"
     if note.exitcode == 0:
-        did, kind = "exited early with 0, while others wait for it", CauseKind.CRASH
-    elif note.section is not None:
+        return _exited_early(note, finding, where, consequence)
+    did = "keeps the others waiting"
+    if note.section is not None:
         did = f"keeps the others waiting in '{note.section}' for {note.open_s:.1f} s"
     if note.is_stopped:
         did += " (process stopped)"
-    where_and_others = finding.text.removeprefix("has exited with 0").removeprefix("; ")
-    detail = "; ".join(filter(None, (where_and_others, f"rank {first.rank} {describe_overdue(first)}")))
+    detail = "; ".join(filter(None, (finding.text, consequence)))
     return Cause(
-        kind=kind,
+        kind=CauseKind.HANG,
         text=f"rank {note.rank}{where} {did}",
         rank=note.rank,
         iteration=note.iteration,
         detail=detail,
         host=note.host,
-        section=_overdue(kind, note.section or first.timed),
+        section=note.section or first.timed,
     )
+
+
+def _exited_early(note: RankSnapshot, finding: RootCause, where: str, consequence: str = "") -> Cause:
+    others = finding.text.removeprefix("has exited with 0").removeprefix("; ")
+    found = exited_early(note, "; ".join(filter(None, (others, consequence))), where=where)
+    return msgspec.structs.replace(found, host=note.host)
 
 
 def _was_late(note: RankSnapshot, timeout_s: float) -> bool:
@@ -194,13 +201,9 @@ def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapsh
     ]
     op = next((f" in {name}" for name in names if name), "")
     *most, last = map(str, ranks) if len(ranks) <= _NAMED else spans(ranks)
-    between = (
-        f"between ranks {listed(most)} and {last}"
-        if most
-        else f"between ranks {last}"
-        if len(ranks) > 1
-        else f"of rank {last}"
-    )
+    between = f"of rank {last}" if len(ranks) == 1 else f"between ranks {last}"
+    if most:
+        between = f"between ranks {listed(most)} and {last}"
     ended = next((note.rank for note in notes if note.gone and note.rank not in ranks), None)
     return Cause(
         kind=CauseKind.CRASH,
@@ -215,9 +218,9 @@ def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several:
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
     verdict = msgspec.structs.replace(verdict, state="T" if note.is_stopped else None)
     where = f" ({note.host})" if several and note.host else ""
-    did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
     if note.gone and note.exitcode == 0:
-        did = "exited early with 0, while others wait for it"
+        return _exited_early(note, finding, where)
+    did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
     kind = CauseKind.HANG
     if note.raised:  # it would be a crash, if only it ended
         did, kind = f"raised {note.raised}", CauseKind.CRASH

@@ -81,6 +81,8 @@ class Answer(Message, frozen=True, kw_only=True):
         stack: calls of the main thread, innermost first.
         places: distinct places of the main thread: calls, each with its instruction.
         own_rank: the rank's number in its default process group; None without one.
+        handling: exception that the main thread is handling, and where it was raised.
+        lost: its children that have ended and can't be seen in /proc any more.
     """
 
     id: Int
@@ -88,3 +90,5 @@ class Answer(Message, frozen=True, kw_only=True):
     stack: tuple[Frame, ...] = ()
     places: tuple[tuple[str, ...], ...] = ()
     own_rank: Int | None = None
+    handling: str = ""
+    lost: tuple[str, ...] = ()

@@ -18,6 +18,8 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import queue
+import select
 import signal
 import socket
 import sys
@@ -31,12 +33,19 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.codec import decode, encode
 from megatron_ft.core.diagnosis.collectives import Collectives
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LEAVING_MARK, exception_entry, is_peer_loss
-from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame
+from megatron_ft.core.diagnosis.exceptions import (
+    EXCEPTION_MARK,
+    LEAVING_MARK,
+    THREAD_MARK,
+    exception_entry,
+    is_peer_loss,
+)
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, user_frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import Answer, Question
 from megatron_ft.core.rerun import rerun_entry
 from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
@@ -52,6 +61,8 @@ _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
 _MAX_FRAMES = 60
 _BETWEEN_SAMPLES_S = 0.002
+_CONTROL_FLOW = (StopIteration, StopAsyncIteration, queue.Empty, queue.Full, BlockingIOError)
+"""Exceptions with which programs tell themselves something, not failures."""
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """Name of the outermost function while the main thread runs a script, or a module by ``-m``."""
 
@@ -67,7 +78,7 @@ class CrashReporter:
         self._questions = KeptDescriptor(-1)
         self._signal: int | None = None
         self._socket: socket.socket | None = None
-        self._hook: _ExceptionNote | None = None
+        self._hooks: list[_ExceptionNote | _ThreadNote] = []
         self._enabled_faulthandler = False
         self._pid = 0
 
@@ -90,7 +101,9 @@ class CrashReporter:
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._enabled_faulthandler = True
-        self._hook = sys.excepthook = _ExceptionNote(self._stack, sys.excepthook)
+        sys.excepthook = note = _ExceptionNote(self._stack, sys.excepthook)
+        threading.excepthook = thread_note = _ThreadNote(self._stack, threading.excepthook)
+        self._hooks = [note, thread_note]
         thread = threading.Thread(
             target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
         )
@@ -158,9 +171,8 @@ class CrashReporter:
         self._stack.close()
 
     def _unhook(self) -> None:
-        if self._hook is not None:
-            self._hook.retire()
-            self._hook = None
+        while self._hooks:
+            self._hooks.pop().retire()
 
 
 class _ExceptionNote:
@@ -184,6 +196,31 @@ class _ExceptionNote:
         self._stack = None
         if sys.excepthook is self:
             sys.excepthook = self._previous
+
+
+class _ThreadNote:
+    """Like `_ExceptionNote`, for ``threading.excepthook``: others may wait for ever for a thread that has died."""
+
+    def __init__(self, stack: KeptDescriptor, previous: Callable[[threading.ExceptHookArgs], Any]) -> None:
+        self._stack: KeptDescriptor | None = stack
+        self._previous = previous
+
+    def __call__(self, args: threading.ExceptHookArgs) -> None:
+        if self._stack is not None and self._stack.is_ours and args.exc_value is not None:
+            name = "of an unknown name" if args.thread is None else args.thread.name
+            line = f"thread {name}, which died of {_in_one_line(args.exc_value)}"
+            with contextlib.suppress(OSError, ValueError):
+                os.write(
+                    self._stack.number,
+                    exception_entry(THREAD_MARK, time.monotonic_ns(), line, "").encode(errors="replace"),
+                )
+        self._previous(args)
+
+    def retire(self) -> None:
+        """Write nothing from now on."""
+        self._stack = None
+        if threading.excepthook is self:
+            threading.excepthook = self._previous
 
 
 def _write(
@@ -268,7 +305,13 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
             question = decode(Question, asked)
             places = main_places(min(question.samples, _MAX_SAMPLES))
             answer = Answer(
-                id=question.id, collectives=collectives(), stack=main_stack(), places=places, own_rank=own_rank()
+                id=question.id,
+                collectives=collectives(),
+                stack=main_stack(),
+                places=places,
+                own_rank=own_rank(),
+                handling=handled_exception(),
+                lost=lost_children(),
             )
             reply = encode(answer)
             if len(reply) > _MAX_ANSWER_BYTES:
@@ -292,6 +335,46 @@ def main_stack() -> tuple[Frame, ...]:
         if code.co_name != STAND_IN:
             found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
+    return tuple(found)
+
+
+def handled_exception() -> str:
+    """Return the exception that the main thread is handling, and where it was raised; empty if there is none.
+
+    A `finally`, an ``except`` or a context manager may wait for ever before the exception ends the rank. Python 3.10
+    doesn't tell.
+    """
+    tell = getattr(sys, "_current_exceptions", None)
+    found = None if tell is None else tell().get(threading.main_thread().ident)
+    error = found[1] if isinstance(found, tuple) else found  # a tuple up to Python 3.11
+    if not isinstance(error, Exception) or isinstance(error, _CONTROL_FLOW):
+        return ""
+    return _in_one_line(error)
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return type, message and place of an exception."""
+    walked = traceback.walk_tb(error.__traceback__)
+    calls = [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+    place = user_frame(calls[::-1], library=LIBRARIES)
+    line = " ".join(type_and_message(type(error), error).split())[: _MAX_LINE // 2]
+    return line if place is None else f"{line}, in {place}"
+
+
+def lost_children() -> tuple[str, ...]:
+    """Return the children of `multiprocessing` that have ended and whose own parent, a fork server, has reaped them.
+
+    Nothing is reaped or waited for here: that is the program's.
+    """
+    process: Any = sys.modules.get("multiprocessing.process")
+    found = []
+    for child in list(getattr(process, "_children", ())):
+        popen: Any = getattr(child, "_popen", None)
+        if getattr(popen, "method", "") != "forkserver" or popen.returncode is not None:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            if select.select([popen.sentinel], [], [], 0)[0]:
+                found.append(f"process {child.pid} ({child.name}), which has ended")
     return tuple(found)
 
 

@@ -211,6 +211,33 @@ def test_lost_peer_is_the_cause_only_if_no_other_rank_failed_at_that_time(
     assert cause.line.endswith(line)
 
 
+def test_rank_that_exited_with_0_before_the_others_lost_it_is_the_cause() -> None:
+    left = ended(1, 0, 90, iteration=5)
+    cause = find_cause([ended(0, 1, 100, error=LOST), left, ended(2, 1, 110, error=LOST)], [])
+    assert cause is not None
+    assert (cause.rank, cause.follows) == (1, False)
+    assert cause.line == (
+        "rank 1 exited with 0 after iteration 5, in the middle of training; 2 others failed because of it"
+    )
+    later = find_cause([ended(0, 1, 100, error=LOST), msgspec.structs.replace(left, at_ns=200 * MS)], [])
+    assert later is not None
+    assert later.rank == 0
+    another = find_cause([ended(0, 1, 100, error=LOST), left, ended(2, -9, 100)], [])
+    assert another is not None
+    assert another.rank == 2
+
+
+def test_verdict_on_a_rank_that_had_raised_before_counts_less_than_exits() -> None:
+    """Its interpreter took longer to end than the rest of its timeout."""
+    exits = [ended(0, 1, 5400, error=LOST, raised_at_ns=4200 * MS), ended(1, 0, 4100)]
+    cause = find_cause(exits, [hang(0)])
+    assert cause is not None
+    assert (cause.rank, cause.kind) == (1, CauseKind.CRASH)
+    late = find_cause([msgspec.structs.replace(exits[0], raised_at_ns=5200 * MS), exits[1]], [hang(0)])
+    assert late is not None
+    assert (late.rank, late.kind) == (0, CauseKind.HANG)
+
+
 def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_have_ended_it() -> None:
     """Chaos seed 61: it had let go of its connections, so the other one ended first, and the cycle with it."""
     first = ended(0, 1, 1000, error=LOST, raised_at_ns=900 * MS)

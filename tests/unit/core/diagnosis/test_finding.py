@@ -86,6 +86,28 @@ def test_rank_whose_evidence_is_alone_is_accused_only_if_it_does_not_wait() -> N
     assert find([note(1, found_hung=True)], elapsed_s=10.0, are_all=False).rank == 1
 
 
+HANDLING = "ValueError: sample 17 is broken, in train.py:13 step"
+
+
+def test_exception_that_is_being_handled_decides_where_collectives_do_not_and_is_always_told() -> None:
+    closing = inside(1, group="1", seq=1, op="barrier", ranks=(0, 1), handling=HANDLING)
+    pair = [inside(0, ranks=(0, 1)), closing]
+    assert find([pair[0], replace(closing, handling="")], elapsed_s=10.0).rank is None
+    finding = find(pair, elapsed_s=10.0)
+    assert finding.rank == 1
+    assert finding.text.startswith(f"raised {HANDLING}, then waits in barrier #1 of group 1, in train.py:1 step; ")
+    both = find([replace(pair[0], handling=HANDLING), closing], elapsed_s=10.0)
+    assert both.rank is None
+    assert HANDLING in both.text
+    lost = "RuntimeError: gloo: Connection closed by peer"
+    assert find([pair[0], replace(closing, handling=lost)], elapsed_s=10.0).rank is None
+
+
+def test_exception_that_is_being_handled_accuses_no_rank_beside_one_that_is_outside() -> None:
+    notes = [inside(0, handling="FileExistsError: out, in train.py:3 prepare"), inside(1), outside(2), inside(3)]
+    assert find(notes, elapsed_s=10.0).rank == 2
+
+
 def mute(rank: int) -> RankSnapshot:
     """A rank that lives and whose threads don't answer: it holds the GIL."""
     return RankSnapshot(rank=rank, state="R", is_busy=True)

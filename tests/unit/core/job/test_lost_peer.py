@@ -162,7 +162,8 @@ def test_rank_that_exited_with_0_while_others_wait_is_named(others: Sequence[Ran
     found = cause(failed(0), left(2), *others)
     assert found is not None
     assert (found.rank, found.kind) == (2, CauseKind.CRASH)
-    assert found.text == "rank 2 exited early with 0, while others wait for it"
+    assert found.text == "rank 2 exited with 0"
+    assert found.detail.startswith("in the middle of training; ")
 
 
 def test_stopped_rank_is_named_with_its_host() -> None:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing.process
+import os
+import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from megatron_ft.core.codec import decode
 from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.evidence import Stacks, Thread, evidence_text
+from megatron_ft.core.diagnosis.exceptions import lost_threads
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
 from megatron_ft.core.messages.rank import Answer
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.rank.crash_reporter import reporter
-from megatron_ft.rank.crash_reporter.reporter import main_places, megatron_ft_crash_reporter
+from megatron_ft.rank.crash_reporter.reporter import (
+    _ThreadNote,
+    handled_exception,
+    lost_children,
+    main_places,
+    megatron_ft_crash_reporter,
+)
 from tests.support.evidence import hang_evidence
 
 
@@ -88,6 +101,68 @@ def test_the_page_of_evidence_leaves_the_thread_out(tmp_path: Path) -> None:
     page = evidence_text(hang_evidence(stacks=Stacks(source="faulthandler", threads=threads)))
     assert "in of_the_script" in page
     assert REPORTER_THREAD not in page
+
+
+def seen_in_a_finally(error: BaseException) -> list[str]:
+    """What another thread sees while this one, the main thread, is in the ``finally`` after the exception."""
+    found: list[str] = []
+
+    def step() -> None:
+        try:
+            raise error
+        finally:
+            thread = threading.Thread(target=lambda: found.append(handled_exception()))
+            thread.start()
+            thread.join(10)
+
+    with pytest.raises(type(error)):
+        step()
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 doesn't tell")
+def test_exception_that_waits_in_a_finally_is_told_with_its_place() -> None:
+    (told,) = seen_in_a_finally(ValueError("sample 17\nis broken"))
+    assert re.fullmatch(r"ValueError: sample 17 is broken, in test_reporter\.py:\d+ step", told)
+    assert seen_in_a_finally(StopIteration()) == [""], "no failure"
+    assert handled_exception() == ""
+
+
+def test_thread_that_died_of_an_exception_is_told_with_its_place(tmp_path: Path) -> None:
+    seen: list[threading.ExceptHookArgs] = []
+
+    def load() -> None:
+        raise KeyError("shard-0042")
+
+    with (tmp_path / "memory").open("w+b") as file, pytest.MonkeyPatch.context() as patch:
+        note = _ThreadNote(KeptDescriptor(os.dup(file.fileno())), seen.append)
+        patch.setattr(threading, "excepthook", note)
+        for _ in range(2):
+            thread = threading.Thread(target=load, name="loader")
+            thread.start()
+            thread.join(10)
+            note.retire()
+        told = lost_threads((tmp_path / "memory").read_text())
+    assert len(seen) == 2, "the program's own hook is called as well, and alone after the end"
+    (line,) = told
+    assert re.fullmatch(r"thread loader, which died of KeyError: 'shard-0042', in test_reporter\.py:\d+ load", line)
+
+
+def test_child_of_a_fork_server_that_has_ended_is_told_and_not_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead, end = os.pipe()
+    alive, kept = os.pipe()
+    os.close(end)
+
+    def child(method: str, sentinel: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            pid=77, name="Process-1", _popen=SimpleNamespace(method=method, sentinel=sentinel, returncode=None)
+        )
+
+    children = {"dead": child("forkserver", dead), "alive": child("forkserver", alive), "forked": child("fork", dead)}
+    monkeypatch.setattr(multiprocessing.process, "_children", children.values())
+    assert lost_children() == ("process 77 (Process-1), which has ended",)
+    for fd in (dead, alive, kept):
+        os.close(fd)
 
 
 def seen_while(work: Callable[[], object]) -> list[list[str]]:
