@@ -1,7 +1,6 @@
 """One measurement in a process of its own, with this package or with the reference.
 
-    python one_rank.py ours|reference hooks        cost of a start/end pair, of a heartbeat, memory of the monitor
-    python one_rank.py ours|reference hang SECONDS  opens a section with that timeout and hangs in it; prints when
+    python one_rank.py ours|reference    cost of a start/end pair, of a heartbeat, memory of the monitor
 
 Not imported by anything: it must load nothing but what it measures.
 """
@@ -16,13 +15,14 @@ import time
 from typing import Any
 
 PAIRS = {"ours": 100_000, "reference": 5_000}
+TIMEOUT_S = 600.0
 
 
 def percentile(values: list[int], share: float) -> int:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def start(library: str, directory: str, timeout: float) -> tuple[Any, Any]:
+def start(library: str, directory: str) -> tuple[Any, Any]:
     """A monitor and an initialised client of the library."""
     path = os.path.join(directory, "monitor.sock")
     os.environ.update({"FT_RANK_MONITOR_IPC_SOCKET": path, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
@@ -30,7 +30,7 @@ def start(library: str, directory: str, timeout: float) -> tuple[Any, Any]:
         from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorServer
 
         monitor = RankMonitorServer.run_in_subprocess(
-            FaultToleranceConfig(rank_section_timeouts={"step": timeout}), path
+            FaultToleranceConfig(rank_section_timeouts={"step": TIMEOUT_S}), path
         )
     else:
         import torch.multiprocessing
@@ -40,7 +40,7 @@ def start(library: str, directory: str, timeout: float) -> tuple[Any, Any]:
             RankMonitorServer,
         )
 
-        config = FaultToleranceConfig(rank_section_timeouts={"step": timeout}, enable_nic_monitor=False)
+        config = FaultToleranceConfig(rank_section_timeouts={"step": TIMEOUT_S}, enable_nic_monitor=False)
         monitor = RankMonitorServer.run_in_subprocess(config, path, mp_ctx=torch.multiprocessing.get_context("spawn"))
     client = RankMonitorClient()
     client.init_workload_monitoring()
@@ -65,7 +65,7 @@ def time_calls(count: int, call: Any) -> dict[str, float]:
 
 
 def hooks(library: str, directory: str) -> dict[str, Any]:
-    monitor, client = start(library, directory, 600.0)
+    monitor, client = start(library, directory)
 
     def pair() -> None:
         client.start_section("step")
@@ -83,22 +83,9 @@ def hooks(library: str, directory: str) -> dict[str, Any]:
     return result
 
 
-def hang(library: str, directory: str, timeout: float) -> None:
-    _, client = start(library, directory, timeout)
-    began = time.monotonic()
-    client.start_section("step")
-    print(json.dumps({"began": began}), flush=True)
-    while True:
-        time.sleep(3600)
-
-
 def main() -> None:
-    library, what = sys.argv[1:3]
     with tempfile.TemporaryDirectory(prefix="ft-bench-") as directory:
-        if what == "hooks":
-            print(json.dumps(hooks(library, directory)))
-        else:
-            hang(library, directory, float(sys.argv[3]))
+        print(json.dumps(hooks(sys.argv[1], directory)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ class Settings:
     launchers: list[str]
     reference: str
     runs: int
-    hangs: int
     plain_runs: int
 
 
@@ -47,16 +46,6 @@ class Part:
     what: str
     measure: Callable[[Settings], Any]
     rows: Callable[[Any], list[Row]]
-
-
-def lateness(settings: Settings) -> dict[str, list[float]]:
-    """On a loaded machine."""
-    counts = {"ours": settings.hangs, "reference": max(4, settings.hangs // 10)}
-    with costs.loaded_machine():
-        return {
-            library: costs.measure_lateness(library, settings.reference, counts[library], at_once=4)
-            for library in settings.libraries
-        }
 
 
 PARTS = {
@@ -70,7 +59,6 @@ PARTS = {
         lambda s: collectives.measure(min(s.runs, 3)),
         collectives.rows,
     ),
-    "lateness": Part("detection of hangs on a loaded machine", lateness, costs.lateness_rows),
     "launch": Part(
         "launch to the first line of a script that imports nothing",
         lambda s: costs.measure_launch(s.launchers, s.reference, s.runs),
@@ -116,15 +104,14 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PARTS", help="for example hooks,hangs")
     parser.add_argument("--runs", type=int, default=7, help="of everything that is a median over runs")
-    parser.add_argument("--hangs", type=int, default=100, help="for lateness, of ours; a tenth of it of the reference")
-    parser.add_argument("--quick", action="store_true", help="two runs, 20 hangs")
+    parser.add_argument("--quick", action="store_true", help="two runs")
     parser.add_argument("--reference", default=".venv/nvrx", help="folder with nvidia-resiliency-ext 0.4.1")
     parser.add_argument("--json", default="out/bench.json", help="where the figures go")
     args = parser.parse_args()
     if args.quick:
-        args.runs, args.hangs = min(args.runs, 2), min(args.hangs, 20)
-    if args.runs < 1 or args.hangs < 1:
-        parser.error("--runs and --hangs must be at least 1")
+        args.runs = min(args.runs, 2)
+    if args.runs < 1:
+        parser.error("--runs must be at least 1")
     return args
 
 
@@ -151,7 +138,6 @@ def main() -> None:
         launchers=["ours", "torchrun", *others],
         reference=reference,
         runs=args.runs,
-        hangs=args.hangs,
         plain_runs=min(args.runs, 3),
     )
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "runs": args.runs, "load": {}}
