@@ -80,7 +80,7 @@ class Rank:
             _spoil_boards(random.Random(f"{event['seed']}, {number}"))
         elif fault in BY_RANK:
             from megatron_ft.rank.faults.acts import InjectedFault
-            from tests.support.more_faults import inject
+            from tests.chaos.faults import inject
 
             # Each in a way of its own: after two starts in a row that failed in the same way the launcher gives up.
             if fault == "rank_killed_soon":  # in the middle of a copy, of its commit, or of its verification

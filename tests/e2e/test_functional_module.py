@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from megatron_ft.core.codec import Raw, encode
 from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.rank import not_fired
 from megatron_ft.core.fault_plan import resolve
@@ -73,7 +74,8 @@ def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: L
     assert finished.code == 0, finished.err
     assert "WARNING" not in finished.err
     faults = resolve(read_fault_plan(plan), 2)
-    assert not_fired(faults, map(RECORDS.parse, first.events("fault_injected", role="rank"))) == []
+    fired = [Raw(event["ev"], encode(event)) for event in first.events("fault_injected", role="rank")]
+    assert not_fired(faults, map(RECORDS.parse, fired)) == []
     causes = [(event["cause"] or {}).get("rank") for event in first.events("cycle_ended")]
     assert causes == [faults[0].rank, 0, None]
 
