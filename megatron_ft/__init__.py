@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from megatron_ft.rank.base.agreement import RankInfo
     from megatron_ft.rank.client.client import RankMonitorClient
     from megatron_ft.rank.client.server import RankMonitorServer
-    from megatron_ft.rank.run_ahead.forking import fork_point
+    from megatron_ft.run_ahead import fork_point
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ _HOME = {
     "SectionTimeouts": "megatron_ft.core.timeouts.in_force",
     "WorkloadAction": "megatron_ft.core.control",
     "WorkloadControlRequest": "megatron_ft.core.control",
-    "fork_point": "megatron_ft.rank.run_ahead.forking",
+    "fork_point": "megatron_ft.run_ahead",
 }
 
 

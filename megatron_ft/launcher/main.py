@@ -19,7 +19,7 @@ from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import lines, output_copying
-from megatron_ft.launcher.early_command_line import parse_early
+from megatron_ft.launcher.early_command_line import find_script
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 from megatron_ft.link.reactor import THREAD_PREFIX
 
@@ -64,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Return the exit code of the command, having said on standard error what went wrong.
 
-    Without ``argv`` the arguments are the process's own, and ranks may be forked from a script that is run ahead.
+    Without ``argv`` the arguments are the process's own, and ranks may be forked.
     """
     with _ending_at_once_on_interrupt():
-        server = None if argv is not None else _run_ahead(sys.argv[1:])
+        server = None if argv is not None else _start_fork_server(sys.argv[1:])
         try:
             return _run(argv, server).code
         except ConfigError as error:
@@ -80,16 +80,16 @@ def run_command(argv: Sequence[str] | None = None) -> int:
             return _cannot_start(error, server)
 
 
-def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
-    """Start the fork server now: the script and this process import torch at the same time."""
-    seen = parse_early(argv, os.environ)
-    if seen is None or why_fresh(seen.command) is not None:
+def _start_fork_server(argv: Sequence[str]) -> ServerProcess | None:
+    """Start the fork server now: it and this process import torch at the same time."""
+    orders = find_script(argv, os.environ)
+    if orders is None or why_fresh(orders.command) is not None:
         return None
-    if seen.command[2] != "-m" and not os.path.exists(seen.command[2]):
+    if orders.command[2] != "-m" and not os.path.exists(orders.command[2]):
         return None
-    become_subreaper()  # orphans of the script become children of this process
+    become_subreaper()  # orphans of imported modules become children of this process
     try:
-        return ServerProcess(seen)
+        return ServerProcess(orders)
     except OSError:
         return None  # tried again, and reported, once there is a log
 

@@ -32,7 +32,6 @@ from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
-from megatron_ft.launcher.early_command_line import shares_output
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -147,7 +146,7 @@ class LauncherNode:
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
-        options, namespace = self._line.options, self._line.namespace
+        options = self._line.options
         # a rank bound to a NUMA node is started by a command, which starts interpreters
         if options.preload is None or numa.variable() is not None:
             if server is not None:
@@ -157,7 +156,6 @@ class LauncherNode:
             fresh=FreshInterpreterSpawner(),
             server=server,
             preload=options.preload,
-            shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),
             reactor=self._reactor,
             log=self._log,
             say=self._say,
@@ -278,7 +276,7 @@ class LauncherNode:
         )
 
     def start(self, command: Sequence[str]) -> None:
-        """Listen for monitors and ranks, and start to run the ranks' ``command`` ahead.
+        """Listen for monitors and ranks, and start to import what the ranks' ``command`` imports.
 
         Raises:
             FaultToleranceError: a socket or process can't be made.

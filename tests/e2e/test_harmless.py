@@ -40,7 +40,7 @@ def caught(mask: str) -> set[int]:
 
 
 def without_stand_ins(found: list[str]) -> list[str]:
-    ours = re.compile(r"^torch\.distributed\.(\w+\.)?init_process_group$|^(sys|threading)\.excepthook$|: a stand-in$")
+    ours = re.compile(r"^torch\.distributed\.(\w+\.)?init_process_group$|^(sys|threading)\.excepthook$")
     return [each for each in found if not ours.search(each)]
 
 
@@ -59,7 +59,7 @@ DIFFERENCES: dict[str, Callable[[Any], Any]] = {
     "status SigCgt": lambda masks: sorted(
         number for number in caught(*masks) - FATAL if not signal.SIGRTMIN + 5 <= number < signal.SIGRTMAX
     ),
-    "environ PYTHONPATH": lambda path: re.sub(r"[^:]*/rank/run_ahead/startup:?", "", path),
+    "environ PYTHONPATH": lambda path: re.sub(r"[^:]*/run_ahead/startup:?", "", path),
     "environ MASTER_ADDR": lambda _address: "127.0.0.1",
     "environ TORCHELASTIC_USE_AGENT_STORE": lambda _shared: "True",
 }

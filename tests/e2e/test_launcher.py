@@ -111,7 +111,7 @@ say(json.dumps({
         monitor["SigCgt"] = f"{int(monitor['SigCgt'][0], 16) & 0x7FFFFFFF:x}"
         monitor["words"] = [re.sub(r"[^/]+(?=/monitor-)|[\da-f-]{36}|\d+", "X", word) for word in monitor["words"]]
     assert found[0] == found[1]
-    assert "megatron_ft.rank.run_ahead.script" in found[0]["modules"]
+    assert "megatron_ft.run_ahead.server" in found[0]["modules"]
 
 
 @pytest.mark.parametrize("path", [os.environ["PATH"], "/nonexistent"], ids=["setpriv", "no setpriv"])

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.run_ahead import Ahead
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.linux.processes import wait_gone
 from megatron_ft.launcher.processes import worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
+from megatron_ft.run_ahead.orders import Orders
 from tests.support.launching import Launched, Launcher, fresh_launcher
 
 __all__ = ["fresh_launcher"]
@@ -69,7 +69,7 @@ def test_replaced_fork_server_and_its_ranks_keep_the_original_file_limit(lower: 
     process_setup.raise_file_limit()
     assert limits_of(os.getpid()) == (lower[1], lower[1])
     command = [sys.executable, "-u", "-m", "this"]
-    server = ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
+    server = ServerProcess(Orders(command, dict(os.environ)))
     try:
         assert limits_of(server.pid) == lower
     finally:

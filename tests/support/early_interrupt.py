@@ -7,9 +7,9 @@ import select
 import signal
 import sys
 
-from megatron_ft.core.run_ahead import Ahead
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
+from megatron_ft.run_ahead.orders import Orders
 from tests import ROOT
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     """Fork one rank."""
     become_subreaper()
     command = [sys.executable, "-u", sys.argv[1]]
-    server = ServerProcess(Ahead(command, {**os.environ, "PYTHONPATH": str(ROOT)}, (), shares_output=False))
+    server = ServerProcess(Orders(command, {**os.environ, "PYTHONPATH": str(ROOT)}))
     while not server.is_ready:
         select.select([server.channel_fd], [], [])
         server.read()

@@ -248,9 +248,9 @@ class Launcher:
         directory.mkdir()
         if isinstance(script, str):
             path = directory / "script.py"
-            # torch first, where it is used: what reads its rank before imports once for each
+            # torch first, where it is used: the line after it ends what ranks share
             first = ["import torch"] if re.search(r"^ *(import|from) torch", script, re.MULTILINE) else []
-            path.write_text("; ".join(([] if self.imported is None else [QUICK_END]) + first) + PRELUDE + script)
+            path.write_text("; ".join(first + ([] if self.imported is None else [QUICK_END])) + PRELUDE + script)
             script = [str(path)]
         arguments = [*options, *script, *script_args]
         made = {"imported": self.imported, "host": host, "ahead": self.ahead}

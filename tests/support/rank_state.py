@@ -148,7 +148,7 @@ def replaced() -> list[str]:
             members = [*vars(value).items()] if is_class else []
             for path, each in [(name, value), *((f"{name}.{member}", what) for member, what in members)]:
                 if _is_ours(each):
-                    found.append(f"{module_name}.{path}" + ": a stand-in" * (type(each).__name__ == "_CallsFirst"))
+                    found.append(f"{module_name}.{path}")
     return sorted(found)
 
 

@@ -20,8 +20,7 @@ from megatron_ft.core.config.kinds import (
     whole,
 )
 from megatron_ft.core.config.option import dashed, option, table_of
-from megatron_ft.core.errors import Refused, nearest
-from megatron_ft.core.run_ahead import parse_preload
+from megatron_ft.core.errors import ConfigError, Refused, nearest
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 REPORT, _END, OFF = "report", "end", "off"
@@ -64,6 +63,23 @@ def split_address(port: str) -> tuple[str, int]:
     """Return the host (empty: all addresses) and the port of a `METRICS_PORT`."""
     host, _, number = port.rpartition(":")
     return host.strip("[]"), int(number)
+
+
+def parse_preload(text: str | None) -> tuple[str, ...] | None:
+    """Return the names in ``--ft-preload a,b``; None for "none": no fork server at all.
+
+    Raises:
+        ConfigError: a word is no name of a module.
+    """
+    if text is None or not text.strip():
+        return ()
+    if text.strip().lower() == "none":
+        return None
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"--ft-preload: {name!r} is no name of a module; give names as in a,b.c or none")
+    return tuple(dict.fromkeys(names))
 
 
 _MODULES = OptionKind(
@@ -271,9 +287,8 @@ class LauncherOptions:
     preload: tuple[str, ...] | None = option(
         (),
         _MODULES,
-        "Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for all "
-        "ranks of the node, to where they begin to differ. none: the script isn't run ahead, ranks start as fresh "
-        "interpreters. Default: the script is run ahead, and no further modules are imported.",
+        "Modules, as in a,b.c, that ranks share beside those that the script imports first. none: nothing is shared, "
+        "each rank starts its own Python.",
         in_yaml=False,  # needed before a file can be read
     )
     reference_names: str = option(

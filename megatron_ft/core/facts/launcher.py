@@ -443,18 +443,19 @@ class MonitorReplaced(Fact, frozen=True, kw_only=True):
     pid: Pid | None = None
 
 
-# -- how they are made: forked from the script that is run ahead, or fresh interpreters -------------------------
+# -- how they are made: forked from a process with their imports, or fresh interpreters -------------------------
 
 
 class ForkServer(Fact, frozen=True, kw_only=True):
-    """The process that runs the script ahead, and forks ranks.
+    """The process that imports what ranks share, and forks them.
 
     Args:
-        state: "started", "ready", "ended", "not started", or "for something else".
-        where, what: line at which the script waits, and its next act there.
-        took_s: time until then.
+        state: "started", "ready", "acts", "ended", "not started", or "for something else".
+        where: line up to which imports are shared, or of the import that acts.
+        what: module that acts, and its act.
+        took_s: time for the imports.
         names: variables whose values for the ranks have changed.
-        reason: why it can't be used.
+        reason: import that acts, or why the server can't be used.
     """
 
     state: str = ""

@@ -1,4 +1,4 @@
-"""Messages between a launcher and its fork server, which runs the ranks' script ahead, and forks them."""
+"""Messages between a launcher and its fork server, which imports what the ranks' script imports, and forks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_ft.core.codec import Message, Pid, Seconds, Vocabulary
 
 
 class CheckFiles(Message, frozen=True):
-    """Ask whether a file has changed that the script has read or run. The answer is `FilesChecked`."""
+    """Ask whether a file of the user has changed that was imported or read. The answer is `FilesChecked`."""
 
     NAME: ClassVar[str] = "check"
 
@@ -37,21 +37,28 @@ class ModuleLeftOut(Message, frozen=True):
     NAME: ClassVar[str] = "left_out"
 
 
-class ScriptReady(Message, frozen=True):
-    """The script waits at line ``where``, ``took_s`` after its start, about to do ``what``."""
+class ImportsReady(Message, frozen=True):
+    """The imports above the line ``where`` are done, ``took_s`` after the server's start."""
 
     where: str
-    what: str
     took_s: Seconds
     NAME: ClassVar[str] = "ready"
 
 
+class ImportActs(Message, frozen=True):
+    """An import does what ranks can't share, so that the server ends: ``module`` does ``what``."""
+
+    statement: str
+    where: str
+    what: str
+    module: str
+    NAME: ClassVar[str] = "acts"
+
+
 class Unfit(Message, frozen=True):
-    """No rank can be forked from this process, which ends. ``where`` and ``what``: as in `Ready`, if known."""
+    """No rank can be forked from this process, which ends."""
 
     reason: str
-    where: str = ""
-    what: str = ""
 
 
 class FilesChecked(Message, frozen=True):
@@ -71,5 +78,5 @@ class Failed(Message, frozen=True):
     reason: str
 
 
-FromServer = ModuleLeftOut | ScriptReady | Unfit | FilesChecked | Forked | Failed
+FromServer = ModuleLeftOut | ImportsReady | ImportActs | Unfit | FilesChecked | Forked | Failed
 FROM_SERVER: Vocabulary[FromServer] = Vocabulary(FromServer)

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 
 import megatron_ft
-from megatron_ft.core.run_ahead import REFERENCE_NAMES_VARIABLE
+from megatron_ft.core.rank_variables import REFERENCE_NAMES_VARIABLE
 from megatron_ft.ipc.log import LEVEL_VARIABLE
 
-STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "run_ahead", "startup")
+STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "run_ahead", "startup")
 """Directory with a ``sitecustomize``, which Python imports before the script."""
 
 
@@ -26,7 +26,7 @@ def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watch
     """
     ours = without_secret(environ)
     ours.pop(REFERENCE_NAMES_VARIABLE, None)
-    ours.pop(LEVEL_VARIABLE, None)  # set after the script was run ahead, which has to match
+    ours.pop(LEVEL_VARIABLE, None)  # set after the fork server was started, whose environment has to match
     if reference_names:
         ours[REFERENCE_NAMES_VARIABLE] = "on"
     if reference_names or watches:

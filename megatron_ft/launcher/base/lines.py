@@ -48,11 +48,15 @@ def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
     return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL, not waiting any longer"
 
 
-def forked_at(where: str, what: str, took_s: float | None = None) -> str:
-    """Format where the script's ranks begin. ``what`` as in "reads RANK"."""
-    point = "the end of the script" if not where and what == "ends" else f"{where or 'the script'} ({what})"
-    after = "" if took_s is None else f", after {took_s:.1f} s of imports"
-    return f"ranks are forked at {point}{after}"
+def imports_shared(where: str, took_s: float | None = None) -> str:
+    """Format up to where the imports of a script are shared between ranks; empty if nothing of it is."""
+    after = "" if took_s is None else f" ({took_s:.1f} s)"
+    return f"ranks share the imports up to {where}{after}" if where else "ranks share no import of their script"
+
+
+def import_acts(statement: str, where: str, what: str) -> str:
+    """Format why each rank does an import itself. ``what`` as in "wandb.sdk starts a thread"."""
+    return f"each rank does {statement!r}{where and f' ({where})'} itself: {what}"
 
 
 def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str:

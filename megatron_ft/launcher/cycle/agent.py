@@ -365,6 +365,7 @@ class FaultTolerantAgent(TorchAgent):
             failed = Cause(kind=CauseKind.MEMBERSHIP, text=lines.rendezvous_failed(error), follows=True)
         else:
             self._hear(edge.RanksStarted())
+            self._ranks.release()
             return
         self._signalled(continued=False)
         self._hear(edge.NotStarted(failed))

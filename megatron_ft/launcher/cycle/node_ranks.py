@@ -136,6 +136,11 @@ class NodeRanks:
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
         return context
 
+    def release(self) -> None:
+        """Let forked ranks go on, once the start of their cycle was reported."""
+        if self._starter.forking is not None:
+            self._starter.forking.release()
+
     # -- what is done to them ---------------------------------------------------------------------------------
 
     def act(self, effect: edge.Effect) -> None:

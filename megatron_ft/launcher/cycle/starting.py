@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.core.job.rotation import rotated
-from megatron_ft.core.run_ahead import WATCH_VARIABLE
+from megatron_ft.core.rank_variables import WATCH_VARIABLE
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.environment import rank_environment
 from megatron_ft.launcher.base.run_directory import RunDirectory

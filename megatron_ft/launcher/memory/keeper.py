@@ -40,7 +40,7 @@ from megatron_ft.core.messages.keeper import (
     TakeStock,
     WriteFiles,
 )
-from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone

@@ -1,4 +1,4 @@
-"""The fork server, seen by the launcher: a process that runs the script ahead, and forks ranks."""
+"""The fork server, seen by the launcher: a process that imports what ranks share, and forks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -21,19 +20,19 @@ from megatron_ft.core.messages.fork_server import (
     FilesChecked,
     Forked,
     FromServer,
-    ScriptReady,
+    ImportActs,
+    ImportsReady,
     Spawn,
     ToServer,
     Unfit,
 )
-from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
-from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import with_startup
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.run_ahead.orders import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Orders
 
 _ANSWER_S = 3.0
 """Longest wait for an answer: a fork takes milliseconds; a slower server is stopped, or stuck."""
@@ -49,19 +48,20 @@ class ServerError(FaultToleranceError):
 class ServerProcess:
     """The fork server, a child of the launcher."""
 
-    def __init__(self, ahead: Ahead) -> None:
+    def __init__(self, orders: Orders) -> None:
         """Start the server.
 
         Raises:
             OSError: it can't be started.
         """
-        self.ahead = ahead
-        self.started_s = time.monotonic()
+        self.orders = orders
         self._reactor: Reactor | None = None
         self.is_ready = False
         self.is_gone = False
         self.unfit: str | None = None
         """Why ranks can't be forked from it; None if they can."""
+        self.acted: ImportActs | None = None
+        """The import that has ended it; None without one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel = Channel(ours, takes_fds=False)
         self.channel_fd = ours.fileno()
@@ -76,31 +76,25 @@ class ServerProcess:
         self.pidfd = os.pidfd_open(self.pid)
 
     def _start(self, fd: int) -> subprocess.Popen[bytes]:
-        command, environment, preload, shares_output = self.ahead
-        python_path = environment.get("PYTHONPATH")
+        python_path = self.orders.environment.get("PYTHONPATH")
         orders = {
             "fd": fd,
             "launcher": os.getpid(),
             "python_path": python_path,
-            "first_in_path": _first_in_path(command),
-            "preload": preload,
-            "terminals": [fd for fd in (1, 2) if shares_output and os.isatty(fd)],
+            "command": self.orders.command,
+            "preload": self.orders.preload,
+            "left_out": self.orders.left_out,
+            "ends_first": self.orders.ends_first,
         }
         env = {
-            **environment,
+            **self.orders.environment,
             RUN_AHEAD_VARIABLE: json.dumps(orders),
             "PYTHONPATH": with_startup(python_path),
         }
+        # what imports print is written by each rank
         with open(os.memfd_create("ft_stdout"), "wb") as out, open(os.memfd_create("ft_stderr"), "wb") as err:
-            # outputs to the same place must stay in order
-            is_one = shares_output and os.path.sameopenfile(1, 2)
             return subprocess.Popen(
-                command,
-                env=env,
-                stdout=out,
-                stderr=out if is_one else err,
-                pass_fds=[fd],
-                start_new_session=True,
+                self.orders.command, env=env, stdout=out, stderr=err, pass_fds=[fd], start_new_session=True
             )
 
     def watch(self, reactor: Reactor, *, on_message: Callable[[], None], on_end: Callable[[], None]) -> None:
@@ -110,7 +104,7 @@ class ServerProcess:
         reactor.watch(self.pidfd, on_end, Priority.DEATH)
 
     def read(self) -> list[FromServer]:
-        """Return new messages: its script waits, or can't be forked; a module to preload was left out."""
+        """Return new messages: the imports are done, or one acts; a module to preload was left out."""
         messages: list[FromServer] = []
         try:
             if self.channel.fileno() >= 0:
@@ -118,10 +112,12 @@ class ServerProcess:
         except (ChannelClosedError, ProtocolError):
             self._lose()  # it is ending anyway: its pidfd reports that
         for message in messages:
-            if isinstance(message, ScriptReady):
+            if isinstance(message, ImportsReady):
                 self.is_ready = True
+            elif isinstance(message, ImportActs):
+                self.acted, self.is_ready = message, False
             elif isinstance(message, Unfit):
-                self.unfit = lines.cannot_be_shared(message.reason, message.where, message.what)
+                self.unfit = message.reason
         return messages
 
     def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
@@ -142,18 +138,13 @@ class ServerProcess:
         return pids
 
     def changed_file(self) -> str | None:
-        """Return a file that its script has read or run, and that has changed; None without one.
+        """Return a file of the user that was imported, and has changed; None without one.
 
         Raises:
             ServerError: the server is gone or doesn't answer.
         """
         (answer,) = self._ask([(CheckFiles(), ())], FilesChecked)
         return answer.changed
-
-    def reject(self, reason: str) -> None:
-        """End the server for this reason: no ranks are to be forked from it."""
-        self.unfit = reason
-        self.kill()
 
     def kill(self) -> None:
         """Kill the server, stopped or not; it needs no cleanup."""
@@ -163,8 +154,8 @@ class ServerProcess:
     def end(self, known_children: Callable[[], Collection[int]]) -> int:
         """Kill the server and its leftovers, reap it, and return its exit code as in ``subprocess``.
 
-        Leftovers are children of its script, and ranks just forked and not reported: children of the launcher that
-        aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
+        Leftovers are children of imported modules, and ranks just forked and not reported: children of the launcher
+        that aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
         """
         assert not self.is_gone
         if self._reactor is not None:
@@ -233,24 +224,11 @@ class ServerProcess:
 
 
 def why_fresh(argv: Sequence[str]) -> str | None:
-    """Return why this command of a rank can't be run ahead; None if it can. torch builds it: interpreter, "-u", ..."""
+    """Return why ranks with this command can't be forked; None if they can. torch builds it: interpreter, "-u", ..."""
     if argv[0] != sys.executable:
         return "the ranks aren't run by this Python"
     if len(argv) < 3 or argv[1] != "-u":
         return "the ranks' interpreter has options of its own"
     if argv[2].startswith("-") and (argv[2] != "-m" or len(argv) < 4):
         return "the script isn't a file"
-    if sys.flags.ignore_environment or sys.flags.no_site:
-        return "this Python doesn't read PYTHONPATH"
     return None
-
-
-def _first_in_path(command: Sequence[str]) -> str:
-    """Return the first entry of ``sys.path`` in a rank with that command."""
-    script = command[2]
-    if script == "-m":
-        try:
-            return os.getcwd()
-        except OSError:
-            return ""  # the directory was removed
-    return script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))

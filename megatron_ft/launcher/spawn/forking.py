@@ -1,29 +1,27 @@
-"""Ranks forked from their own script, which a process runs ahead, or else fresh interpreters."""
+"""Ranks forked from a process that has imported what they import, or else fresh interpreters."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.facts.launcher import ForkFailed, ForkServer, FreshInterpreters
-from megatron_ft.core.messages.fork_server import ModuleLeftOut, ScriptReady
-from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environment, without_ranks
+from megatron_ft.core.messages.fork_server import ImportActs, ImportsReady, ModuleLeftOut
+from megatron_ft.core.rank_variables import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker, WorkerCallback
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.run_ahead.orders import Orders
 
 _MOST_DEATHS = 5
 """Number of dead servers after which no other is started."""
-
-FORK_POINT_S = 60.0
-"""Longest time that a script may run ahead without reaching a fork point."""
+_MOST_ACTS = 5
+"""Number of imports that act after which the shared part ends at the first one."""
 
 
 @dataclass(kw_only=True)
@@ -34,8 +32,7 @@ class ForkingSpawner:
     server: ServerProcess | None
     """Initially one that is already running; another is started if it is missing or unsuitable."""
     preload: tuple[str, ...]
-    shares_output: bool
-    """Both: see ``Ahead``."""
+    """Modules to import first, at the user's request."""
     reactor: Reactor
     log: EventLog
     say: Callable[[str], None]
@@ -51,6 +48,11 @@ class ForkingSpawner:
     _command: list[str] | None = None
     """Command of the ranks; None while ranks aren't forked."""
     _deaths: int = 0
+    _left_out: list[str] = field(default_factory=list)
+    """Imports that act."""
+    _waiting: int = 0
+    """Number of forked ranks that wait for the order to go on."""
+    _go_fd: int = -1
     _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class ForkingSpawner:
             self._watch(self.server)
 
     def prepare(self, argv: Sequence[str]) -> None:
-        """Have the command of the ranks run ahead, if it isn't already."""
+        """Have imported what ranks with this command import, if it isn't already."""
         reason = why_fresh(argv)
         if reason is not None:
             self._give_up(reason)
@@ -82,6 +84,14 @@ class ForkingSpawner:
         if not self._expects_restart:
             self.close()
 
+    def release(self) -> None:
+        """Let the forked ranks go on, once the start of their cycle was reported."""
+        if self._go_fd >= 0:
+            with contextlib.suppress(BrokenPipeError):  # all have ended
+                os.write(self._go_fd, b"g" * self._waiting)
+            os.close(self._go_fd)
+            self._go_fd = -1
+
     def pids(self) -> set[int]:
         """Return the PID of the server, if there is one."""
         return set() if self.server is None else {self.server.pid}
@@ -101,7 +111,7 @@ class ForkingSpawner:
     # -- the server ---------------------------------------------------------------------------------------
 
     def _server_for(self, specs: Sequence[RankSpec]) -> ServerProcess | None:
-        """Return a server that has run ahead what these ranks run, with unchanged files; None without one.
+        """Return a server with the imports of these ranks, of unchanged files; None without one.
 
         Raises:
             ServerError: the server doesn't answer.
@@ -116,12 +126,13 @@ class ForkingSpawner:
         changed = None if server is None else server.changed_file()
         if changed is None:
             return server
-        self.say(f"{changed} changed: running the script ahead again")
+        self.say(f"{changed} changed: importing anew")
+        self._left_out.clear()
         self._drop()
         return self._when_ready(environment)
 
     def _when_ready(self, environment: dict[str, str]) -> ServerProcess | None:
-        """Wait until the server is ready. Return None if it won't be."""
+        """Wait until the server is ready. Return None if an import acts, or the server ends: another one begins."""
         self._have_server(environment)
         server = self.server
         while server is not None and server is self.server and not server.is_ready:
@@ -132,15 +143,16 @@ class ForkingSpawner:
     def _have_server(self, environment: dict[str, str]) -> None:
         """Start a server, unless the running one is suitable."""
         assert self._command is not None
-        ahead = Ahead(self._command, environment, self.preload, self.shares_output)
-        if self.server is not None and self.server.ahead != ahead:
-            names = {name for name, _ in self.server.ahead.environment.items() ^ environment.items()}
+        ends_first = len(self._left_out) >= _MOST_ACTS
+        orders = Orders(self._command, environment, self.preload, tuple(self._left_out), ends_first)
+        if self.server is not None and self.server.orders != orders:
+            names = {name for name, _ in self.server.orders.environment.items() ^ environment.items()}
             state = "for something else"
             self.log.write(ForkServer(state=state, pid=self.server.pid, names=tuple(sorted(names))))
             self._drop()
         if self.server is None:
             try:
-                self.server = ServerProcess(ahead)
+                self.server = ServerProcess(orders)
             except OSError as error:
                 self.log.write(ForkServer(state="not started", reason=str(error)))
                 return
@@ -149,23 +161,23 @@ class ForkingSpawner:
     def _watch(self, server: ServerProcess) -> None:
         self.log.write(ForkServer(state="started", pid=server.pid))
         server.watch(self.reactor, on_message=lambda: self._take(server), on_end=lambda: self._ended(server))
-        left_s = server.started_s + FORK_POINT_S - time.monotonic()
-        self.reactor.call_later(max(0.0, left_s), lambda: self._kill_if_late(server))
 
     def _take(self, server: ServerProcess) -> None:
         for message in server.read():
             if isinstance(message, ModuleLeftOut):
                 self._say_once(f"--ft-preload: {message.name} could not be imported: {message.reason}")
-            elif isinstance(message, ScriptReady):
-                where, what, took_s = message.where, message.what, message.took_s
-                self.log.write(
-                    ForkServer(state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3))
+            elif isinstance(message, ImportsReady):
+                where, took_s = message.where, round(message.took_s, 3)
+                self.log.write(ForkServer(state="ready", pid=server.pid, where=where, took_s=took_s))
+                self._say_once(lines.imports_shared(where), lines.imports_shared(where, took_s), self.announce)
+            elif isinstance(message, ImportActs):
+                self._left_out.append(message.statement)
+                what = f"{message.module} {message.what}"
+                state = ForkServer(
+                    state="acts", pid=server.pid, where=message.where, what=what, reason=message.statement
                 )
-                self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s), self.announce)
-
-    def _kill_if_late(self, server: ServerProcess) -> None:
-        if not (server.is_ready or server.is_gone):
-            server.reject(f"no fork point reached in {FORK_POINT_S:g} s")
+                self.log.write(state)
+                self._say_once(lines.import_acts(message.statement, message.where, what), say=self.announce)
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last messages
@@ -173,14 +185,16 @@ class ForkingSpawner:
         if server.unfit is not None:
             self._give_up(server.unfit)
             return
-        self._deaths += 1
-        if self._deaths >= _MOST_DEATHS:
-            self.say(f"the fork server died {self._deaths} times; ranks start as fresh interpreters")
-            self._command = None
-        elif self._command is not None:
-            how = lines.exit_code(code)
-            self.say(f"the fork server exited ({how}); ranks are not affected; starting a new one")
-            self._have_server(server.ahead.environment)
+        if server.acted is None:
+            self._deaths += 1
+            if self._deaths >= _MOST_DEATHS:
+                self.say(f"the fork server died {self._deaths} times: every rank starts its own Python")
+                self._command = None
+            elif self._command is not None:
+                how = lines.exit_code(code)
+                self.say(f"the fork server exited ({how}); ranks are not affected; starting a new one")
+        if self._command is not None:
+            self._have_server(server.orders.environment)
 
     def _drop(self) -> None:
         """End a server that is unsuitable, or not needed any more."""
@@ -196,7 +210,7 @@ class ForkingSpawner:
 
     def _give_up(self, reason: str) -> None:
         self.close()
-        self._say_once(f"ranks start as fresh interpreters: {reason}")
+        self._say_once(f"fork server off ({reason}): every rank starts its own Python")
         self.log.write(FreshInterpreters(reason=reason))
 
     def _say_once(self, line: str, shown: str | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -215,17 +229,20 @@ class ForkingSpawner:
         server = self._server_for(specs)
         if server is None:
             return False
+        go_read, go_write = os.pipe()
         with contextlib.ExitStack() as stack:
-            go_read, go_write = os.pipe()
+            stack.callback(os.close, go_read)
             # whatever happens here, a rank that isn't told to go ends itself when this is closed
-            stack.callback(close_fds, (go_read, go_write))
+            keep = stack.enter_context(contextlib.ExitStack())
+            keep.callback(os.close, go_write)
             requests = []
             for spec in specs:
                 env = {name: value for name, value in spec.env.items() if is_set_for_ranks(name)}
                 requests.append((env, [go_read, _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)]))
             for spec, pid in zip(specs, server.fork_ranks(requests), strict=True):
                 on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid), on_exit))
-            os.write(go_write, b"g" * len(specs))
+            keep.pop_all()
+        self._go_fd, self._waiting = go_write, len(specs)
         return True
 
 

@@ -14,22 +14,19 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from megatron_ft.rank.base.replacing import Replacements, left_out_of_stacks
+from megatron_ft.rank.base.replacing import ImportHook, left_out_of_stacks
 
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
-_imports = Replacements()
 
 
 def begin() -> None:
     """Start the watch once the process group is made. Idempotent."""
-    if _imports not in sys.meta_path:
-        _imports.when_imported(_MODULE, _wrap)
+    _hook.begin()
 
 
 def end() -> None:
     """Cancel the watch: leave torch unchanged if it is imported later."""
-    if _imports in sys.meta_path:
-        sys.meta_path.remove(_imports)
+    _hook.end()
 
 
 def _wrap(module: ModuleType) -> None:
@@ -39,7 +36,7 @@ def _wrap(module: ModuleType) -> None:
         setattr(module, _NAME, _watched(init))
         with contextlib.suppress(ImportError):  # reported when it is needed
             # not earlier: a script may have modules named like those that the import needs, which torch has loaded by
-            # now; not later: ranks of a script that is run ahead then needn't import it again
+            # now; not later: ranks that are forked then needn't import it again
             importlib.import_module("megatron_ft.rank.collectives.watch")
 
 
@@ -55,3 +52,6 @@ def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return init_process_group
+
+
+_hook = ImportHook(_MODULE, _wrap)

@@ -19,10 +19,10 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.diagnosis.stacks import user_frame
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.run_ahead import wants_watch
+from megatron_ft.core.rank_variables import wants_watch
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
-from megatron_ft.rank.base import agreement
+from megatron_ft.rank.base import agreement, loaded_modules
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import MONITOR_SOCKET, MonitorWelcome, say_hello
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts, group_timeout_ns
@@ -167,6 +167,7 @@ class CollectiveWatch:
     def _look(self, *, is_late: bool) -> None:
         """Read the counts, in some hundredths of a millisecond; once a second also the main thread's place."""
         found, now_ns = counts(), time.monotonic_ns()
+        loaded_modules.note()
         if found != self._known:
             self._known, self._moved_ns = found, now_ns
         if found is not None:

@@ -18,7 +18,7 @@ from megatron_ft.core.messages.keeper import (
     NotKept,
     RankToKeeper,
 )
-from megatron_ft.core.run_ahead import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect

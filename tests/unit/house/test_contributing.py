@@ -41,7 +41,7 @@ def test_every_folder_is_in_the_picture() -> None:
 
 UNIT = Path(__file__).parent.parent
 ONLY_E2E = {
-    "rank/run_ahead/startup": "test_reference_names_in_a_rank.py",  # an interpreter loads it as it starts
+    "run_ahead/startup": "test_reference_names_in_a_rank.py",  # an interpreter loads it as it starts
 }
 """Rooms whose tests all need processes, and where those are."""
 

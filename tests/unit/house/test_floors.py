@@ -40,12 +40,15 @@ FLOORS = {
     "coordinator": Floor(inside=("core", "ipc")),
     "keeper": Floor(inside=("core", "link", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
+    "run_ahead": Floor(inside=("core", "ipc", "rank")),
     "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
         outside_in_functions=("matplotlib", "shtab"),
     ),
-    "launcher": Floor(inside=("core", "link", "ipc"), outside=("torch",), outside_in_functions=("opentelemetry",)),
+    "launcher": Floor(
+        inside=("core", "link", "ipc", "run_ahead"), outside=("torch",), outside_in_functions=("opentelemetry",)
+    ),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
     "memory_checkpoint": Floor(inside=("core", "ipc", "rank")),
     "integrations": Floor(
@@ -53,7 +56,9 @@ FLOORS = {
         outside=("torch", "lightning", "pytorch_lightning", "megatron"),
     ),
     "__main__": Floor(inside=("cli",)),
-    "__init__": Floor(inside=("core", "ipc", "rank")),  # the public names; test_public_names checks its laziness
+    "__init__": Floor(
+        inside=("core", "ipc", "rank", "run_ahead")
+    ),  # the public names; test_public_names checks its laziness
 }
 # yaml is for the files that a user writes, and only their readers may know it.
 YAML_READERS = ("ipc/config/yaml_file.py", "ipc/config/fault_plan_file.py")

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from megatron_ft.core.messages.fork_server import ScriptReady
+from megatron_ft.core.messages.fork_server import ImportsReady
 from megatron_ft.launcher import job
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
@@ -35,7 +35,6 @@ def said(*options: str, here: bool = False) -> list[str]:
         fresh=nothing,
         server=None,
         preload=(),
-        shares_output=True,
         reactor=nothing,
         log=Mock(),
         say=told.append,
@@ -44,7 +43,7 @@ def said(*options: str, here: bool = False) -> list[str]:
         known_children=nothing,
         environment=nothing,
     )
-    ready = ScriptReady("a.py:1", "reads RANK", 1.0)
+    ready = ImportsReady("a.py:1", 1.0)
     spawner._take(Mock(read=lambda: [ready]))
     assert spawner.log.write.called  # type: ignore[attr-defined]
     return [text.partition(" ")[0] for text in told if not text.startswith("warning: ")]

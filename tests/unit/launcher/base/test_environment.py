@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.launcher.base.environment import rank_environment
-from megatron_ft.launcher.early_command_line import parse_early
+from megatron_ft.launcher.early_command_line import find_script
 
 ENVIRON = {"HOME": "/home/me", "FT_SECRET": "0123456789abcdef", "FT_SECRET_FILE": "/home/me/secret"}
 
@@ -14,7 +14,7 @@ def test_environment_of_ranks_lacks_the_secret_of_the_job() -> None:
 
 
 def test_environment_of_the_fork_server_lacks_the_secret_of_the_job() -> None:
-    ahead = parse_early(["train.py"], ENVIRON)
-    assert ahead is not None
-    assert "FT_SECRET" not in ahead.environment
-    assert ahead.environment["FT_SECRET_FILE"] == "/home/me/secret"
+    orders = find_script(["train.py"], ENVIRON)
+    assert orders is not None
+    assert "FT_SECRET" not in orders.environment
+    assert orders.environment["FT_SECRET_FILE"] == "/home/me/secret"

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.run_ahead import RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.wire import PROTOCOL_VERSION
 from megatron_ft.launcher.processes import process_tree
@@ -22,6 +21,7 @@ from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.run_ahead.orders import RUN_AHEAD_VARIABLE, Orders
 from tests.support.coordination import BOUND_S, until
 from tests.support.reactors import reactor
 
@@ -39,14 +39,14 @@ say(sys.argv[1])
 while sock.recv(65536):
     say(sys.argv[2])
 """
-READY = {"type": "ready", "where": "train.py:7", "what": "forks", "took_s": 0.1}
+READY = {"type": "ready", "where": "train.py:7", "took_s": 0.1}
 
 
 def started(tmp_path: Path, *, says: list[Any], answers: list[Any]) -> ServerProcess:
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     command = [sys.executable, "-I", str(script), json.dumps(says), json.dumps(answers)]
-    return ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
+    return ServerProcess(Orders(command, dict(os.environ)))
 
 
 @contextlib.contextmanager
@@ -64,9 +64,10 @@ def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "ready", "what": "forks", "took_s": 0.1},
-        {"type": "ready", "where": "train.py:7", "what": "forks", "took_s": "long"},
-        {"type": "unfit", "where": "", "what": ""},
+        {"type": "ready", "took_s": 0.1},
+        {"type": "ready", "where": "train.py:7", "took_s": "long"},
+        {"type": "acts", "statement": "import x", "where": "", "what": ""},
+        {"type": "unfit"},
         {"type": "left_out", "name": 5, "reason": "no"},
         {"type": "spawn", "env": {}},
         {"type": "no such"},
@@ -81,7 +82,6 @@ def test_a_server_that_says_anything_else_is_replaced(
         fresh=FreshInterpreterSpawner(),
         server=first,
         preload=(),
-        shares_output=False,
         reactor=reactor,
         log=NullEventLog(),
         say=said.append,
@@ -90,7 +90,7 @@ def test_a_server_that_says_anything_else_is_replaced(
         known_children=lambda: (),
         environment=lambda: dict(os.environ),
     )
-    spawner._command = first.ahead.command
+    spawner._command = first.orders.command
     try:
         until(reactor, lambda: said)
         ways = ("SIGKILL", "code 0")  # it may notice that its channel is closed before it is killed

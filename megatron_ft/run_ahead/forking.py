@@ -1,4 +1,4 @@
-"""Forks of a script that is run ahead: to answer a question, and to become ranks."""
+"""Forks of a fork server, adopted by its launcher, and the pages that make a fork fast."""
 
 from __future__ import annotations
 
@@ -6,51 +6,12 @@ import contextlib
 import ctypes
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from json import dumps, loads
-from typing import Any
-
-# the originals, before they are replaced
-_exit, _fork = os._exit, os.fork
+from collections.abc import Iterator
 
 _MADV_COLLAPSE = 25
 _LARGE = 2 << 20
 _PRIVATE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\s*(?:\[heap\])?$", re.MULTILINE)
-
-
-def fork_point() -> None:
-    """Mark the point from which the script belongs to one rank; ``ft_launcher`` forks the ranks here at the latest.
-
-    Does nothing in a script that isn't run ahead.
-    """
-    run_ahead = sys.modules.get("megatron_ft.rank.run_ahead.script")
-    if run_ahead is not None:
-        run_ahead.stop("calls fork_point()")
-
-
-def ask_fork(question: Callable[[], Any]) -> Any:
-    """Return the answer of a fork of this process, passed as JSON. The fork then ends, with everything it opened.
-
-    Raises:
-        OSError: the fork ended without an answer.
-    """
-    read_fd, write_fd = os.pipe()
-    with open(read_fd, "rb") as answers, open(write_fd, "wb", buffering=0) as answering:
-        pid = _fork()
-        if pid == 0:
-            code = 1
-            try:
-                answering.write(dumps(question()).encode())
-                code = 0
-            finally:
-                _exit(code)
-        answering.close()
-        answer = answers.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code != 0:
-        raise OSError(f"a fork of it ended with {code}")
-    return loads(answer)
+_exit, _fork = os._exit, os.fork  # a module may replace them
 
 
 def fork_orphans(count: int) -> int | list[int]:
@@ -75,7 +36,8 @@ def fork_orphans(count: int) -> int | list[int]:
             _exit(0)
         telling.close()
         pids = [int(number) for number in numbers.read().split()]
-    os.waitpid(between, 0)
+    with contextlib.suppress(ChildProcessError):  # a module has told the kernel to reap children
+        os.waitpid(between, 0)
     if len(pids) < count:
         raise OSError(f"no more than {len(pids)} processes can be made")
     return pids

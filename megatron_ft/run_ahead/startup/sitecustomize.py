@@ -1,6 +1,6 @@
 """Python imports this before the first line of a rank's script.
 
-Starts the run ahead (see ``megatron_ft.rank.run_ahead.script``), the reference's names (see
+Starts the fork server (see ``megatron_ft.run_ahead.server``), the reference's names (see
 ``megatron_ft.rank.reference.finder``), and the watch of collectives (see ``megatron_ft.rank.collectives.init_hook``).
 
 Every Python that a rank starts inherits PYTHONPATH and loads this file, Python 2.7 included: no syntax here is newer,
@@ -26,7 +26,7 @@ def _begin():  # type: () -> None
     sys.path_importer_cache.pop(here, None)
     if sys.version_info < _OLDEST:
         return
-    # a script that is run ahead gets the variables of its ranks only later
+    # a fork server gets the variables of its ranks only later
     is_watched = "MEGATRON_FT_RUN_AHEAD" in os.environ or (
         os.environ.get("FT_WATCH_COLLECTIVES") == "on" and os.environ.get("WORLD_SIZE", "1") != "1"
     )
@@ -43,16 +43,12 @@ def _begin():  # type: () -> None
             if sys.version_info[:2] <= _NEWEST and sys.stderr is not None:
                 sys.stderr.write("FT: WARNING: %s: %r\n" % (what, error))  # noqa: UP031 - as old as Python 2.7
     if "MEGATRON_FT_RUN_AHEAD" in os.environ:
-        try:
-            _ours("megatron_ft.rank.run_ahead.script", here).begin(_known)
-        except BaseException:  # noqa: BLE001 - whatever it is: Python would go on, and run the script unwatched
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
+        _ours("megatron_ft.run_ahead.server", here).begin(_known)
 
 
 def _ours(module, here):  # type: (str, str) -> Any
     # last, and only for now: a launcher started beside its package finds it nowhere else
-    sys.path.append(os.path.abspath(os.path.join(here, *[os.pardir] * 4)))
+    sys.path.append(os.path.abspath(os.path.join(here, *[os.pardir] * 3)))
     try:
         return __import__(module, fromlist=["begin"])
     finally:
@@ -60,7 +56,8 @@ def _ours(module, here):  # type: (str, str) -> Any
 
 
 _begin()
-# kept: Python 2.7 empties the namespace of a module without references
-_hiding = sys.modules.pop(__name__)
-# import the hidden sitecustomize; if there is none, Python expects this very error
-__import__(__name__)
+if vars(sys.modules[__name__]) is globals():  # otherwise the fork server has imported the hidden one
+    # kept: Python 2.7 empties the namespace of a module without references
+    _hiding = sys.modules.pop(__name__)
+    # import the hidden sitecustomize; if there is none, Python expects this very error
+    __import__(__name__)

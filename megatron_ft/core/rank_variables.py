@@ -1,16 +1,9 @@
-"""Facts of running a script ahead, and the environment variables that differ between ranks or cycles. Pure."""
+"""Environment variables that differ between ranks or cycles. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from megatron_ft.core.errors import ConfigError
-
-FORK_SERVER_NAME = "ft_fork_server"
-"""Process name of the fork server; its forks have it, too, until they become ranks."""
-RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
-"""Variable with a server's orders, removed before its script runs."""
 WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
 """Variable that says whether to watch a rank's collectives if its script calls no hooks: "on" or "off"."""
 REFERENCE_NAMES_VARIABLE = "MEGATRON_FT_REFERENCE_NAMES"
@@ -36,43 +29,13 @@ def wants_watch(environ: Mapping[str, str]) -> bool:
     return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
 
 
-class Ahead(NamedTuple):
-    """Script to run ahead, with its environment."""
-
-    command: list[str]
-    """Command of the ranks: this Python, "-u", and a script or module with its arguments."""
-    environment: dict[str, str]
-    """Environment common to all ranks."""
-    preload: tuple[str, ...]
-    """Modules to import before the script, at the user's request."""
-    shares_output: bool
-    """True if standard output and standard error of the ranks go where those of the launcher do."""
-
-
-def parse_preload(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in ``--ft-preload a,b``; None for "none": no fork server at all.
-
-    Raises:
-        ConfigError: a word is no name of a module.
-    """
-    if text is None or not text.strip():
-        return ()
-    if text.strip().lower() == "none":
-        return None
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"--ft-preload: {name!r} is no name of a module; give names as in a,b.c or none")
-    return tuple(dict.fromkeys(names))
-
-
 def is_set_for_ranks(name: str) -> bool:
     """Return True if the launcher, or torch, sets this environment variable per rank or per cycle."""
     return name in _VARIABLES or name.startswith("TORCHELASTIC_")
 
 
 def tells_ranks_apart(name: str) -> bool:
-    """Return True if a script that uses this variable may behave differently by rank or cycle from there on."""
+    """Return True if a module that uses this variable may differ between ranks or cycles."""
     return is_set_for_ranks(name) or name.startswith("FT_")
 
 

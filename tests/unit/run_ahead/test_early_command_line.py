@@ -1,4 +1,4 @@
-"""What is run ahead, in which environment, and what tells ranks apart."""
+"""The script on the command line, the environment of its imports, and what tells ranks apart."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
+from megatron_ft.core.config.launcher_options import parse_preload
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.run_ahead import parse_preload, shared_environment, tells_ranks_apart
+from megatron_ft.core.rank_variables import shared_environment, tells_ranks_apart
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.early_command_line import parse_early
+from megatron_ft.launcher.early_command_line import find_script
 from megatron_ft.launcher.spawn.fork_server import why_fresh
 
 
@@ -70,6 +71,7 @@ def test_shared_environment_has_what_all_ranks_have_in_common() -> None:
         (["--no-python", "echo"], None),
         (["--run-path", "train.py"], None),
         (["--numa-binding", "node", "train.py"], None),
+        (["--ft-reference-names=off", "train.py"], None),
         (["-h"], None),
         (["-"], None),
         (["train_${local_rank}.py"], None),
@@ -78,25 +80,22 @@ def test_shared_environment_has_what_all_ranks_have_in_common() -> None:
     ],
 )
 def test_early_parse_finds_the_command_of_the_script(argv: list[str], command: list[str] | None) -> None:
-    seen = parse_early(argv, {})
+    seen = find_script(argv, {})
     assert (None if seen is None else seen.command) == (None if command is None else [sys.executable, "-u", *command])
 
 
-def test_a_glance_knows_the_environment_of_the_ranks() -> None:
+def test_environment_of_the_ranks_is_known_early() -> None:
     def threads(argv: list[str], environ: dict[str, str]) -> str | None:
-        seen = parse_early(argv, environ)
+        seen = find_script(argv, environ)
         assert seen is not None
         return seen.environment.get("OMP_NUM_THREADS")
 
     assert threads(["train.py"], {}) is None
     assert threads(["--nproc-per-node=2", "train.py"], {}) == "1"
-    assert threads(["--nproc-per-node", "gpu", "train.py"], {}) == "1"
+    assert threads(["--nproc_per_node", "gpu", "train.py"], {}) == "1"
     assert threads(["train.py", "--nproc-per-node=2"], {}) is None
-    assert threads(["train.py"], {"PET_NPROC_PER_NODE": "4"}) == "1"
     assert threads(["--nproc-per-node=2", "train.py"], {"OMP_NUM_THREADS": "3"}) == "3"
-    seen = parse_early(["--ft-preload", "a,b", "--tee=3", "train.py"], {"PET_MODULE": "1"})
-    assert seen is not None
-    assert (seen.preload, seen.shares_output, seen.command[2:]) == (("a", "b"), False, ["-m", "train.py"])
+    assert find_script(["train.py"], {"PET_NPROC_PER_NODE": "4"}) is None
 
 
 def test_command_that_is_no_plain_script_needs_a_fresh_interpreter() -> None:
@@ -107,8 +106,9 @@ def test_command_that_is_no_plain_script_needs_a_fresh_interpreter() -> None:
         assert why_fresh(argv) is not None
 
 
-def test_fork_line_says_where_and_why() -> None:
-    assert lines.forked_at("train.py:57", "reads RANK", 5.61) == (
-        "ranks are forked at train.py:57 (reads RANK), after 5.6 s of imports"
+def test_lines_say_what_is_shared_and_what_is_not() -> None:
+    assert lines.imports_shared("train.py:57", 5.61) == "ranks share the imports up to train.py:57 (5.6 s)"
+    assert lines.imports_shared("") == "ranks share no import of their script"
+    assert lines.import_acts("import wandb", "train.py:3", "wandb.sdk starts a thread") == (
+        "each rank does 'import wandb' (train.py:3) itself: wandb.sdk starts a thread"
     )
-    assert lines.forked_at("", "ends") == "ranks are forked at the end of the script"

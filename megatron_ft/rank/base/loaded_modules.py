@@ -1,0 +1,72 @@
+"""Names of modules that a forked rank has loaded since its fork, for the server of the next cycles.
+
+They are in memory that both share: one rank of the node writes it, from the thread that watches collectives.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Mapping
+from mmap import mmap
+
+from megatron_ft.core.rank_variables import is_set_for_ranks
+
+SIZE = 1 << 18
+_LENGTH = struct.Struct("=I")
+_SET_BY_MODULES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
+"""Variables that such modules set themselves."""
+
+
+class LoadedModules:
+    """The shared memory: the length of a text, and the names in it, one a line."""
+
+    def __init__(self, memory: mmap) -> None:
+        self._memory = memory
+        self._taken: set[str] = set()
+        self._known: set[str] | None = None
+        self._count = 0
+        self._environment: Mapping[str, str] = {}
+
+    def begin(self, environment: Mapping[str, str] | None) -> None:
+        """Begin in a rank; its own variables aside, the server had this environment. None: another rank writes."""
+        if environment is not None:
+            self._known, self._environment, self._count = set(sys.modules), environment, len(sys.modules)
+
+    def note(self) -> None:
+        """Write the names, if there are new ones. A module that might read a variable set since isn't the same."""
+        if self._known is None or len(sys.modules) == self._count:
+            return
+        self._count = len(sys.modules)
+        names = {*self._environment, *os.environ} - _SET_BY_MODULES
+        if any(self._environment.get(name) != os.environ.get(name) for name in names if not is_set_for_ranks(name)):
+            return
+        text = "\n".join(name for name in list(sys.modules) if name not in self._known).encode(errors="replace")
+        if len(text) <= SIZE - _LENGTH.size:
+            self._memory[_LENGTH.size : _LENGTH.size + len(text)] = text
+            _LENGTH.pack_into(self._memory, 0, len(text))
+
+    def take(self) -> list[str]:
+        """Return, in the server, the names that weren't returned before."""
+        (length,) = _LENGTH.unpack_from(self._memory)
+        text = self._memory[_LENGTH.size : _LENGTH.size + length].decode(errors="replace")
+        new = [name for name in text.splitlines() if name not in self._taken]
+        self._taken.update(new)
+        return [name for name in new if all(part.isidentifier() for part in name.split("."))]
+
+
+_current: LoadedModules | None = None
+
+
+def share(memory: mmap) -> LoadedModules:
+    """Return the names in this memory; forks of this process write there."""
+    global _current
+    _current = LoadedModules(memory)
+    return _current
+
+
+def note() -> None:
+    """Note what this rank has loaded, if it was forked."""
+    if _current is not None:
+        _current.note()

@@ -1,0 +1,36 @@
+"""Ranks that share what they import: forks of a process that imports, and runs no statement of the script.
+
+**What is promised.** A rank does what a fresh interpreter does. `startup/sitecustomize.py` is imported by Python
+before the script; in the process that the launcher starts as *fork server* it imports modules, waits for orders, and
+returns only in forks. In a fork Python then goes on with its own start: `-m`, `__spec__`, `sys.argv`, `sys.path[0]`,
+tracebacks and `__main__` are Python's. All that a script does, it does itself, in each rank and each cycle.
+
+**What is imported** (`leading`). The user's `sitecustomize` and `usercustomize`; modules of ``--ft-preload``; then
+what the script's leading statements import, in their order. Changes of `os.environ`, `sys.path` and warning filters
+from constants are applied before, because the imports may depend on them, and undone in each fork, where the script
+makes them. Statements that only read are skipped; any other one ends the list. In later cycles, also modules of
+installed packages already shared that ranks have loaded since (`rank/base/loaded_modules.py`).
+
+**What must not be imported** (`acts`). An import that acts would act once, not in each rank: it reads what differs
+between ranks, draws numbers, or does something to the world. Most acts are seen before they are done, by audit events
+and a few stand-ins; what C code leaves (threads, open files, shared memory, CUDA) is found after each statement. The
+server then tells the launcher, and ends: there is no way back from half an import. The ranks of that cycle are fresh
+interpreters at once, and another server leaves that statement out. `fork_point()` is the user's word that all imports
+above it are harmless.
+
+**What differs in a fork** (`server.ForkServer.become_rank`), beside the hash seed: process id, parent, session, name;
+variables; standard streams, with what imports have printed; generators of Python and numpy; multiprocessing's key;
+the mask of signals, which the server blocks. Nothing of the watch is left, but an audit hook that is a function of C
+by then.
+
+**Who is whose child** (`forking`). The launcher is child subreaper: ranks are grandchildren of the server whose
+parent ends at once, so that the launcher adopts them, and the server's death doesn't touch them. A rank waits until
+it is told to go: the launcher has watched it and printed the start of the cycle by then.
+"""
+
+
+def fork_point() -> None:
+    """Vouch for all imports above this line: ``ft_launcher`` shares them between ranks, whatever they do.
+
+    It does nothing when it is called.
+    """
