@@ -16,7 +16,7 @@ from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.rotation import Rotation
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
-from tests.simulation.job import FOR_GOOD_S, LOST_A_PEER
+from tests.simulation.job import FOR_GOOD_S, LOST_A_PEER, WAITED_IN_VAIN
 from tests.simulation.learning import learning
 from tests.simulation.restored import snapshots
 from tests.simulation.rules import (
@@ -220,13 +220,14 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
         return "and nothing had happened to its nodes"
     if verdict.node is None:
         is_unknown = verdict.cause.text == lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
-        return "" if is_unknown else "and no node is named"
+        is_nobodys = verdict.cause.text.startswith("connection lost ")
+        return "" if is_unknown or is_nobodys else "and no node is named"
     launcher = members(job, cycle)[verdict.node]
     if launcher is None:
         return ""
     if verdict.cause.host not in ("", f"h{launcher.host.number}"):
         return f"and {launcher.name} is called {verdict.cause.host}"
-    if LOST_A_PEER in verdict.cause.text:
+    if LOST_A_PEER in verdict.cause.text or WAITED_IN_VAIN in verdict.cause.text:
         is_right = _may_be_named(launcher, cycle, judged, may, struck)
         return "" if is_right else f"and {launcher.name} is named, which followed"
     if verdict.cause.kind is CauseKind.HANG and verdict.cause.rank is not None:  # told by another node, maybe

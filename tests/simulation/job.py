@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -56,6 +57,7 @@ _SAME_ITERATION = 7
 """Where each cycle gets in a job that makes no progress."""
 
 LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
+WAITED_IN_VAIN = "RuntimeError: gloo: Timed out waiting 2000ms for recv operation to complete"
 BOARD = BoardSnapshot(
     **dict.fromkeys(set(BoardSnapshot._fields) - BoardSnapshot._field_defaults.keys(), 0)  # type: ignore[arg-type]
 )._replace(sections=(), closing=False)
@@ -610,9 +612,9 @@ class Launcher(Process):
         others = [each for each in self.job.launchers if each is not self and each._runs()]
         return [each for each in others if each.ranks is not None and each.ranks.cycle == trained.cycle]
 
-    def _loses_a_peer(self) -> None:
+    def _loses_a_peer(self, error: str = LOST_A_PEER) -> None:
         if not self._is_hung:
-            self._error = LOST_A_PEER
+            self._error = error
             self._exits(1)
 
     def rank_fails(self, fault: Fault) -> None:
@@ -651,7 +653,7 @@ class Launcher(Process):
             self._is_hung = True
             late = [each for each in others if self.world.chance.random() < 0.5] or others[:1]
             for each in late:
-                each._later_in_cycle(self.world.chance.uniform(0.0, 0.5), each._loses_a_peer)
+                each._later_in_cycle(self.world.chance.uniform(0.0, 0.5), partial(each._loses_a_peer, WAITED_IN_VAIN))
 
     def rank_stalls(self, fault: Fault) -> None:
         """A rank hangs in a job whose nodes go on without it: the ranks that wait for it exceed their timeouts, too."""
@@ -690,7 +692,10 @@ class Launcher(Process):
     def _notice(self) -> None:
         assert self.ranks is not None
         waits_in, state = ("", "T") if self._is_hung else ("all_reduce", "S")
-        note = RankSnapshot(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
+        quiet_s = 10.0 if self._is_hung else 0.0
+        note = RankSnapshot(
+            rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in, quiet_s=quiet_s
+        )
         self.hear(observed(0, self.ranks.cycle, note))
 
     def asked_to_stop(self, fault: Fault, *, well: bool) -> None:
