@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.core.telemetry.metrics import JobMetrics, NodeActivity, Readings, Series
+from megatron_ft.core.telemetry.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
 
@@ -102,7 +102,7 @@ def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:
         elif each.record is not None:
             metrics.hear(each.record, each.host)
     job = view(run, life_of(directory, run), time.time_ns())
-    readings = Readings(
+    readings = GaugeValues(
         iteration=job.iteration,
         timeouts={} if timeouts is None else _by_section(timeouts),
         nodes={row.name: activities[row.state] for row in job.nodes},

@@ -38,7 +38,7 @@ _OF_THE_REFERENCE = (
 )
 
 
-class _Head(Message, frozen=True):
+class _FrameHead(Message, frozen=True):
     v: Count
     fds: int = 0
     type: str | None = None
@@ -134,7 +134,7 @@ def _decode(body: bytes) -> tuple[Raw, int]:
     if body[:1] == _PICKLE:
         raise ProtocolError(_OF_THE_REFERENCE)
     try:
-        head = codec.decode(_Head, body)
+        head = codec.decode(_FrameHead, body)
     except ProtocolError as error:
         raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}: {error}") from None
     if head.v != PROTOCOL_VERSION:

@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.memory.retention import refuse_chunk
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.copies import Accepted, Offer, Refused, Want
+from megatron_ft.core.messages.copies import Accepted, Offer, Want
+from megatron_ft.core.messages.keeper import NotKept
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.keeper import link
 from megatron_ft.keeper.link import Link
@@ -58,7 +59,7 @@ class Host(Protocol):
         """Return the segment, or why there is none; None: it isn't verified yet."""
 
 
-class Ask(Protocol):
+class CallInLoop(Protocol):
     """Has the keeper's loop make a call."""
 
     def __call__(self, call: Callable[[], T], /) -> T: ...
@@ -123,7 +124,7 @@ def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted:
         try:
             peer.send(Want(snapshot, rank))
             answer = peer.receive(_VERIFY_S)
-            if isinstance(answer, Refused):
+            if isinstance(answer, NotKept):
                 return -1, answer.why
             if not isinstance(answer, Offer) or (answer.key, answer.rank) != (snapshot, rank):
                 raise ProtocolError("another segment was offered")
@@ -140,7 +141,7 @@ class Door:
     ``ask`` has the keeper's loop make a call, and waits for what it returns.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: Ask) -> None:
+    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: CallInLoop) -> None:
         self._listener = listener
         self._key = key
         self._host = host
@@ -183,7 +184,7 @@ class Door:
     def _take(self, peer: Link, offer: Offer) -> None:
         number = self._ask(lambda: self._host.admit(offer))
         if isinstance(number, str):
-            peer.send(Refused(number))
+            peer.send(NotKept(number))
             return
         fd, why = -1, "the connection has ended"
         is_verified = partial(self._ask, lambda: self._host.is_verified(number))
@@ -195,12 +196,12 @@ class Door:
             raise ConnectionAbortedError(why) from None
         finally:
             self._ask(lambda: self._host.take(number, fd, why))
-        peer.send(Accepted() if _awaited(is_verified) else Refused("it is damaged, or no longer needed"))
+        peer.send(Accepted() if _awaited(is_verified) else NotKept("it is damaged, or no longer needed"))
 
     def _give(self, peer: Link, want: Want) -> None:
         found = _awaited(partial(self._ask, lambda: self._host.lend(want)))
         if not isinstance(found, Lent):
-            peer.send(Refused(str(found or "it isn't verified yet")))
+            peer.send(NotKept(str(found or "it isn't verified yet")))
             return
         try:
             peer.send(found.offer)
@@ -236,7 +237,7 @@ def _awaited(look: Callable[[], T | None]) -> T | None:
 
 
 def _expect_accepted(answer: object) -> None:
-    if isinstance(answer, Refused):
+    if isinstance(answer, NotKept):
         raise _NoLongerWantedError(answer.why)
     if not isinstance(answer, Accepted):
         raise ProtocolError("the answer is of another kind")

@@ -15,21 +15,18 @@ from msgspec.structs import replace
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory import retention
-from megatron_ft.core.memory.retention import Demand, gigabytes
+from megatron_ft.core.memory.retention import Reserve, Reserved, gigabytes
 from megatron_ft.core.memory.segment_layout import Layout
 from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
     Abandon,
-    Adopt,
     BeginSegment,
     CommitSegment,
-    Dropped,
     DropSegment,
     Fetch,
     FilesWritten,
-    Hold,
     KeeperHello,
     KeeperSays,
     KeeperToLauncher,
@@ -38,8 +35,7 @@ from megatron_ft.core.messages.keeper import (
     OpenDoor,
     Prepare,
     RankRestored,
-    Reserve,
-    Reserved,
+    SealedSegment,
     Segment,
     Stock,
     TakeStock,
@@ -88,7 +84,7 @@ class KeeperService:
         """Newest snapshot that the launcher was told of."""
         self._released: SnapshotKey | None = None
         """Newest snapshot up to which incomplete ones needn't be kept."""
-        self._demands: dict[int, Demand] = {}
+        self._demands: dict[int, Reserve] = {}
         """Memory for each rank that has asked for it."""
         self._is_verifying = False
         self._question: tuple[int, float] | None = None
@@ -165,11 +161,11 @@ class KeeperService:
                 self._question = order.question, time.monotonic() + within_s
             case WriteFiles():
                 self._to_write = order, time.monotonic() + order.within_s
-            case Adopt(number, rank, key):
+            case SealedSegment(number, rank, key):
                 (fd,) = fds
                 held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
                 held.key, held.is_with_launcher = key, True
-            case Dropped(number):
+            case DropSegment(number):
                 dropped = self._segments.get(number)
                 if dropped is not None and dropped.state is SegmentState.LEAVING:
                     self._close(dropped)
@@ -258,8 +254,8 @@ class KeeperService:
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
         match request:
-            case Reserve(segment_bytes, copies_bytes):
-                self._reserve(caller, Demand(segment_bytes, copies_bytes))
+            case Reserve():
+                self._reserve(caller, request)
             case BeginSegment() | Fetch():
                 caller.waits_for = request
                 self._go_on_with(caller)
@@ -268,9 +264,7 @@ class KeeperService:
             case Abandon():
                 for held in self._segments.of(caller.rank, SegmentState.WRITING):
                     held.state, held.key = SegmentState.SPARE, None  # all of it will be written anew
-            case RankRestored(key, seconds):
-                self._tell(RankRestored(key, seconds, caller.rank))
-            case RestoreFailed():
+            case RankRestored() | RestoreFailed():
                 self._tell(replace(request, rank=caller.rank))
 
     def _refuse(self, caller: RankCaller, hello: KeeperHello) -> str:
@@ -287,7 +281,7 @@ class KeeperService:
 
     # -- memory -----------------------------------------------------------------------------------------------
 
-    def _reserve(self, caller: RankCaller, demand: Demand) -> None:
+    def _reserve(self, caller: RankCaller, demand: Reserve) -> None:
         assert self._prepared is not None
         demands = {**self._demands, caller.rank: demand}
         copies = sum(each.copies_bytes for each in self._demands.values())
@@ -434,7 +428,7 @@ class KeeperService:
         if goes is not None:
             self._drop(goes)
         if len(self._segments.of(rank)) < retention.SEGMENTS:  # else the launcher's word is awaited
-            self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Demand(0)).segment_bytes))
+            self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Reserve(0)).segment_bytes))
 
     def _commit(self, caller: RankCaller, request: CommitSegment) -> None:
         assert self._prepared is not None
@@ -451,7 +445,7 @@ class KeeperService:
             return
         held.nbytes, held.state = request.nbytes, SegmentState.SEALED
         held.is_with_launcher = held.is_awaited = True
-        self._tell(Hold(held.number, held.rank, key), (held.fd,))
+        self._tell(SealedSegment(held.number, held.rank, key), (held.fd,))
 
     def _verify_next(self) -> None:
         """Begin to verify a segment, if none is being verified."""
@@ -607,5 +601,5 @@ class KeeperService:
             assert held.key is not None
             held.fd, held.nbytes, held.state = fd, os.fstat(fd).st_size, SegmentState.SEALED
             held.is_with_launcher = True
-            self._tell(Hold(held.number, held.rank, held.key), (fd,))
+            self._tell(SealedSegment(held.number, held.rank, held.key), (fd,))
         self._go_on()

@@ -17,7 +17,7 @@ import nvidia_resiliency_ext.ptl_resiliency as served
 import pytest
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 
-from megatron_ft.core.messages.control import REQUESTS, Accepted
+from megatron_ft.core.messages.control import REQUESTS, Ok
 from megatron_ft.ipc.wire import Channel, listen
 
 
@@ -47,7 +47,7 @@ class Receiver:
         while True:
             channel = Channel(self._listener.accept()[0])
             self._received.append(REQUESTS.parse(channel.wait_message(5.0).message))
-            channel.send(Accepted())
+            channel.send(Ok())
             channel.close()
 
 

@@ -26,7 +26,7 @@ _NAME_ENDS = 64
 _EV = re.compile(rb'"ev" *: *"(\w*)("?)')
 
 
-class _Head(Message, frozen=True):
+class _LineHead(Message, frozen=True):
     t: Moment
     ev: str
 
@@ -188,10 +188,10 @@ def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
     )
 
 
-def _head(line: bytes) -> _Head | None:
+def _head(line: bytes) -> _LineHead | None:
     """Return time and name of a record; None if the line is none."""
     try:
-        return decode(_Head, line)
+        return decode(_LineHead, line)
     except ProtocolError:
         return None
 

@@ -28,7 +28,7 @@ _NO_ID = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobState:
+class RunState:
     """State of the newest run in a directory; ``log_dir`` is where its logs are."""
 
     run_id: str
@@ -62,7 +62,7 @@ def print_job(directory: str, *, as_json: bool, once: bool) -> bool:
     return True
 
 
-def follow(state: JobState, directory: str, *, pause: Callable[[float], None] = time.sleep) -> None:
+def follow(state: RunState, directory: str, *, pause: Callable[[float], None] = time.sleep) -> None:
     """Redraw the state until Ctrl-C, or until the job is over; reading takes at most a fifth of the time."""
     from rich.live import Live
     from rich.text import Text
@@ -80,7 +80,7 @@ def follow(state: JobState, directory: str, *, pause: Callable[[float], None] = 
             return  # the normal way to leave
 
 
-def read_job(directory: str) -> JobState | None:
+def read_job(directory: str) -> RunState | None:
     """Return the state of the newest run in the directory; None if there is none.
 
     Raises:
@@ -101,7 +101,7 @@ def read_job(directory: str) -> JobState | None:
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return None
     job = view(runs[-1], life_of(directory, runs[-1]), time.time_ns())
-    return JobState(run_id=runs[-1].run_id, log_dir=directory, view=job)
+    return RunState(run_id=runs[-1].run_id, log_dir=directory, view=job)
 
 
 def life_of(directory: str, run: RunLogs) -> Life | None:

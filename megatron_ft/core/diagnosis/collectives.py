@@ -17,11 +17,11 @@ _MOST_RANKS = 1 << 20
 
 
 if TYPE_CHECKING:
-    Ranks = Sequence[int]
+    RankGroup = Sequence[int]
 else:
 
-    class Ranks(ABC):  # noqa: B024 - an annotation, by which the codec finds `from_json`
-        """Ranks of a group: a ``range`` if evenly spaced, which takes no room however large it is, or a tuple."""
+    class RankGroup(ABC):  # noqa: B024 - an annotation, by which the codec finds `from_json`
+        """RankGroup of a group: a ``range`` if evenly spaced, which takes no room however large it is, or a tuple."""
 
         @staticmethod
         def from_json(ranks: Any) -> range | tuple[int, ...]:
@@ -32,8 +32,8 @@ else:
                 raise ValueError(shown(ranks))
             return found
 
-    Ranks.register(range)
-    Ranks.register(tuple)
+    RankGroup.register(range)
+    RankGroup.register(tuple)
 
 
 def _spaced(ranks: Sequence[int]) -> range | None:
@@ -58,7 +58,7 @@ class Collective(Message, frozen=True, kw_only=True):
     group: str
     seq: Count
     op: str
-    ranks: Ranks = ()
+    ranks: RankGroup = ()
     p2p: bool = False
     description: str = ""
     backend: str = ""
@@ -120,7 +120,7 @@ class Collectives(Fact, frozen=True, kw_only=True):
     in_flight: tuple[CollectiveInFlight, ...] = ()
     enqueued: Mapping[str, Count] = {}
     completed: Mapping[str, Count] = {}
-    ranks: Mapping[str, Ranks] = {}
+    ranks: Mapping[str, RankGroup] = {}
     error: str = ""
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Fact, Int, Message, decode, to_builtins
+from megatron_ft.core.codec import Fact, Int, decode, to_builtins
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.restart_policy import JobProgress
@@ -38,10 +37,6 @@ class Ending(enum.Enum):
     """User error: no rank was started."""
     LOST = "lost"
     """The job could go on from its last checkpoint, but not from where it was."""
-
-
-class _Version(Message, frozen=True):
-    version: Any = None
 
 
 class NodeEnd(Fact, frozen=True, kw_only=True):
@@ -103,6 +98,7 @@ class Life(Fact, frozen=True, kw_only=True):
 class Lives(Fact, frozen=True, kw_only=True):
     """All lives of a job, oldest first."""
 
+    version: Int = VERSION
     lives: tuple[Life, ...] = ()
 
     @staticmethod
@@ -113,11 +109,12 @@ class Lives(Fact, frozen=True, kw_only=True):
             ValueError: it isn't that.
         """
         try:
-            if decode(_Version, text).version != VERSION:
-                raise ValueError(f"no result of version {VERSION}")
-            return decode(Lives, text)
+            found = decode(Lives, text)
         except ProtocolError as error:
             raise ValueError(str(error)) from None
+        if found.version != VERSION:
+            raise ValueError(f"no result of version {VERSION}")
+        return found
 
     def to_text(self) -> str:
         """Return the content of the file, with every field, and bad nodes on top."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from megatron_ft.core.codec import Count, Message
 from megatron_ft.core.memory.snapshots import SnapshotKey
 
 SEGMENTS = 3
@@ -67,16 +68,22 @@ class NodeMemory:
     limits: tuple[Limit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Memory for the snapshots of one rank. ``copies_bytes``: buffers inside the rank."""
+class Reserve(Message, frozen=True):
+    """Ask the keeper for memory for the snapshots of this rank. The answer is `Reserved` or `NotKept`.
 
-    segment_bytes: int
-    copies_bytes: int = 0
+    ``copies_bytes``: buffers that the rank itself allocates for them.
+    """
+
+    segment_bytes: Count
+    copies_bytes: Count = 0
 
     @property
     def total_bytes(self) -> int:
         return SEGMENTS * self.segment_bytes + self.copies_bytes
+
+
+class Reserved(Message, frozen=True):
+    """The memory is reserved, and is allocated in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ def _room(left: int, of: int, name: str) -> Room:
 
 
 def refusal(
-    demands: Mapping[int, Demand], ranks: Iterable[int], held_bytes: int, memory: NodeMemory, copied_ranks: int = 0
+    demands: Mapping[int, Reserve], ranks: Iterable[int], held_bytes: int, memory: NodeMemory, copied_ranks: int = 0
 ) -> str:
     """Return why the snapshots of these ranks don't fit, with the arithmetic; empty if they do.
 

@@ -29,15 +29,11 @@ Request = WorkloadControl | PauseDetection | ResumeDetection | Status
 REQUESTS: Vocabulary[Request] = Vocabulary(Request)
 
 
-class Accepted(Message, frozen=True):
-    """The request was accepted."""
-
-
 class Ok(Message, frozen=True):
-    """The order was obeyed. ``changed``: it had an effect."""
+    """The request was accepted, or the order obeyed. ``changed``: it had an effect."""
 
     changed: bool = True
 
 
-Answer = Accepted | Ok | JobFacts
+Answer = Ok | JobFacts
 ANSWERS: Vocabulary[Answer] = Vocabulary(Answer)

@@ -2,15 +2,16 @@
 
 | the one that connected | the other |
 |---|---|
-| `Offer` | `Accepted`, or `Refused` |
-| the segment, in frames of `PIECE_BYTES` | `Accepted` once it is verified, or `Refused` |
-| `Want` | `Offer` and the segment, or `Refused` |
+| `Offer` | `Accepted`, or `NotKept` |
+| the segment, in frames of `PIECE_BYTES` | `Accepted` once it is verified, or `NotKept` |
+| `Want` | `Offer` and the segment, or `NotKept` |
 """
 
 from __future__ import annotations
 
 from megatron_ft.core.codec import Count, Message, Rank, Vocabulary, WorldSize
 from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.core.messages.keeper import NotKept
 
 PIECE_BYTES = 4 << 20
 
@@ -41,11 +42,5 @@ class Accepted(Message, frozen=True):
     """The segment may come; or it has come, and is verified."""
 
 
-class Refused(Message, frozen=True):
-    """Refuse what was offered or wanted, and say why."""
-
-    why: str
-
-
-BetweenKeepers = Offer | Want | Accepted | Refused
+BetweenKeepers = Offer | Want | Accepted | NotKept
 BETWEEN_KEEPERS: Vocabulary[BetweenKeepers] = Vocabulary(BetweenKeepers)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, Message, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.core.memory.retention import Reserve, Reserved
 from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
 
 # -- from a rank --------------------------------------------------------------------------------------------------
@@ -16,16 +17,6 @@ class KeeperHello(Message, frozen=True):
 
     cycle: Cycle
     rank: Rank
-
-
-class Reserve(Message, frozen=True):
-    """Ask for memory for the snapshots of this rank. The answer is `Reserved` or `NotKept`.
-
-    ``copies_bytes``: buffers that the rank itself allocates for them.
-    """
-
-    segment_bytes: Count
-    copies_bytes: Count
 
 
 class BeginSegment(Message, frozen=True):
@@ -73,10 +64,6 @@ class KeeperWelcome(Message, frozen=True):
     """The rank is known; requests are answered in their order. ``pickle_key``: as in `Prepare`."""
 
     pickle_key: str = ""
-
-
-class Reserved(Message, frozen=True):
-    """The memory is reserved, and is allocated in the background."""
 
 
 class Segment(Message, frozen=True):
@@ -149,10 +136,10 @@ class TakeStock(Message, frozen=True):
     within_s: Seconds | None = None
 
 
-class Adopt(Message, frozen=True):
-    """The attached descriptor is that of a segment which an earlier keeper of this launcher has sealed.
+class SealedSegment(Message, frozen=True):
+    """The attached descriptor is that of a sealed segment: the launcher keeps it for a keeper that replaces this one.
 
-    ``key``: as that one has said; it isn't believed before the segment is verified.
+    From the launcher to that keeper: ``key`` isn't believed before the segment is verified.
     """
 
     segment: Count
@@ -160,31 +147,19 @@ class Adopt(Message, frozen=True):
     key: SnapshotKey
 
 
-class Dropped(Message, frozen=True):
-    """The launcher has closed its descriptor."""
+class DropSegment(Message, frozen=True):
+    """Close the descriptor of the launcher, which answers with the same message once it has."""
 
     segment: Count
 
 
-LauncherToKeeper = Prepare | OpenDoor | Complete | Passed | CopyTo | TakeStock | WriteFiles | Adopt | Dropped
+LauncherToKeeper = (
+    Prepare | OpenDoor | Complete | Passed | CopyTo | TakeStock | WriteFiles | SealedSegment | DropSegment
+)
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 
 # -- to the launcher ----------------------------------------------------------------------------------------------
-
-
-class Hold(Message, frozen=True):
-    """The attached descriptor is that of a sealed segment: keep it for a keeper that replaces this one."""
-
-    segment: Count
-    rank: Rank
-    key: SnapshotKey
-
-
-class DropSegment(Message, frozen=True):
-    """Close the descriptor. The answer is `Dropped`."""
-
-    segment: Count
 
 
 class Stock(Message, frozen=True):
@@ -209,5 +184,7 @@ class KeeperSays(Message, frozen=True):
     NAME: ClassVar[str] = "says"
 
 
-KeeperToLauncher = Hold | DropSegment | Saved | Stock | FilesWritten | RankRestored | RestoreFailed | KeeperSays
+KeeperToLauncher = (
+    SealedSegment | DropSegment | Saved | Stock | FilesWritten | RankRestored | RestoreFailed | KeeperSays
+)
 KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)

@@ -130,7 +130,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class GaugeValues:
     """Values at one moment; None is unknown."""
 
     iteration: int | None = None
@@ -186,7 +186,7 @@ class JobMetrics:
     def _of(self, cycle: int) -> _CycleFacts:
         return self._cycles.setdefault(cycle, _CycleFacts())
 
-    def series(self, now: Readings, *, of_job: bool) -> list[Series]:
+    def series(self, now: GaugeValues, *, of_job: bool) -> list[Series]:
         """Return all values. ``of_job``: also those of the whole job."""
         lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
         found = [
@@ -223,7 +223,7 @@ def _is_better(host: str, tells: bool, cycle: _CycleFacts, known: tuple[str, obj
     return tells and (known is None or host == cycle.host)
 
 
-def _gauges(now: Readings) -> Iterable[Series]:
+def _gauges(now: GaugeValues) -> Iterable[Series]:
     goodput = now.goodput
     yield Series(GOODPUT, {} if goodput is None else {(): goodput.share})
     yield Series(TIME, {} if goodput is None else {(of.value,): seconds for of, seconds in goodput.seconds.items()})

@@ -143,7 +143,7 @@ def write(fd: int, data: memoryview, offset: int) -> None:
         data, offset = data[count:], offset + count
 
 
-class Gathered:
+class BlockWriter:
     """Writes small blocks that follow each other without a gap together, large ones at once."""
 
     def __init__(self, fd: int) -> None:

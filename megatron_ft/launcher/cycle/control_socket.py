@@ -14,7 +14,6 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import (
     REQUESTS,
-    Accepted,
     Answer,
     Ok,
     PauseDetection,
@@ -158,7 +157,7 @@ class ControlSocket:
             or self._idle_requests.admit("", time.monotonic()) is not None
         ):
             self._on_request(request)
-        return Accepted()
+        return Ok()
 
     def _drop(self, fd: int) -> None:
         channel, _ = self._channels.pop(fd)

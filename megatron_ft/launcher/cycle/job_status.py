@@ -12,7 +12,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.launcher import CycleEnded
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
-from megatron_ft.core.telemetry.metrics import NodeActivity, Readings
+from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
 from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -66,12 +66,12 @@ class JobStatus:
         """True if no other launcher is known to speak for the job."""
         return self._agent is None or self._agent.is_spokesman
 
-    def readings(self) -> Readings:
+    def readings(self) -> GaugeValues:
         """Return what the metrics show of this node now."""
         boards, agent = self.boards().values(), self._agent
         timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
-        return Readings(
+        return GaugeValues(
             iteration=self.last_iteration(),
             timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
             nodes={self._node: NodeActivity.WAITING if agent is None else agent.activity},

@@ -26,16 +26,14 @@ from megatron_ft.core.job.messages import OfSnapshots, StockTaken
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
-    Adopt,
-    Dropped,
     DropSegment,
     FilesWritten,
-    Hold,
     KeeperSays,
     LauncherToKeeper,
     OpenDoor,
     Prepare,
     RankRestored,
+    SealedSegment,
     Stock,
     TakeStock,
     WriteFiles,
@@ -102,7 +100,7 @@ class Keeper:
         self._dying: dict[int, subprocess.Popen[bytes]] = {}
         """Killed processes, by pidfd."""
         self._channel: Channel | None = None
-        self._held: dict[int, tuple[int, SnapshotKey, int]] = {}
+        self._held: dict[int, tuple[SealedSegment, int]] = {}
         """Rank, snapshot and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
         self._complete: Complete | None = None
@@ -253,8 +251,8 @@ class Keeper:
         self._channel = Channel(ours)
         self._reactor.watch(self._channel.fileno(), self._read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
-        for number, (rank, key, fd) in list(self._held.items()):
-            self._order(Adopt(number, rank, key), (fd,))
+        for sealed, fd in list(self._held.values()):
+            self._order(sealed, (fd,))
         assert self._prepared is not None
         self._open_door()
         self._order(self._prepared)
@@ -374,7 +372,7 @@ class Keeper:
 
     def _take_all(self) -> list[int]:
         """Return the descriptors of all segments, for the caller to close."""
-        fds = [fd for _, _, fd in self._held.values()]
+        fds = [fd for _, fd in self._held.values()]
         self._held.clear()
         return fds
 
@@ -418,11 +416,11 @@ class Keeper:
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
-            case Hold(number, rank, key):
+            case SealedSegment(number):
                 if len(fds) != 1 or number in self._held:
                     close_fds(fds)
                     raise ProtocolError("a segment comes with one descriptor, once")
-                self._held[number] = rank, key, fds[0]
+                self._held[number] = message, fds[0]
                 return
             case DropSegment(number):
                 gone = [self._held.pop(number)[-1]] if number in self._held else []
@@ -430,7 +428,7 @@ class Keeper:
                     _close_in_background(gone)  # the launcher is the last one that has it
                 else:
                     close_fds(gone)
-                self._order(Dropped(number))
+                self._order(message)
             case Stock(question, kept) if question == self._question:
                 self._stock_told(kept)
             case FilesWritten():

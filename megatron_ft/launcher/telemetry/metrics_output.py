@@ -16,7 +16,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.telemetry.live_goodput import LiveGoodput
-from megatron_ft.core.telemetry.metrics import JobMetrics, NodeActivity, Readings, Series
+from megatron_ft.core.telemetry.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 from megatron_ft.core.telemetry.section_times import SectionTimes
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
@@ -32,7 +32,7 @@ _JUDGE_S, _JUDGE_SELDOM = 5.0, 50.0
 class NodeReader(Protocol):
     """What is read of the ranks of this node, by local rank."""
 
-    def readings(self) -> Readings:
+    def readings(self) -> GaugeValues:
         """Return what the metrics show of this node now."""
 
     def boards(self) -> Mapping[int, BoardSnapshot]:
@@ -77,7 +77,7 @@ class MetricsOutput:
             host, port = options.metrics_address
             self._server = MetricsServer(host, port, self._collect)
             say(f"metrics: http://{host or node}:{self._server.port}/metrics")
-        self._show(Readings())
+        self._show(GaugeValues())
 
     def hear(self, record: Record, at_ns: int) -> None:
         """Count a record of this launcher."""
@@ -102,7 +102,7 @@ class MetricsOutput:
         now_s = time.monotonic()
         self._judge_s = now_s + max(_JUDGE_S, _JUDGE_SELDOM * (now_s - began_s))
 
-    def _show(self, readings: Readings) -> None:
+    def _show(self, readings: GaugeValues) -> None:
         readings = replace(readings, goodput=self._goodput, sections=self._sections.histograms())
         self._shown = tuple(self._metrics.series(readings, of_job=self._metrics.is_at_place_0))
         now_s = time.monotonic()
@@ -114,7 +114,7 @@ class MetricsOutput:
         """Show that the job is over for this node, and stop. A file server that hangs isn't waited for."""
         if self._path is not None:
             self._written_s = math.inf
-            self._show(Readings(nodes={self._node: NodeActivity.ENDED}))
+            self._show(GaugeValues(nodes={self._node: NodeActivity.ENDED}))
             self._files.do(self._write)
             self._files.finish(_LAST_WRITE_S)
         if self._server is not None:

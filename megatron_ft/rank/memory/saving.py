@@ -11,9 +11,9 @@ import time
 from typing import Literal
 
 from megatron_ft.core.errors import SnapshotError
+from megatron_ft.core.memory.retention import Reserve, Reserved
 from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, Layout, encode
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import Reserve, Reserved
 from megatron_ft.ipc.log import NOTICE, RANK
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base import say

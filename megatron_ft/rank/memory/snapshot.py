@@ -185,7 +185,7 @@ class Snapshot:
         Small ones are written together: after each system call the thread waits for the interpreter, for up to 5 ms
         where training runs Python.
         """
-        small = segment.Gathered(fd)
+        small = segment.BlockWriter(fd)
         for source in sources:
             hasher, offset, memory = make_hasher(), source.entry.offset, memory_of(source.tensor)
             for block in _blocks(memory):

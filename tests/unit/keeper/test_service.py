@@ -15,27 +15,24 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from megatron_ft.core.memory.retention import NodeMemory
+from megatron_ft.core.memory.retention import NodeMemory, Reserve
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
-    Adopt,
     BeginSegment,
     CommitSegment,
-    Dropped,
     DropSegment,
     Fetch,
     FilesWritten,
-    Hold,
     KeeperHello,
     KeeperSays,
     KeeperWelcome,
     NotKept,
     OpenDoor,
     Prepare,
-    Reserve,
+    SealedSegment,
     Segment,
     Stock,
     TakeStock,
@@ -205,7 +202,7 @@ def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") ->
     os.pwrite(fd, data, 0)
     os.close(fd)
     rank.channel.send(CommitSegment(iteration, len(data)))
-    hold, (fd,) = served.launcher.hear(Hold)
+    hold, (fd,) = served.launcher.hear(SealedSegment)
     assert (hold.rank, hold.key) == (0, SnapshotKey(0, iteration))
     return fd
 
@@ -225,7 +222,7 @@ def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_back
     closing = HeldClose(monkeypatch)
     os.close(launchers)
     assert closing.threads == []
-    served.order(Dropped(0))
+    served.order(DropSegment(0))
     wait_until(lambda: closing.threads == ["ft_close"])
     closing.may_go_on.set()
     wait_until(lambda: not descriptors(inode))
@@ -291,7 +288,7 @@ def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_pa
     served.launcher.hear(DropSegment)
     rank = served.rank(0, cycle=1)
     rank.channel.send(Fetch(earlier))
-    hold, fds = served.launcher.hear(Hold)
+    hold, fds = served.launcher.hear(SealedSegment)
     assert (hold.rank, hold.key) == (0, earlier)
     _, segments = rank.hear(Segment)
     state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
@@ -323,7 +320,7 @@ def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> N
         served.launcher.hear(Saved)
         served.order(Complete(SnapshotKey(0, iteration)))
         if iteration > 1:
-            served.order(Dropped(served.launcher.hear(DropSegment)[0].segment))
+            served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
 
 
 def test_snapshot_that_is_not_verified_is_not_written(served: Served, tmp_path: Path) -> None:
@@ -346,7 +343,7 @@ def test_new_keeper_verifies_the_complete_snapshot_first(
     served = Served(str(tmp_path / "keeper.sock"))
     fds = [sealed(iteration) for iteration in (1, 2, 3)]
     for number, fd in enumerate(fds):
-        served.order(Adopt(number, 0, SnapshotKey(0, number + 1)), (fd,))
+        served.order(SealedSegment(number, 0, SnapshotKey(0, number + 1)), (fd,))
     served.order(Prepare(0, (0,), 1))
     served.order(Complete(SnapshotKey(0, 2)))
     served.order(TakeStock(1))
@@ -362,7 +359,7 @@ def test_new_keeper_verifies_the_complete_snapshot_first(
 
 def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
     fd = sealed(1)
-    served.order(Adopt(0, 0, SnapshotKey(0, 2)), (fd,))
+    served.order(SealedSegment(0, 0, SnapshotKey(0, 2)), (fd,))
     served.order(Prepare(0, (0,), 1))
     served.launcher.hear(DropSegment)
     assert "is damaged and not used: it holds iteration 1 of rank 0" in served.launcher.hear(KeeperSays)[0].text
@@ -374,7 +371,7 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
 def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
     fd = sealed(1, world=2)
     listener = tcp.listen("127.0.0.1", 0)
-    served.order(Adopt(0, 0, SnapshotKey(0, 1)), (fd,))
+    served.order(SealedSegment(0, 0, SnapshotKey(0, 1)), (fd,))
     served.order(OpenDoor(key=KEY.hex(), bytes_per_s=0), (listener.fileno(),))
     served.order(Prepare(0, (1,), 2))
     address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.memory.retention import (
-    Demand,
     Limit,
     NodeMemory,
+    Reserve,
     is_stale,
     outdated,
     refusal,
@@ -70,7 +70,7 @@ def test_room_is_that_of_the_tightest_limit_less_its_reserve() -> None:
 
 
 def test_refusal_says_the_arithmetic() -> None:
-    found = refusal({0: Demand(GB, GB // 2)}, [0, 1, 2, 3], 0, NodeMemory(100 * GB, 15 * GB))
+    found = refusal({0: Reserve(GB, GB // 2)}, [0, 1, 2, 3], 0, NodeMemory(100 * GB, 15 * GB))
     assert found == (
         "4 ranks need 14 GB (each up to 3 x 1 GB + 0.5 GB of copies); "
         "10 GB are free (15 GB available on the node, less a reserve of 5 GB)"

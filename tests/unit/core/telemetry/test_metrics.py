@@ -23,11 +23,11 @@ from megatron_ft.core.telemetry.metrics import (
     RANK_LAG,
     REDONE,
     RESTARTS,
+    GaugeValues,
     JobMetrics,
     Metric,
     MetricKind,
     NodeActivity,
-    Readings,
 )
 
 HANG = Cause(kind=CauseKind.HANG, text="rank 1 hung", section="step")
@@ -35,12 +35,12 @@ LOST = Cause(text="node 1 lost")
 
 
 def values(
-    *records: tuple[str, Record], readings: Readings | None = None
+    *records: tuple[str, Record], readings: GaugeValues | None = None
 ) -> Mapping[Metric, Mapping[tuple[str, ...], float]]:
     metrics = JobMetrics()
     for host, record in records:
         metrics.hear(record, host)
-    return {each.metric: each.values for each in metrics.series(readings or Readings(), of_job=True)}
+    return {each.metric: each.values for each in metrics.series(readings or GaugeValues(), of_job=True)}
 
 
 def started(cycle: int, place: int = 0) -> CycleStarted:
@@ -84,7 +84,7 @@ def test_cycle_that_two_nodes_record_counts_once_as_place_0_tells_it(first: str)
 
 def test_lost_node_is_shown_until_it_takes_part_again() -> None:
     lost, back = ("a", NodeLost(cycle=0, node="b")), ("a", CycleStarted(cycle=2, group_rank=0, back=("b",)))
-    here = Readings(nodes={"a": NodeActivity.TRAINING})
+    here = GaugeValues(nodes={"a": NodeActivity.TRAINING})
     assert values(lost, ("a", started(1)), readings=here)[NODE_STATE][("b", "lost")] == 1
     assert {node for node, _ in values(lost, back, readings=here)[NODE_STATE]} == {"a"}
 
@@ -93,7 +93,7 @@ def test_only_place_0_shows_metrics_of_the_job() -> None:
     metrics = JobMetrics()
     metrics.hear(started(0, place=1))
     assert not metrics.is_at_place_0
-    shown = [each.metric for each in metrics.series(Readings(), of_job=False)]
+    shown = [each.metric for each in metrics.series(GaugeValues(), of_job=False)]
     assert shown == [each for each in METRICS if not each.of_job]
     metrics.hear(started(1, place=0))
     assert metrics.is_at_place_0

@@ -67,7 +67,7 @@ def test_blocks_are_where_they_belong_whether_they_are_gathered_or_not(monkeypat
         (5_000, b"g"),
     ]
     os.pwrite(fd, b"..", 10)
-    small = segment.Gathered(fd)
+    small = segment.BlockWriter(fd)
     for offset, block in blocks:
         small.write(memoryview(block), offset)
     small.flush()

@@ -18,12 +18,11 @@ from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
 from megatron_ft.core.messages.keeper import (
     LAUNCHER_TO_KEEPER,
-    Adopt,
     DropSegment,
     FilesWritten,
-    Hold,
     OpenDoor,
     Prepare,
+    SealedSegment,
     Stock,
     TakeStock,
     WriteFiles,
@@ -111,7 +110,7 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
 def hold(processes: Processes, reactor: Reactor, number: int) -> int:
     """Have the launcher hold the writing end of a pipe as a segment. The other end."""
     reader, writer = os.pipe()
-    processes.ends[-1].send(Hold(number, 0, KEY), (writer,))
+    processes.ends[-1].send(SealedSegment(number, 0, KEY), (writer,))
     os.close(writer)
     reactor.run_once(BOUND_S)
     return reader
@@ -144,7 +143,7 @@ def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before(processes
     processes.keeper.tell(Complete(KEY))
     processes.die()
     reactor.run_once(BOUND_S)
-    assert processes.heard() == [Adopt(3, 0, KEY), prepare, Complete(KEY)]
+    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Complete(KEY)]
     assert prepare == Prepare(0, (0,), 1, pickle_key=memory_pickle_key(SECRET))
     os.close(reader)
 
@@ -222,5 +221,5 @@ def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetc
     reader = hold(processes, reactor, 3)
     processes.die()
     reactor.run_once(BOUND_S)
-    assert [type(each) for each in processes.heard()] == [Adopt, OpenDoor, Prepare]
+    assert [type(each) for each in processes.heard()] == [SealedSegment, OpenDoor, Prepare]
     os.close(reader)

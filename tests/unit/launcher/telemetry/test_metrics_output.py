@@ -10,7 +10,7 @@ import pytest
 from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
-from megatron_ft.core.telemetry.metrics import NodeActivity, Readings
+from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
 from tests.support.status_facts import snapshot
 
@@ -20,8 +20,8 @@ CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"),
 class Node:
     """A rank that has ended two sections of 0.3 s."""
 
-    def readings(self) -> Readings:
-        return Readings(iteration=7, nodes={"a": NodeActivity.TRAINING})
+    def readings(self) -> GaugeValues:
+        return GaugeValues(iteration=7, nodes={"a": NodeActivity.TRAINING})
 
     def boards(self) -> dict[int, BoardSnapshot]:
         return {0: snapshot(ring_head=4)}
