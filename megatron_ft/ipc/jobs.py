@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
@@ -172,10 +171,7 @@ def _monitor_options(pid: int) -> dict[str, str] | None:
         return None  # it has ended in the meantime
     if "--launcher-fd" not in words or "--listen-fd" not in words:
         return None
-    return _pairs(words[words.index("--listen-fd") :])
-
-
-def _pairs(words: Sequence[str]) -> dict[str, str] | None:
+    del words[: words.index("--listen-fd")]
     given = dict(zip(words[::2], words[1::2], strict=False))
     needed = {"--socket", "--run-id", "--parent", "--local-rank"}
     return given if needed <= given.keys() and given["--local-rank"].isdigit() else None

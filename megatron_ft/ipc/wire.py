@@ -209,7 +209,9 @@ class Channel:
                 raise ChannelClosedError("the peer is gone")
             try:
                 for message, count in self._decoder.feed(data):
-                    received.append(Received(message, self._take_fds(count)))
+                    if count > len(self._fds):
+                        raise ProtocolError(f"message announces {count} descriptors, {len(self._fds)} came")
+                    received.append(Received(message, tuple(self._fds.popleft() for _ in range(count))))
                 if len(self._fds) > MAX_FDS:
                     raise ProtocolError(f"{len(self._fds)} descriptors came that no message announced")
             except ProtocolError:
@@ -254,11 +256,6 @@ class Channel:
                 numbers = array.array("i")
                 numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
                 self._fds.extend(numbers)
-
-    def _take_fds(self, count: int) -> tuple[int, ...]:
-        if count > len(self._fds):
-            raise ProtocolError(f"message announces {count} descriptors, {len(self._fds)} came")
-        return tuple(self._fds.popleft() for _ in range(count))
 
 
 def close_fds(fds: Sequence[int] | deque[int]) -> None:
@@ -308,6 +305,23 @@ def connect(path: str, timeout_s: float) -> Channel:
         sock.close()
         raise
     return Channel(sock)
+
+
+def accept_peer(listener: socket.socket) -> tuple[Channel, int, int] | None:
+    """Accept a connection of the same user. Return its channel, and PID and pidfd of its process.
+
+    None: it was closed in the meantime, or its process has ended, or is another user's.
+    """
+    try:
+        sock, _ = listener.accept()
+    except OSError:
+        return None
+    try:
+        pid = check_peer(sock)
+        return Channel(sock, takes_fds=False), pid, os.pidfd_open(pid)
+    except (ProtocolError, OSError):
+        sock.close()
+        return None
 
 
 def check_peer(sock: socket.socket) -> int:

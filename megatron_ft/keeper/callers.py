@@ -8,10 +8,9 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.keeper import BeginSegment, Fetch, KeeperToRank
 from megatron_ft.ipc.linux.processes import is_gone
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, accept_peer
 
 _MOST = 4096
 _SEND_S = 0.5
@@ -46,20 +45,15 @@ class RankCallers(dict[int, RankCaller]):
 
     def accept(self, listener: socket.socket) -> RankCaller | None:
         """Accept a connection of the same user; None if there is none."""
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return None  # closed by the peer in the meantime
-        try:
-            pidfd = os.pidfd_open(check_peer(sock))
-        except (ProtocolError, OSError):
-            sock.close()
+        accepted = accept_peer(listener)
+        if accepted is None:
             return None
+        channel, _, pidfd = accepted
         if len(self) >= _MOST:
             os.close(pidfd)
-            sock.close()
+            channel.close()
             return None
-        caller = RankCaller(Channel(sock, takes_fds=False), pidfd)
+        caller = RankCaller(channel, pidfd)
         self[caller.fd] = caller
         return caller
 

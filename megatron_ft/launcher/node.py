@@ -262,7 +262,7 @@ class LauncherNode:
             run_dir=self._run_dir,
             variables=variables,
             forking=self._forking,
-            spawner=self._forking or FreshInterpreterSpawner(),
+            spawn=(self._forking or FreshInterpreterSpawner()).spawn,
             termination=termination,
         )
         return NodeRanks(

@@ -14,7 +14,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import FROM_RANK, RankHello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, check_peer
+from megatron_ft.ipc.wire import Channel, accept_peer
 from megatron_ft.link.reactor import Reactor
 
 _MOST = 16
@@ -43,19 +43,10 @@ class Callers(dict[int, Caller]):
         """Accept one connection of the same user. At the limit, the oldest waiting connection is closed."""
         if len(self) >= _MOST:
             self.dismiss(next(iter(self.values())))
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return  # closed by the peer in the meantime
-        try:
-            pid = check_peer(sock)
-            pidfd = os.pidfd_open(pid)
-        except (ProtocolError, OSError):
-            sock.close()
-            return
-        caller = Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
-        self[sock.fileno()] = caller
-        self._reactor.watch(sock.fileno(), partial(self._read, caller))
+        accepted = accept_peer(listener)
+        if accepted is not None:
+            caller = self[accepted[0].fileno()] = Caller(*accepted, time.monotonic() + PATIENCE_S)
+            self._reactor.watch(caller.channel.fileno(), partial(self._read, caller))
 
     def dismiss(self, caller: Caller) -> None:
         # compare identities: a channel closed by an error has no descriptor number

@@ -144,17 +144,14 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     told = "" if option.is_flag or "Default: " in option.help else f" Default: {default_text(option)}."
     shown, *others = option.spellings
     if option.is_flag:
-        known: dict[str, Any] = {"action": "store_const", "const": True, "default": _is_on(given)}
+        # a flag's variable is read as torchrun reads its PET_ variables of options without a value
+        is_on = True if given not in (None, "", "0") else None
+        known: dict[str, Any] = {"action": "store_const", "const": True, "default": is_on}
     else:
         known = {"default": given}
     metavar: dict[str, Any] = {} if option.is_flag else {"metavar": option.kind.metavar}
     group.add_argument(shown, dest=option.dest, help=option.help + told, **metavar, **known)
     group.add_argument(*others, dest=option.dest, help=argparse.SUPPRESS, **known)
-
-
-def _is_on(given: str | None) -> bool | None:
-    """Read a flag's variable as torchrun reads its PET_ variables of options without a value."""
-    return True if given not in (None, "", "0") else None
 
 
 class _Ignore(argparse.Action):

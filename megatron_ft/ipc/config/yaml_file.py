@@ -79,15 +79,15 @@ def command_line_values(args: object) -> dict[str, Any]:
     """
     given = {name: getattr(args, each.dest, None) for name, each in FIELDS.items()}
     given = {name: value for name, value in given.items() if value is not None}
-    return check_all(FIELDS, given, _on_command_line, _convert_argument)
+
+    def convert(option: Option, value: Any) -> Any:
+        return option.parse(value) if isinstance(value, str) else option.check(value)
+
+    return check_all(FIELDS, given, _on_command_line, convert)
 
 
 def _on_command_line(_name: object) -> str:
     return "command line"
-
-
-def _convert_argument(option: Option, value: Any) -> Any:
-    return option.parse(value) if isinstance(value, str) else option.check(value)
 
 
 def _known_values(section: FileSection, ignore_not_recognized: bool) -> dict[str, Any]:

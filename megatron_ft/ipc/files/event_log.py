@@ -121,7 +121,7 @@ class EventLog:
         self._files.wait(bound_s)  # before closing: a job in progress may write a record, too
         self._is_closed = True
         atexit.unregister(self.close)
-        self._files.do(self._shut)
+        self._files.do(lambda: self._file.close())  # the one that is open by then
         if not self._files.finish(max(0.0, until_s - time.monotonic())):
             self._tell("unwritten", "lost its last records: its directory doesn't answer")
 
@@ -170,9 +170,6 @@ class EventLog:
             os.unlink(self.path)  # so that a later record can create it again
             raise
         return fd
-
-    def _shut(self) -> None:
-        self._file.close()
 
 
 class NullEventLog(EventLog):

@@ -24,19 +24,13 @@ def node_memory(proc: str = "/proc") -> NodeMemory:
 
 
 def _limits(proc: str) -> Iterator[Limit]:
-    for controllers, path in _memberships(proc):
-        is_v2 = controllers == ""
-        if not is_v2 and "memory" not in controllers.split(","):
-            continue
-        for mount, root in _mounts(proc, is_v2=is_v2):
-            yield from _up(mount, _below(path, root), _V2 if is_v2 else _V1)
-
-
-def _memberships(proc: str) -> Iterator[tuple[str, str]]:
     with contextlib.suppress(OSError), open(f"{proc}/self/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
-            yield controllers, path
+            is_v2 = controllers == ""
+            if is_v2 or "memory" in controllers.split(","):
+                for mount, root in _mounts(proc, is_v2=is_v2):
+                    yield from _up(mount, _below(path, root), _V2 if is_v2 else _V1)
 
 
 def _mounts(proc: str, *, is_v2: bool) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ from megatron_ft.launcher.memory.keeper import Keeper
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Spawner, Worker
+from megatron_ft.launcher.processes.worker import Spawn, Worker
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
@@ -120,7 +120,7 @@ class RankStarter:
     variables: RankVariables
     forking: ForkingSpawner | None
     """Spawner that forks ranks; None if ranks are never forked."""
-    spawner: Spawner
+    spawn: Spawn
     termination: Termination
 
     def prepare(
@@ -153,7 +153,7 @@ class RankStarter:
             prefix=self.line.options.per_cycle_applog_prefix,
         )
         return WorkerContext(
-            spawner=self.spawner,
+            spawn=self.spawn,
             environment=shared_environment(self.line),
             reactor=self.reactor,
             end=self.termination.end,

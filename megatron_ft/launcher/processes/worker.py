@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
@@ -91,16 +90,9 @@ class RankSpec:
     stderr: str | None
 
 
-class Spawner(Protocol):
-    """A way to create ranks, each a child of the launcher and leader of its own session."""
-
-    def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
-        """Start ranks; ``on_spawned`` is called with each one immediately, ``on_exit`` when its end is seen.
-
-        Raises:
-            OSError: a rank can't be started; those before it were.
-        """
-        ...
+Spawn = Callable[[Sequence[RankSpec], WorkerCallback, WorkerCallback], None]
+"""Starts ranks, each a child of the launcher and leader of its own session. The callbacks: with each rank immediately,
+and when its end is seen. Raises OSError if a rank can't be started; those before it were."""
 
 
 class FreshInterpreterSpawner:

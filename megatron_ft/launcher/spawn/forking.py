@@ -13,7 +13,7 @@ from megatron_ft.core.rank_variables import is_set_for_ranks, shared_environment
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
-from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker, WorkerCallback
+from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, RankSpec, Worker, WorkerCallback
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.run_ahead.orders import Orders
@@ -28,7 +28,7 @@ _MOST_ACTS = 5
 class ForkingSpawner:
     """Spawner with one fork server at a time, and another spawner as fallback."""
 
-    fresh: Spawner
+    fresh: FreshInterpreterSpawner
     server: ServerProcess | None
     """Initially one that is already running; another is started if it is missing or unsuitable."""
     preload: tuple[str, ...]

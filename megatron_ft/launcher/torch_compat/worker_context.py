@@ -10,7 +10,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
 
 from megatron_ft.launcher.base import output_copying
-from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
+from megatron_ft.launcher.processes.worker import RankSpec, Spawn, Worker
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.link.reactor import Priority, Reactor
@@ -27,7 +27,7 @@ class WorkerContext(PContext):
     def __init__(
         self,
         *,
-        spawner: Spawner,
+        spawn: Spawn,
         environment: Mapping[str, str],
         reactor: Reactor,
         end: Callable[[list[Worker], int, float], None],
@@ -41,7 +41,7 @@ class WorkerContext(PContext):
         super().__init__(logs_specs=logs_specs, **torch_arguments)
         # what is copied for us is started and stopped as torch's are
         self._copies: list[Any] = [*private_names.tail_logs(self), *logs_specs.copied]
-        self._spawner = spawner
+        self._spawn = spawn
         self._environment = environment
         self._reactor = reactor
         self._end = end
@@ -75,7 +75,7 @@ class WorkerContext(PContext):
     def _start(self) -> None:
         assert not self.workers, "a group of ranks starts once"
         assert isinstance(self.entrypoint, str), "functions are started by torch itself"
-        self._spawner.spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned, self._ended)
+        self._spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned, self._ended)
 
     def _spec(self, local_rank: int) -> RankSpec:
         assert isinstance(self.entrypoint, str)
