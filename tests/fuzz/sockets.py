@@ -177,7 +177,9 @@ while True:
 
 def _is_bearable(message: dict[str, Any]) -> bool:
     """A monitor to which its launcher writes what can't be read at all is replaced: that is another test."""
-    return message.get("type") != "stop" and "[" * 100 not in json.dumps(message)
+    text = json.dumps(message, ensure_ascii=False)
+    is_readable = "[" * 100 not in text and not any("\ud800" <= each <= "\udfff" for each in text)
+    return message.get("type") != "stop" and is_readable
 
 
 def _send_orders(channel: Channel, hostile: Hostile, count: int, look: Callable[[], None]) -> None:
