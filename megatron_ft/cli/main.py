@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import megatron_ft
-from megatron_ft.cli import check_config, completion, config_template, exporter, node_health, replay, report
+from megatron_ft.cli import check_config, completion, config_template, exporter, node_health, report
 from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
@@ -66,7 +66,6 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     parser.add_argument("--version", action="version", version=f"megatron-ft {megatron_ft.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     report.add_command(commands)
-    replay.add_command(commands)
     config_template.add_command(commands)
     check_config.add_command(commands)
     pause.add_commands(commands)

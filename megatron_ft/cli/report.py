@@ -33,7 +33,7 @@ The margin is how many times the longest observed interval fits into its timeout
 its rank hung, was ended or died isn't an observed interval.
 
 Of several runs in a directory, each has its tables (and is an element of the JSON), oldest first; the pictures and the
-trace show the last one. --run chooses another, for all of them."""
+trace show the last one. --run chooses another, for all of them. --suggest-timeouts takes all of them together."""
 
 
 def add_command(commands: Any) -> None:
@@ -54,6 +54,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--png", metavar="FILE", help="write the timeline of all ranks as a picture")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, instead of tables")
+    parser.add_argument(
+        "--suggest-timeouts", action="store_true", help="print only timeouts from the observed intervals, as YAML"
+    )
     parser.add_argument("--run", dest="run_number", type=int, metavar="N", help="only the Nth run; 1 is the oldest")
     parser.set_defaults(run=_report)
 
@@ -68,10 +71,10 @@ def _report(args: argparse.Namespace) -> int:
         runs = runs_in(args.log_dirs)
         if not runs:
             return _NOTHING_FOUND
-        _write_all(args, _chosen(runs, args.run_number))
+        chosen = _chosen(runs, args.run_number)
+        return _suggest(chosen) if args.suggest_timeouts else _write_all(args, chosen)
     finally:
         gc.enable()
-    return 0
 
 
 def _check_extras(args: argparse.Namespace) -> None:
@@ -88,7 +91,16 @@ def _chosen(runs: Sequence[RunLogs], number: int | None) -> Sequence[RunLogs]:
     return runs[number - 1 : number]
 
 
-def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
+def _suggest(runs: Sequence[RunLogs]) -> int:
+    from megatron_ft.cli.analysis.analysis import analyze
+    from megatron_ft.cli.analysis.suggestion import suggestion
+
+    lines, has_timeouts = suggestion([analyze(run).timeline for run in runs])
+    print("\n".join(lines))
+    return 0 if has_timeouts else _NOTHING_FOUND
+
+
+def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> int:
     from megatron_ft.cli.analysis.analysis import analyze
 
     analyses = [analyze(run) for run in runs]
@@ -105,6 +117,7 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
     _print(analyses, as_json=args.json)
     for line in written:
         print(line, file=sys.stderr if args.json else sys.stdout)  # stdout must hold nothing but JSON
+    return 0
 
 
 def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:

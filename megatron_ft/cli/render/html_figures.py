@@ -15,13 +15,11 @@ import numpy as np
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.intervals import Floats, LoggedInterval, lengths_of
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
-from megatron_ft.cli.analysis.replay import LearnedRule, replay
+from megatron_ft.cli.analysis.suggestion import suggested_s
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render import theme
 from megatron_ft.cli.render.report_tables import interval_row
 from megatron_ft.cli.render.terminal import took
-from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.core.timeouts.budget_rule import REFERENCE
 
 _SCREEN_COLUMNS, _FINER, _LEVELS = 900, 4, 3
 _MOST_CELLS = 1_500_000
@@ -73,30 +71,26 @@ def _packed(grid: Grid, timeline: Timeline) -> dict[str, Any]:
 
 
 def distributions(analysis: Analysis) -> str:
-    """Return a histogram of each section's durations, with its timeout, as HTML; "" if nothing was observed.
-
-    Includes what the rule of nvidia-resiliency-ext would have learned by the end of the run.
-    """
-    factor = ConfigValues().safety_factor
+    """Return a histogram of each section's durations, with its timeout, as HTML; "" if nothing was observed."""
     figures = []
     for interval in [each for each in analysis.intervals if each.count][:_MOST_DISTRIBUTIONS]:
-        rule = LearnedRule(REFERENCE, factor)
-        replay([analysis.timeline], interval.name, rule)
-        drawing = _histogram(*lengths_of([analysis.timeline], interval.name), interval.timeout_s, rule.reference_s)
-        figures.append(f"<figure><figcaption>{_caption(interval, rule.reference_s)}</figcaption>{drawing}</figure>")
+        longest_s = max(interval.longest_s or 0.0, interval.left_out_s or 0.0)
+        suggested = suggested_s(longest_s)
+        drawing = _histogram(*lengths_of([analysis.timeline], interval.name), interval.timeout_s, suggested)
+        figures.append(f"<figure><figcaption>{_caption(interval, suggested)}</figcaption>{drawing}</figure>")
     return "".join(figures)
 
 
-def _caption(interval: LoggedInterval, reference_s: float | None) -> str:
+def _caption(interval: LoggedInterval, suggested: float) -> str:
     name, timeout, longest, *_, margin = interval_row(interval)
     name = name if len(name) <= 40 else name[:37] + "..."
-    reference = "" if reference_s is None else f", by the reference's rule {took(reference_s)}"
-    return f"<strong>{escape(name)}</strong>: longest {longest}, margin {margin}<br>timeout {timeout}{reference}"
+    facts = f"longest {longest}, margin {margin}<br>timeout {timeout}, suggested {took(suggested)}"
+    return f"<strong>{escape(name)}</strong>: {facts}"
 
 
-def _histogram(seconds: Floats, weights: Floats, timeout_s: float | None, reference_s: float | None) -> str:
+def _histogram(seconds: Floats, weights: Floats, timeout_s: float | None, suggested: float) -> str:
     """Return bins of equal ratio as SVG; both axes are logarithmic, and a count of 0 is at the bottom."""
-    shown = [each for each in (timeout_s, reference_s) if each]
+    shown = [each for each in (timeout_s, suggested) if each]
     low, high = (max(1e-6, float(each)) for each in (seconds.min(), seconds.max()))
     edges = np.geomspace(low * 0.97, high * 1.03, _BINS + 1)
     counts, _ = np.histogram(np.maximum(seconds, 1e-6), bins=edges, weights=weights)
@@ -119,7 +113,7 @@ def _histogram(seconds: Floats, weights: Floats, timeout_s: float | None, refere
         parts.append(f'<text x="{_LEFT - 6}" y="{y(value) + 4}" text-anchor="end">{value:g}</text>')
     steps = "".join(f"V{y(n)}H{x(until)}" for n, until in zip(counts.tolist(), edges[1:].tolist(), strict=True))
     parts.append(f'<path class="bins" d="M{x(float(edges[0]))} {y(0)}{steps}V{y(0)}Z"/>')
-    for limit_s, kind in ((reference_s, "reference"), (timeout_s, "timeout")):
+    for limit_s, kind in ((suggested, "suggested"), (timeout_s, "timeout")):
         if limit_s:
             parts.append(f'<path class="{kind}" d="M{x(limit_s)} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
     parts.append(f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">seconds</text>')

@@ -16,10 +16,10 @@ style-src 'unsafe-inline'; img-src data: blob:">
 <title>@@title@@</title>
 <style>
 :root { --page: #fff; --text: #222; --soft: #5f5f5f; --line: #ddd; --shade: #f6f6f6; --fault: #c1121f;
---failed: #fdf0f0; --waits: #f0a994; --silent: #bfbfbf; --outside: #ececec; --bins: #4e79a7; --reference: #2f6f6f; }
+--failed: #fdf0f0; --waits: #f0a994; --silent: #bfbfbf; --outside: #ececec; --bins: #4e79a7; --suggested: #2f6f6f; }
 @media (prefers-color-scheme: dark) {
 :root { --page: #16181b; --text: #e2e2e2; --soft: #a5a5a5; --line: #3d4145; --shade: #212428; --fault: #ff5d62;
---failed: #3a2023; --waits: #8c5a52; --silent: #6b6f74; --outside: #33373c; --bins: #6f9fd0; --reference: #66b9b9; }
+--failed: #3a2023; --waits: #8c5a52; --silent: #6b6f74; --outside: #33373c; --bins: #6f9fd0; --suggested: #66b9b9; }
 }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5em auto; max-width: 1500px; padding: 0 1.5em;
 background: var(--page); color: var(--text); overflow-wrap: anywhere; }
@@ -47,8 +47,8 @@ font-size: 13px; overflow-wrap: normal; }
 figure { margin: 0; } figcaption { font-size: .93em; }
 svg { width: 100%; font-size: 12px; } svg text { fill: var(--soft); }
 path.tick { stroke: var(--line); } path.bins { fill: var(--bins); fill-opacity: .45; stroke: var(--bins); }
-path.timeout, path.reference { stroke: var(--fault); stroke-width: 2; stroke-dasharray: 7 4; }
-path.reference { stroke: var(--reference); stroke-dasharray: 2 3; }
+path.timeout, path.suggested { stroke: var(--fault); stroke-width: 2; stroke-dasharray: 7 4; }
+path.suggested { stroke: var(--suggested); stroke-dasharray: 2 3; }
 @media (max-width: 600px) { body { margin: .8em auto; padding: 0 .8em; } svg { font-size: 15px; } }
 </style>
 </head>
@@ -75,8 +75,8 @@ its evidence, below.</p>
 <p class="hint">The margin is how many times the longest observed interval fits into the timeout. A section that never
 ended (its rank hung, was ended, or died) is no observed interval.</p>
 <h2>How long sections took</h2>
-<p class="hint">Both axes are logarithmic; the dashed line is the timeout, the dotted one what the rule of
-nvidia-resiliency-ext would have learned by the end of the run.</p>
+<p class="hint">Both axes are logarithmic; the dashed line is the timeout, the dotted one
+what <code>megatron-ft report --suggest-timeouts</code> makes of the longest interval.</p>
 <div id="distributions">@@distributions@@</div>
 <script type="application/json" id="data">@@data@@</script>
 <script>

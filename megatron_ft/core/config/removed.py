@@ -17,7 +17,10 @@ REMOVED: dict[str, str] = {
 }
 """Replacement by the option's name as a key of YAML."""
 
-REMOVED_COMMANDS: dict[str, str] = {"check-launch": "add --ft-dry-run to the flags of your ft_launcher line"}
+REMOVED_COMMANDS: dict[str, str] = {
+    "check-launch": "add --ft-dry-run to the flags of your ft_launcher line",
+    "replay": "use megatron-ft report LOG_DIR --suggest-timeouts for timeouts from observed intervals",
+}
 """Commands of megatron-ft of earlier versions, and what to use instead."""
 
 

@@ -1,0 +1,93 @@
+"""Timeouts suggested from the intervals that event logs hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megatron_ft.cli.analysis.suggestion import suggested_s
+from megatron_ft.cli.main import main
+from megatron_ft.core.config.config import parse_section_timeouts
+from tests.support.generated_logs import END, START
+from tests.unit.cli.analysis.test_report_cycles import Logs
+from tests.unit.cli.analysis.test_report_timeline import told
+
+STEP, SAVE = 0, 1
+NASTY = 'a: "b\n# c'
+
+
+def write_steps(
+    directory: Path, of_ranks: list[list[float]], *, saves: int = 3, names: tuple[str, ...] = ("step", "checkpointing")
+) -> None:
+    """Ranks with steps of these lengths, one after the other, 10 ms apart, and then a few saves of 0.1 s."""
+    records = []
+    for rank, lengths_s in enumerate(of_ranks):
+        events: list[tuple[float, int, int]] = []
+        at = 3.0
+        for length_s, section in [*((each, STEP) for each in lengths_s), *[(0.1, SAVE)] * saves]:
+            events += [(at, START, section), (at + length_s, END, section)]
+            at += length_s + 0.01
+        records += [(2.0, "attached", {"rank": rank, "cycle": 0, "pid": rank + 1})]
+        records += told(rank, 0, 2.0, *events, names=names)
+    Logs(directory).write("monitor", *records)
+
+
+def suggested(capsys: pytest.CaptureFixture[str], *directories: Path) -> tuple[int, str]:
+    code = main(["report", *map(str, directories), "--suggest-timeouts"])
+    return code, capsys.readouterr().out
+
+
+def test_suggestion_is_yaml_with_rule_and_number_of_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, [[1.0] * 120, [1.0] * 60 + [14.1] + [1.0] * 40])
+    code, out = suggested(capsys, tmp_path)
+    assert code == 0
+    assert yaml.safe_load(out) == {
+        "fault_tolerance": {"rank_section_timeouts": {"step": 71}, "rank_out_of_section_timeout": 60}
+    }
+    (step,) = [line for line in out.splitlines() if "step:" in line]
+    assert step.endswith("# 5 x the longest interval of any rank, at least 60 s; the longest of 120 took 14.1 s")
+    (save,) = [line for line in out.splitlines() if "checkpointing" in line]
+    assert save.startswith("# checkpointing: no value: 3 intervals")
+
+
+def test_intervals_of_many_ranks_make_no_value_from_one_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, [[2.0]] * 128)
+    code, out = suggested(capsys, tmp_path)
+    assert code == 1
+    assert yaml.safe_load(out) is None
+    assert "# step: no value: 1 interval observed" in out
+
+
+def test_intervals_of_several_runs_count_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_steps(tmp_path / name, [[1.0] * 60])
+    assert suggested(capsys, tmp_path / "one")[0] == 1
+    code, out = suggested(capsys, tmp_path / "one", tmp_path / "two")
+    assert code == 0
+    assert "    step: 60  #" in out
+
+
+def test_name_from_a_log_stays_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_steps(tmp_path, [[1.0] * 100], saves=1, names=(NASTY, f"{NASTY} rare"))
+    _, out = suggested(capsys, tmp_path)
+    (timeouts,) = yaml.safe_load(out).values()
+    assert timeouts["rank_section_timeouts"] == {NASTY: 60}
+
+
+@pytest.mark.parametrize(("longest_s", "timeout_s"), [(0.0002, 60.0), (12.0, 60.0), (12.01, 61.0), (200.1, 1100.0)])
+def test_suggested_timeout_is_rounded_up_and_never_below_the_floor(longest_s: float, timeout_s: float) -> None:
+    assert suggested_s(longest_s) == timeout_s
+    assert parse_section_timeouts(f"step:{suggested_s(longest_s):g}") == {"step": timeout_s}
+
+
+def test_replay_names_its_replacement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path), "--suggest"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "megatron-ft report LOG_DIR --suggest-timeouts" in line
