@@ -28,7 +28,7 @@ from typing import Any
 
 from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.learned import choose_update
+from megatron_ft.learning.rule import select
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -342,12 +342,12 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
     ft_state = global_state.fault_tolerance_state
     if not ft_state.is_calculating_timeouts:
         return
-    update = choose_update(
-        is_persistent_chkpt_loaded=bool(ft_state.is_persistent_chkpt_loaded),
-        is_setup_open=ft_state.is_setup_section_open is True,
-        has_seen_enough_steps=ft_state.seen_tr_iters_cnt >= _least_steps_to_learn(global_state),
-        has_saved=ft_state.seen_checkpoints_cnt > 0,
-        is_async_save=bool(ft_state.is_async_chkpt_enabled),
+    update = select(
+        loaded=bool(ft_state.is_persistent_chkpt_loaded),
+        setup_open=ft_state.is_setup_section_open is True,
+        enough_steps=ft_state.seen_tr_iters_cnt >= _least_steps_to_learn(global_state),
+        saved=ft_state.seen_checkpoints_cnt > 0,
+        async_saves=bool(ft_state.is_async_chkpt_enabled),
         is_closing=is_closing_ft,
     )
     if update.sections or update.out_of_section:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts import learned
-from megatron_ft.core.timeouts.ft_state_document import NewerStateError, parse, to_document
 from megatron_ft.integrations import lightning_faults, local_checkpoints
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
 from megatron_ft.ipc.files.state_file import BrokenStateFile, UnreadableStateFile, read_state, set_aside, write_state
+from megatron_ft.learning import state as learned
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -268,15 +267,15 @@ class FitCallback(LightningCallback):
         if document is None:
             return
         assert client.section_timeouts is not None
-        state, known = parse(document), frozenset(client.section_timeouts.section)
-        choice = learned.choose(state, configured=_configured(client), known_sections=known)
-        for superseded in choice.superseded:
-            self._warn(superseded.describe())
-        if not choice.is_empty:
+        known = frozenset(client.section_timeouts.section)
+        state, superseded = learned.that_applies(learned.parse(document), _configured(client), known)
+        for line in superseded.values():
+            self._warn(line)
+        if state.timeouts or state.heartbeats is not None:
             # as calculated, without the floor: the client applies it, and goes on from these
-            calculated = {name: state.timeouts[name].timeout_s for name in choice.learned}
-            client.load_state_dict(learned.client_state_of(calculated, choice.heartbeats, None))
-            summary = ", ".join(f"{name} {learned.seconds(value)}" for name, value in calculated.items())
+            calculated = {name: each.calculated_s for name, each in state.timeouts.items()}
+            client.load_state_dict(learned.client_state_of(calculated, state.heartbeats, None))
+            summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 
     def _learned(self, timeouts: object) -> None:
@@ -332,9 +331,9 @@ def _read(path: str) -> tuple[Any, str]:
     try:
         document = read_state(path)
         if document is not None:
-            parse(document)
+            learned.parse(document)
         return document, ""
-    except (UnreadableStateFile, NewerStateError) as error:
+    except (UnreadableStateFile, learned.NewerStateError) as error:
         return None, f"{path} {error}: continuing with the configured timeouts"
     except (BrokenStateFile, ConfigError) as error:
         try:
@@ -366,4 +365,4 @@ def _save(client: RankMonitorClient, path: Path) -> None:
         written_at_unix_s=time.time(),
         world_size=agreement.world_size(),
     )
-    write_state(str(path), {**to_document(state), **client.state_dict()})
+    write_state(str(path), {**learned.to_document(state), **client.state_dict()})

@@ -12,11 +12,10 @@ from typing import Any
 from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError, show
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
-from megatron_ft.core.timeouts.learned import choose_update
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_packages import names_of_classes
+from megatron_ft.learning.rule import select
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import safe_calls
 
@@ -156,22 +155,21 @@ class FaultToleranceSectionsCallback(FitCallback):
         if client is None or not self.calculate_timeouts:
             return
         self._learned_at = self._fit.iterations
-        update = choose_update(
-            is_persistent_chkpt_loaded=self._fit.is_from_disk,
-            is_setup_open=self._sections is not None and self._sections.is_open(SETUP),
-            has_seen_enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
-            has_saved=self._saved_at != _NEVER,
-            is_async_save=self._is_async_save,
+        update = select(
+            loaded=self._fit.is_from_disk,
+            setup_open=self._sections is not None and self._sections.is_open(SETUP),
+            enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
+            saved=self._saved_at != _NEVER,
+            async_saves=self._is_async_save,
             is_closing=is_closing,
         )
         for reason in update.reasons:
             if reason not in self._reasons_given:
                 self._reasons_given.add(reason)
                 self._info(reason)
-        names = [*update.sections, *([OUT_OF_SECTION] if update.out_of_section else [])]
-        if not names:
+        if not update.names:
             return
-        self._info(f"Updating FT timeouts of {', '.join(names)}")
+        self._info(f"Updating FT timeouts of {', '.join(update.names)}")
         try:
             client.calculate_and_set_section_timeouts(
                 selected_sections=list(update.sections), calc_out_of_section=update.out_of_section

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from megatron_ft.core.board.intervals import WARMUP_ITERATIONS
-from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts, state_from_dict
+from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict
 from megatron_ft.rank.client import client
 from megatron_ft.rank.faults import simulated
 
@@ -58,10 +58,7 @@ class RankMonitorClient(client.RankMonitorClient):
         if self._loaded is None:
             return None
         loaded = state_from_dict(self._loaded)
-        if not loaded.sections and loaded.out_of_section is None:
-            return None
-        has_out = loaded.out_of_section is not None
-        return SectionTimeouts(dict(loaded.sections), loaded.out_of_section, set(loaded.sections), has_out)
+        return SectionTimeouts().with_calculated(loaded.sections) if loaded.sections else None
 
     def _report_iteration(self) -> None:
         if self._args is None:

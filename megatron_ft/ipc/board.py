@@ -201,8 +201,8 @@ def _numbers() -> Iterator[int]:
 
 def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:
     wanted = layout.armed_words(armed)
-    if words[at : at + 4].tolist() != list(wanted):
-        words[at], words[at + 1], words[at + 2], words[at + 3] = wanted
+    if (words[at], words[at + 1]) != wanted:
+        words[at], words[at + 1] = wanted
 
 
 class BoardTimeouts(NamedTuple):

@@ -88,7 +88,7 @@ def meaning_of_flag(flag: GivenFlag) -> str:
     field = flag.dest.removeprefix("ft_")
     if flag.dest != field and field in SERVED:
         return f"nvidia-resiliency-ext: {SERVED[field] or 'the same'}"
-    if (flag.dest != field and field in LAUNCHER_OPTIONS) or field == "learn":
+    if (flag.dest != field and field in LAUNCHER_OPTIONS) or field in ("learn", "learned_floor"):
         return "megatron_ft only"
     known = TORCHRUN_OPTIONS.get(flag.dest)
     return f"torchrun: {known.here}" if known is not None and known.here else "torchrun: the same"

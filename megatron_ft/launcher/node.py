@@ -184,6 +184,7 @@ class LauncherNode:
             say=self._say,
             on_event=self._inbox.put,
             on_check=self._each_second,
+            on_minute=self.telemetry.count_sections,
         )
         self._children.add(monitors.pids)
         self._run_dir.add(monitors.is_lost, monitors.listen_again)

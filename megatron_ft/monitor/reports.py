@@ -23,7 +23,6 @@ from megatron_ft.core.facts.shared import Warning_
 from megatron_ft.core.messages.monitor import Observation, Suspect
 from megatron_ft.core.messages.rank import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.core.timeouts.exchange import Milestone
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -31,8 +30,9 @@ from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.learning.messages import Milestone
 from megatron_ft.link.file_queue import FileQueue
-from megatron_ft.monitor.watched_rank import WatchedRank, seconds
+from megatron_ft.monitor.watched_rank import WatchedRank
 
 _WRITING_S = 1.0
 """Seconds to finish writing. Must stay below the time a launcher waits for its monitors."""
@@ -224,7 +224,6 @@ class Reports:
             observed_only=observed_only,
             at_ns=at_ns,
             learned=verdict.is_learned,
-            limit_s=seconds(verdict.limit_ns),
             enforced=verdict.enforced,
         )
 

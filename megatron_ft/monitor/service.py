@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -19,7 +20,6 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.monitor import Detached, Signalled
 from megatron_ft.core.messages.monitor import (
     ORDERS,
-    CheckProgress,
     Collect,
     ConfirmHang,
     ExtendTimeout,
@@ -31,18 +31,19 @@ from megatron_ft.core.messages.monitor import (
     Stop,
 )
 from megatron_ft.core.messages.rank import RankHello, RankRefused, RankWelcome, ToRank
-from megatron_ft.core.timeouts.exchange import Arm, Intervals, Survey
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError
+from megatron_ft.learning.messages import Arm, Intervals, Survey
+from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
 from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller, Callers
+from megatron_ft.monitor.last_look import LastLook, take_sample
 from megatron_ft.monitor.reports import Reports
-from megatron_ft.monitor.suspicion import Suspicion
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _LAUNCHER_ENDS_S = 3.0
@@ -64,7 +65,7 @@ class MonitorService:
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
         self._has_launcher = settings.launcher_fd is not None
-        self._suspicion = Suspicion(reports, has_launcher=self._has_launcher, asks_first=settings.asks_first)
+        self._last_look = LastLook(reports, has_launcher=self._has_launcher, asks_first=settings.asks_first)
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -96,8 +97,8 @@ class MonitorService:
         times = [caller.give_up_at for caller in self._callers.values()]
         if self._termination is not None and self._termination.due_at is not None:
             times.append(self._termination.due_at)
-        if self._suspicion.due_ns is not None:
-            times.append(self._suspicion.due_ns / 1e9)
+        if self._last_look.due_ns is not None:
+            times.append(self._last_look.due_ns / 1e9)
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -141,26 +142,28 @@ class MonitorService:
                     self._watched.rest()
             case Resume() if self._paused_at_ns is not None:
                 paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
-                self._suspicion.clear()
+                self._last_look.clear()
                 if self._watched is not None:
                     self._watched.excuse_since(paused_at_ns)
                     self._next_look_ns = time.monotonic_ns()
 
     def _obey_of_rank(self, watched: WatchedRank, order: RankOrder) -> None:
         match order:
+            case Collect(again_ns=again_ns) if again_ns is not None and watched.note is None:
+                self._last_look.first = order, take_sample(watched.attached, watched.final_snapshot())
             case Collect(deadline_ns=deadline_ns, passive=passive):
                 self._examine(watched, None, passive=passive, deadline_ns=deadline_ns)
             case Release() if self._termination is not None:
                 self._termination.hurry()
             case Release():
-                self._suspicion.clear()  # the cycle is over: the launcher ends this rank with all others
+                self._last_look.clear()  # the cycle is over: the launcher ends this rank with all others
             case Survey(number=number):
-                self._reports.tell(watched.intervals(number, self._paused_at_ns))
+                self._reports.tell(watched.observed(number, self._paused_at_ns))
             case Arm():
                 watched.arm(order)
                 self._next_look_ns = time.monotonic_ns()
-            case CheckProgress() | ExtendTimeout() | ConfirmHang():
-                if self._suspicion.obey(watched, order):
+            case ExtendTimeout() | ConfirmHang():
+                if self._last_look.obey(watched, order):
                     self._next_look_ns = time.monotonic_ns()
 
     def _take_signals(self) -> None:
@@ -268,8 +271,13 @@ class MonitorService:
 
     def _act_if_due(self) -> None:
         self._reports.report_written()
-        if self._watched is not None and self._suspicion.act(self._watched):
-            self._next_look_ns = time.monotonic_ns()
+        if self._watched is not None:
+            first, now_ns = self._last_look.first, time.monotonic_ns()
+            if first is not None and now_ns >= (first[0].again_ns or 0):
+                self._last_look.first = None
+                self._examine(self._watched, None, passive=True, deadline_ns=first[0].deadline_ns, first=first[1])
+            if self._last_look.give_up_waiting(self._watched):
+                self._next_look_ns = now_ns
         if self._termination is not None:
             self._go_on_terminating(self._termination)
         elif self._watched is not None and self._is_look_due():
@@ -291,7 +299,7 @@ class MonitorService:
         try:
             snapshot, outcome = watched.read()
         except BoardDamagedError as error:
-            self._suspicion.clear()
+            self._last_look.clear()
             self._reports.board_damaged(watched.attached, str(error))
             return
         if outcome.action is CheckAction.END_RANK and watched.note_new_program():
@@ -302,10 +310,10 @@ class MonitorService:
         self._next_look_ns = outcome.next_look_ns
         if outcome.action is CheckAction.END_RANK:
             assert outcome.verdict is not None
-            if not self._suspicion.ask_launcher_first(watched, outcome.verdict):
+            if not self._last_look.ask_launcher_first(watched, outcome.verdict):
                 self._end_hung(watched, outcome.verdict)
         else:
-            self._suspicion.clear()
+            self._last_look.clear()
 
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
         """Terminate a hung rank, whatever evidence there is; in observe-only mode, or if the timeout isn't enforced,
@@ -328,7 +336,16 @@ class MonitorService:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
-    def _examine(self, watched: WatchedRank, verdict: Overdue | None, *, passive: bool, deadline_ns: int) -> None:
+    def _examine(
+        self,
+        watched: WatchedRank,
+        verdict: Overdue | None,
+        *,
+        passive: bool,
+        deadline_ns: int,
+        first: ProgressSample | None = None,
+    ) -> None:
+        """Report evidence; ``first``: with what the rank has done since, not written as it only may hang."""
         if watched.note is not None:
             # collect once only: collecting may have woken the rank
             if verdict is not None:
@@ -345,9 +362,12 @@ class MonitorService:
             passive=passive,
             deadline_ns=deadline_ns,
         )
+        if first is not None:
+            progress = progress_between(first, take_sample(watched.attached, watched.final_snapshot()))
+            evidence = dataclasses.replace(evidence, note=replace(evidence.note, progress=progress))
         if not passive:
             watched.note = evidence.note
-        self._reports.evidence(self._settings.log_dir, watched, evidence)
+        self._reports.evidence(None if first is not None else self._settings.log_dir, watched, evidence)
         snapshot = watched.final_snapshot()
         if snapshot is not None:
             self._reports.last_events(watched, snapshot)
@@ -366,7 +386,7 @@ class MonitorService:
         attached, snapshot = self._watched.attached, self._watched.final_snapshot()
         if snapshot is not None:
             self._reports.news(self._watched, snapshot)
-            self._ended = self._watched.intervals(0, self._paused_at_ns)
+            self._ended = self._watched.observed(0, self._paused_at_ns)
             self._reports.minute(self._watched, at_once=True)
             self._reports.last_events(self._watched, snapshot)
         self._reports.rank_gone(attached, snapshot)
@@ -380,7 +400,7 @@ class MonitorService:
             self._watched.close()
         self._watched = None
         self._termination = None
-        self._suspicion.forget()
+        self._last_look.forget()
         self._next_look_ns = None
 
     def _launcher_is_gone(self) -> None:

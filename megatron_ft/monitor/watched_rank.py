@@ -25,16 +25,16 @@ from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.core.timeouts.arming import with_armed
-from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone
-from megatron_ft.core.timeouts.minutes import MINUTE_NS
-from megatron_ft.core.timeouts.sketching import Milestones, SectionSketches, facts_of
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.proc import has_mapped
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
+from megatron_ft.learning.arming import with_armed
+from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
+from megatron_ft.learning.messages import Arm, Intervals, Milestone
+from megatron_ft.learning.minutes import MINUTE_NS
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.evidence import STACK_MEMORY
 
@@ -56,7 +56,7 @@ class WatchedRank:
         self._was_stopped = False
         self._shown_timeouts: tuple[int, Arm | None] = 0, None
         self._arm: Arm | None = None
-        self._sketches: SectionSketches | None = None
+        self._intervals: BoardIntervals | None = None
         self._milestones = Milestones()
         self._has_last_minute = False
         self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
@@ -109,7 +109,7 @@ class WatchedRank:
             watch_only=watch_only,
         )
         watched.last_good = watched.board.snapshot()  # no other process has the board yet
-        watched._sketches = SectionSketches(watched.last_good)
+        watched._intervals = BoardIntervals(watched.last_good)
         return watched
 
     @classmethod
@@ -200,8 +200,6 @@ class WatchedRank:
     def extend_timeout(self, verdict: Overdue, timeout_s: float) -> None:
         """Extend the overdue interval to ``timeout_s`` seconds in all, because ranks make progress."""
         extend_timeout(self.state, verdict, round(timeout_s * 1e9))
-        if self._sketches is not None and self.last_good is not None:
-            self._sketches.explain(verdict.key, self.last_good)
 
     def put_off(self, verdict: Overdue) -> None:
         """Extend the overdue interval by its timeout, because the launcher can't tell whether ranks make progress."""
@@ -211,7 +209,7 @@ class WatchedRank:
         """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
         self._arm = order
 
-    def intervals(self, number: int, paused_since_ns: int | None) -> Intervals:
+    def observed(self, number: int, paused_since_ns: int | None) -> Intervals:
         """Answer survey ``number``, excluding the time since ``paused_since_ns``."""
         cycle, board = self.attached.cycle, self.final_snapshot()
         if board is None or board.watch_only:
@@ -219,22 +217,22 @@ class WatchedRank:
         now_ns, gaps = time.monotonic_ns(), self.state.gaps
         if paused_since_ns is not None:
             gaps = [*gaps, Gap(paused_since_ns, now_ns, now_ns - paused_since_ns, 0)]
-        sketches = self._feed(board, now_ns, gaps)
-        return Intervals(cycle, number, sketches.sketches(board, now_ns, gaps), facts_of(board))
+        seen = self._feed(board, now_ns, gaps).observed(board, now_ns, gaps)
+        return Intervals(cycle, number, seen=seen, facts=facts_of(board))
 
     def take_minute(self, *, at_once: bool = False, is_last: bool = False) -> Minute | None:
         """Return the intervals since the last of these; None if that is less than a minute ago, unless ``at_once``.
 
         After the last one, what still ends follows from the end of the rank, and isn't counted.
         """
-        board, sketches = self.last_good, self._sketches
-        if board is None or sketches is None or board.watch_only or not board.ring_head or self._has_last_minute:
+        board, intervals = self.last_good, self._intervals
+        if board is None or intervals is None or board.watch_only or not board.ring_head or self._has_last_minute:
             return None
         now_ns = time.monotonic_ns()
-        if not at_once and now_ns // MINUTE_NS == sketches.minute_from_ns // MINUTE_NS:
+        if not at_once and now_ns // MINUTE_NS == intervals.minute_from_ns // MINUTE_NS:
             return None
         self._has_last_minute = is_last
-        return sketches.take_minute(board, now_ns, self.state.gaps)
+        return intervals.take_minute(board, now_ns, self.state.gaps)
 
     def excuse_since(self, since_ns: int) -> None:
         """Exclude the time since ``since_ns``, in which hang detection was suspended."""
@@ -296,16 +294,16 @@ class WatchedRank:
         self.board.put_armed(snapshot)
         return snapshot, now
 
-    def _feed(self, snapshot: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> SectionSketches:
-        sketches = self._sketches
-        if sketches is None:  # the previous monitor has counted the events so far
-            sketches = self._sketches = SectionSketches(snapshot, from_ring_head=snapshot.ring_head)
-        if snapshot.ring_head > sketches.read_to and not snapshot.watch_only:
-            first, words = self.board.ring_words(sketches.read_to, snapshot.ring_head)
+    def _feed(self, snapshot: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> BoardIntervals:
+        intervals = self._intervals
+        if intervals is None:  # the previous monitor has counted the events so far
+            intervals = self._intervals = BoardIntervals(snapshot, from_ring_head=snapshot.ring_head)
+        if snapshot.ring_head > intervals.read_to and not snapshot.watch_only:
+            first, words = self.board.ring_words(intervals.read_to, snapshot.ring_head)
         else:
-            first, words = sketches.read_to, []
-        sketches.feed(first, words, snapshot, now_ns, gaps)
-        return sketches
+            first, words = intervals.read_to, []
+        intervals.feed(first, words, snapshot, now_ns, gaps)
+        return intervals
 
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:

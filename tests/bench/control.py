@@ -24,21 +24,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.coordinator.service import Service, prepare_process
-from megatron_ft.core.codec import Vocabulary
+from megatron_ft.core.codec import Raw, Vocabulary, name_of
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.learning import CycleLearning, SurveyLog
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.messages.secret import HANDSHAKE
-from megatron_ft.core.timeouts.exchange import Facts, Intervals, Milestone, Moment
-from megatron_ft.core.timeouts.sketch import MOST_BUCKETS, Sketch
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
 from megatron_ft.ipc.net.secure_channel import Role
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
+from megatron_ft.learning.leader_part import LeaderLearning
+from megatron_ft.learning.messages import Facts, Intervals, Milestone, Moment, Observed
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import TO_MEMBER, StandIns
 
@@ -359,31 +358,21 @@ def measure_survey(nodes: int = 10_000) -> dict[str, float | None]:
     messages: Vocabulary[Intervals] = Vocabulary(Intervals)
     facts = Facts(learns=True, has_hooks=True, loaded=True, enough_steps=True, saved=True)
     bodies = [encode(_answer(place, facts, chance)) for place in range(nodes)]
-    machine = CycleLearning(0, SurveyLog())
-    machine.reached(0, Milestone(0, Moment.SAVE, 1))
+    part = LeaderLearning(0)
+    part.hear(0, Milestone(0, Moment.SAVE, 1))
     began_s = time.process_time()
-    sent = machine.take(0.0, lambda: {place: place for place in range(nodes)}, lambda: range(nodes))
+    sent = part.tick(0.0, lambda: range(nodes), lambda: range(nodes))
     for place, body in enumerate(bodies):
-        machine.answered(place, messages.parse(json.loads(body[4:])))
-    sent += machine.take(0.1, lambda: {place: place for place in range(nodes)}, lambda: range(nodes))
+        part.hear(place, messages.parse(Raw(name_of(Intervals), body[4:])))
+    sent += part.tick(0.1, lambda: range(nodes), lambda: range(nodes))
     assert len(sent) == 2
     size = sum(map(len, bodies)) / nodes / len(_SECTIONS)
     return {"survey_cpu_s": time.process_time() - began_s, "section_bytes": size}
 
 
 def _answer(place: int, facts: Facts, chance: random.Random) -> Intervals:
-    sketches = {
-        name: Sketch(
-            ended=10_000 + chance.randrange(9),
-            longest_s=chance.lognormvariate(2.0, 0.3),
-            rank=place,
-            first_s=chance.lognormvariate(3.0, 0.3),
-            open_s=chance.random(),
-            tail=tuple((70 + 2 * each, float(chance.randrange(900, 1100))) for each in range(MOST_BUCKETS)),
-        )
-        for name in _SECTIONS
-    }
-    return Intervals(0, 1, sketches, facts, known={} if place == 0 else None)
+    seen = {name: Observed(10_000 + chance.randrange(9), chance.lognormvariate(2.0, 0.3), place) for name in _SECTIONS}
+    return Intervals(0, 1, Moment.SAVE, seen, facts)
 
 
 def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:

@@ -71,7 +71,7 @@ ft.shutdown(state)
 """
 
 
-OPTIONS = ("--max-restarts=5", "--ft-max-no-progress-cycles=1")
+OPTIONS = ("--max-restarts=5", "--ft-max-no-progress-cycles=1", "--ft-learned-floor=5")
 SLOW = "6.5"
 """Seconds, more than the floor of learned timeouts."""
 

@@ -59,8 +59,13 @@ def steps(*, steps: int, slow: int = -1, seconds: float = 0.0, after: str = "pas
     return STEPS.format(steps=steps, slow=slow, seconds=seconds, after=after)
 
 
+SOON = "--ft-workload-check-interval=0.2"
+"""Monitors notice milestones before the stall, which would count as observed."""
+
+
 def test_stall_with_nothing_configured_is_reported_once_and_the_run_goes_on(launcher: Launcher, tmp_path: Path) -> None:
-    launched = launcher.start(script(steps(steps=70, slow=60, seconds=9)), *TWO, script_args=[str(tmp_path / "save")])
+    loop = steps(steps=70, slow=60, seconds=9).replace("time.sleep(0.01)", "time.sleep(0.05)")
+    launched = launcher.start(script(loop), *TWO, SOON, script_args=[str(tmp_path / "save")])
     finished = launched.wait()
     assert finished.code == 0, finished.err
     assert len(launched.events("cycle_started")) == 1
@@ -103,13 +108,23 @@ def test_rank_late_at_setup_is_waited_for_by_the_others_as_long_as_setup_may_tak
     assert finished.code == 0, finished.err
 
 
-def test_step_slow_in_every_cycle_costs_one_restart_below_the_floor(launcher: Launcher, tmp_path: Path) -> None:
+FLOOR = "--ft-learned-floor=5"
+
+
+def test_step_that_is_slow_in_every_cycle_costs_two_restarts(launcher: Launcher, tmp_path: Path) -> None:
     loop = steps(steps=60, slow=50, seconds=9, after="if step % 20 == 19: save()")
-    launched = launcher.start(script(loop, learns=True), *TWO, "--max-restarts=3", script_args=[str(tmp_path / "save")])
-    finished = launched.wait(90)
+    launched = launcher.start(
+        script(loop, learns=True), *TWO, FLOOR, "--max-restarts=3", script_args=[str(tmp_path / "save")]
+    )
+    finished = launched.wait(120)
     assert finished.code == 0, finished.err
-    assert len(launched.events("cycle_started")) == 2
-    assert "the timeout of 'step' terminated a rank in the last cycle: it is 10 s now (5 s x 2)" in finished.err
+    kills = len(launched.events("cycle_started")) - 1
+    assert kills == 2 or "although ranks made progress" in finished.err  # a busy machine keeps them waiting for a CPU
+    assert len(re.findall(r"\(learned timeout [\d.]+ s\)", finished.err)) >= kills
+    (told,) = re.findall(
+        r"the timeout of 'step' terminated a rank .*: it is ([\d.]+) s now, was ([\d.]+) s", finished.err
+    )
+    assert float(told[0]) == pytest.approx(2 * float(told[1]), rel=0.01)
 
 
 HEARTBEATS = """
@@ -131,25 +146,61 @@ client.shutdown_workload_monitoring()
 """
 
 
-def test_calculated_heartbeat_timeout_is_doubled_after_a_kill(launcher: Launcher, tmp_path: Path) -> None:
-    launched = launcher.start(HEARTBEATS, "--max-restarts=3", script_args=[str(tmp_path / "state.json")])
+def test_calculated_heartbeat_timeout_is_doubled_after_a_second_kill(launcher: Launcher, tmp_path: Path) -> None:
+    launched = launcher.start(HEARTBEATS, FLOOR, "--max-restarts=3", script_args=[str(tmp_path / "state.json")])
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    assert len(launched.events("cycle_started")) == 2
+    # a busy machine keeps a rank waiting for a CPU, which is progress: then the first kill doubles it
+    assert len(launched.events("cycle_started")) in (2, 3)
 
 
 def test_doubling_is_kept_for_the_next_launcher(launcher: Launcher, tmp_path: Path) -> None:
     save = [str(tmp_path / "save")]
     learn = steps(steps=60, after="if step % 20 == 19: save()")
     assert launcher.run(script(learn, learns=True), *TWO, script_args=save).code == 0
-    first = json.loads((tmp_path / "save" / "ft_state.json").read_text())["sections"]["step"]["timeout_s"]
+    first = json.loads((tmp_path / "save" / "ft_state.json").read_text())
     stall = script(steps(steps=8, slow=3, seconds=8), learns=True)
-    ended = launcher.run(stall, *TWO, script_args=save)
+    ended = launcher.run(stall, *TWO, FLOOR, "--max-restarts=1", script_args=save)
     assert ended.code == 1, ended.err
     raised = json.loads((tmp_path / "save" / "ft_state.json").read_text())
-    assert (first, raised["seen"]["step"]["now"]["raised"]) == (5.0, 2.0)
-    finished = launcher.run(stall, *TWO, script_args=save)
+    assert (first["raised"], raised["raised"]) == ({}, {"step": 2.0})
+    finished = launcher.run(stall, *TWO, FLOOR, script_args=save)
     assert finished.code == 0, finished.err
+
+
+def test_file_left_over_from_another_run_terminates_no_rank_by_default(launcher: Launcher, tmp_path: Path) -> None:
+    save = [str(tmp_path / "save")]
+    learn = steps(steps=60, after="if step % 20 == 19: save()")
+    assert launcher.run(script(learn, learns=True), *TWO, script_args=save).code == 0
+    stall = script(steps(steps=8, slow=3, seconds=9))
+    launched = launcher.start(stall, *TWO, FLOOR, SOON, "--max-restarts=0", script_args=save)
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert launched.events("signalled", role="monitor") == []
+    assert len([line for line in finished.lines if "would be a hang" in line]) == 1
+
+
+OUT_OF_SECTION = (
+    steps(steps=20)
+    + """
+save()
+time.sleep(float(sys.argv[2]))
+say("shows", state.rank_monitor_client.section_timeouts.section["step"])
+"""
+)
+
+
+def test_time_out_of_section_that_is_open_at_the_end_is_what_the_next_run_may_take(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    loop = script(f"ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)\n{OUT_OF_SECTION}", learns=True)
+    options = (*TWO, "--ft-learned-floor=0.1", "--ft-rank-section-timeouts=step:180", "--max-restarts=0")
+    for seconds in ("2", "3.5"):
+        finished = launcher.run(loop, *options, script_args=[str(tmp_path / "save"), seconds])
+        assert finished.code == 0, finished.err
+        assert 0.1 <= float(re.findall(r"^shows (\S+)$", finished.out, re.MULTILINE)[0]) < 180.0, "as learned"
+    entry = json.loads((tmp_path / "save" / "ft_state.json").read_text())["out_of_section"]
+    assert 3.5 <= entry["max_observed_s"] < 10.0
 
 
 EPOCHS = """
@@ -288,8 +339,8 @@ finally:
 
 def test_job_that_has_become_slower_is_reported_once(launcher: Launcher, tmp_path: Path) -> None:
     # all ranks take as long
-    loop = steps(steps=66).replace("time.sleep(0.01)", "time.sleep(7.0 if step >= 64 else 0.01)")
-    launched = launcher.start(script(loop), *TWO, "--max-restarts=0", script_args=[str(tmp_path / "save")])
+    loop = steps(steps=62).replace("time.sleep(0.01)", "time.sleep(7.0 if step >= 60 else 0.05)")
+    launched = launcher.start(script(loop), *TWO, SOON, "--max-restarts=0", script_args=[str(tmp_path / "save")])
     finished = launched.wait(90)
     assert finished.code == 0, finished.err
     assert len(re.findall("would be a hang", finished.err)) == 1

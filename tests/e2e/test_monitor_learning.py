@@ -18,19 +18,18 @@ from megatron_ft.core.board.layout import ArmedTimeout
 from megatron_ft.core.facts.monitor import Attached, Signalled
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.messages.monitor import (
-    CheckProgress,
+    Collect,
     ConfirmHang,
     Observation,
-    ProgressChecked,
     Release,
     Report,
     Suspect,
 )
-from megatron_ft.core.timeouts.exchange import Arm, Armed, Intervals, Milestone, Moment, Survey
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
+from megatron_ft.learning.messages import Arm, Armed, Intervals, Milestone, Moment, Survey
 from megatron_ft.link.reactor import Reactor
 from tests.support.monitored import expect, rank
 from tests.support.reactors import reactor
@@ -40,7 +39,7 @@ __all__ = ["reactor"]
 T = TypeVar("T")
 FOREVER = "while True: signal.pause()"
 BEGIN = "client.init_workload_monitoring()\n"
-REPORT_ONLY = Armed(0.3, 0.3, 60.0, enforced=False)
+REPORT_ONLY = Armed(0.3, enforced=False)
 BOUND_S = 20.0
 
 
@@ -60,7 +59,7 @@ class Launcher:
             options=MonitorOptions(config=config),
             reactor=reactor,
             log=NullEventLog(),
-            minutes=NodeMinutes(NullEventLog(), 1),
+            minutes=NodeMinutes(NullEventLog(), 1, lambda _minute: None),
             say=self.lines.append,
             on_event=lambda event: self.reports.append(event.report),
         )
@@ -119,18 +118,37 @@ def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_r
         attached(launcher, process)
         launcher.slot.order(Arm(0, {"step": REPORT_ONLY}))
         suspected = launcher.next(Suspect).verdict
-        assert (suspected.learned, suspected.enforced, suspected.limit_s) == (True, False, 60.0)
-        launcher.slot.order(CheckProgress(0, time.monotonic_ns() + 100_000_000))
-        assert launcher.next(ProgressChecked).progress == ""
+        assert (suspected.learned, suspected.enforced) == (True, False)
+        now_ns = time.monotonic_ns()
+        launcher.slot.order(Collect(0, now_ns + 2_000_000_000, passive=True, again_ns=now_ns + 100_000_000))
+        note = launcher.next(Observation).note
+        assert (note.section, note.progress, note.found_hung) == ("step", "", False)
         launcher.slot.order(ConfirmHang(0))
         verdict = launcher.next(RankHung)
         assert (verdict.section, verdict.observed_only, verdict.enforced) == ("step", True, False)
         assert launcher.next(Observation).note.found_hung
         # armed again in the middle of the interval, and released with the others at the end of a cycle
-        launcher.slot.order(Arm(0, {"step": Armed(0.4, 0.4, 60.0, enforced=False)}))
+        launcher.slot.order(Arm(0, {"step": Armed(0.4, enforced=False)}))
         launcher.slot.order(Release(0))
         launcher.serve(1.5)
         assert launcher.all_of(RankHung) == launcher.all_of(Suspect) == launcher.all_of(Signalled) == []
+        assert process.poll() is None
+
+
+def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launcher: Launcher) -> None:
+    script = (
+        f"{BEGIN}client.start_section('step')\nsay('ready')\ntime.sleep(1.0)\nclient.end_section('step')\n{FOREVER}"
+    )
+    with rank(launcher.path, script) as process:
+        attached(launcher, process)
+        launcher.slot.order(Arm(0, {"step": Armed(0.3)}))
+        launcher.next(Suspect)
+        now_ns = time.monotonic_ns()
+        launcher.slot.order(Collect(0, now_ns + 3_000_000_000, passive=True, again_ns=now_ns + 1_500_000_000))
+        assert launcher.next(Observation).note.progress == "has entered or left a section"
+        launcher.slot.order(ConfirmHang(0))
+        launcher.serve(0.5)
+        assert launcher.all_of(RankHung) == launcher.all_of(Signalled) == []
         assert process.poll() is None
 
 
@@ -149,7 +167,7 @@ def test_a_timeout_that_is_not_enforced_ends_no_rank_if_the_launcher_does_not_an
 def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(0.3, 0.3, 60.0)}))
+        launcher.slot.order(Arm(0, {"step": Armed(0.3)}))
         launcher.next(Suspect)
         launcher.slot.order(ConfirmHang(0))
         verdict = launcher.next(RankHung)
@@ -159,11 +177,11 @@ def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
 
 
 def test_armed_words_are_repaired_and_are_no_damage(launcher: Launcher) -> None:
-    wanted = ArmedTimeout(60_000_000_000, 70_000_000_000, 240_000_000_000)
+    wanted = ArmedTimeout(60_000_000_000)
     script = f"{BEGIN}say('ready')\nclient.send_heartbeat()\n{FOREVER}"
     with rank(launcher.path, script) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(60.0, 70.0, 240.0)}))
+        launcher.slot.order(Arm(0, {"step": Armed(60.0)}))
         launcher.wait_until_armed(wanted)
         board = launcher.slot._board
         assert board is not None
@@ -192,7 +210,7 @@ while True:
 """
     with rank(launcher.path, f"import random\nrng = random.Random(3)\n{script}") as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(0.001, 0.001, 0.001)}))
+        launcher.slot.order(Arm(0, {"step": Armed(0.001)}))
         launcher.serve(2.0)
         (line,) = launcher.lines
         assert "the progress board of rank 0 was written over by the training process" in line
@@ -201,11 +219,11 @@ while True:
         assert process.poll() is None
 
 
-def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_with_sketches(launcher: Launcher) -> None:
+def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_counting(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(60.0, 60.0, 240.0)}))
-        wanted = ArmedTimeout(60_000_000_000, 60_000_000_000, 240_000_000_000)
+        launcher.slot.order(Arm(0, {"step": Armed(60.0)}))
+        wanted = ArmedTimeout(60_000_000_000)
         launcher.wait_until_armed(wanted)
         before = launcher.slot.pid
         assert before is not None
@@ -218,11 +236,11 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_with_sk
         launcher.slot.order(Survey(0, 5))
         found = launcher.next(Intervals)
         assert found.number == 5
-        assert found.sketches["step"].open_s > 0
+        assert found.seen["step"].longest_s > 0
         launcher.wait_until_armed(wanted)
 
 
-def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_rank(launcher: Launcher) -> None:
+def test_a_survey_is_answered_also_after_the_end_of_the_rank(launcher: Launcher) -> None:
     steps = "for _ in range(40):\n    with client.section('step'): pass\n"
     script = f"{BEGIN}say('ready')\n{steps}say('stepped')\nsys.stdin.readline()\nclient.shutdown_workload_monitoring()"
     with rank(launcher.path, script) as process:
@@ -230,10 +248,9 @@ def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_
         expect(process, "stepped")
         launcher.slot.order(Survey(0, 3))
         found = launcher.next(Intervals)
-        assert (found.cycle, found.number, set(found.sketches)) == (0, 3, {"step", "save", "out_of_section"})
-        assert found.sketches["step"].ended == 40
-        assert sum(count for _, count in found.sketches["step"].tail) == 36
-        assert found.sketches["save"].ended == 0
+        assert (found.cycle, found.number, set(found.seen)) == (0, 3, {"step", "save", "out_of_section"})
+        assert found.seen["step"].count == 40
+        assert found.seen["save"].count == 0
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
@@ -241,7 +258,7 @@ def test_a_survey_is_answered_with_sketches_and_facts_also_after_the_end_of_the_
         launcher.serve(0.5)
         launcher.slot.order(Survey(0, 4))
         found = launcher.next(Intervals)
-        assert (found.number, found.sketches["step"].ended) == (4, 40)
+        assert (found.number, found.seen["step"].count) == (4, 40)
 
 
 def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_written(launcher: Launcher) -> None:

@@ -20,8 +20,8 @@ from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.diagnosis.evidence import board_facts, with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.status.job_facts import RankReading
-from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.monitor import watched_rank
 from megatron_ft.monitor.reports import last_events
 from megatron_ft.monitor.watched_rank import WatchedRank

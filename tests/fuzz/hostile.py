@@ -39,7 +39,7 @@ ORDERS: tuple[Message, ...] = (
     {
         "type": "arm",
         "cycle": 0,
-        "timeouts": {"step": {"timeout_s": 1e6, "first_s": 1e6, "limit_s": 4e6, "enforced": False}},
+        "timeouts": {"step": {"timeout_s": 1e6, "enforced": False}},
         "raised": {"heartbeat": 2.0},
     },
 )

@@ -33,8 +33,9 @@ from megatron_ft.core.memory.snapshots import Complete, CopyTo, Kept, Passed, Re
 from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
-from megatron_ft.core.timeouts.exchange import Arm, Learned, Raised, Survey
-from tests.simulation.learning import STATE_PATH, Kill, Learning, ToyRank
+from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.messages import Arm, Intervals, Killed, Survey
+from tests.simulation.learning import STATE_PATH, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.snapshots import PER_S, Keeper, Snapshots
 from tests.simulation.world import Host, Link, Process, World
@@ -345,17 +346,7 @@ class Launcher(Process):
                 self.hear(effect)
             case m.End() | m.Verdict() | m.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
-            case (
-                m.Suspected()
-                | m.RankProgressing()
-                | Reviewed()
-                | Survey()
-                | Learned()
-                | Raised()
-                | Complete()
-                | Passed()
-                | CopyTo()
-            ):
+            case Reviewed() | Survey() | Intervals() | Killed() | Complete() | Passed() | CopyTo():
                 self.hear(effect)
             case edge.StandBy() | m.PrintJobLines():
                 self.hear(effect)
@@ -452,8 +443,6 @@ class Launcher(Process):
                 if self.keeper is not None:
                     self.keeper.copies_to(address)
             case _:
-                if isinstance(message, Raised):
-                    self.job.learning.kills.append(Kill(self.world.now_s, self, message))
                 self.do(self.member.tell(message, self.clock()))
 
     def _seen(self) -> agent.Readings:
@@ -481,10 +470,10 @@ class Launcher(Process):
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
             case agent.OrderMonitor(_, Collect()):
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
-            case agent.ReadState(path):
+            case ReadState(path):
                 state = self.job.learning.state
-                self.later(chance.uniform(0.001, 0.2), lambda: self.hear(agent.StateRead(path, state)))
-            case agent.WriteState(_, state, moment):
+                self.later(chance.uniform(0.001, 0.2), lambda: self.hear(StateRead(path, state)))
+            case WriteState(_, state, moment):
                 self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(state, moment))
             case _:
                 self._do_to_monitor(effect)
@@ -508,7 +497,7 @@ class Launcher(Process):
 
     def _write_state(self, state: Any, moment: Any) -> None:
         self.job.learning.state = state
-        self.hear(agent.StateWritten(True, "", moment))
+        self.hear(StateWritten(True, "", moment))
 
     def _reach_milestones(self, trained: Trained, left_s: float) -> None:
         """The rank takes steps, saves at random moments, and ends."""

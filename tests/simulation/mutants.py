@@ -71,7 +71,7 @@ _BAD_NODES = "megatron_ft/core/coordinator/bad_nodes.py"
 _COMPLETE = "megatron_ft/core/coordinator/complete_snapshots.py"
 _AGENT = "megatron_ft/core/agent/agent.py"
 _PATIENCE = "megatron_ft/core/job/give_up_policy.py"
-_HANG_REVIEW = "megatron_ft/core/agent/hang_review.py"
+_LAST_LOOK = "megatron_ft/core/agent/last_look.py"
 _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
 _TAKING_OVER = "tests/unit/core/coordinator/test_taking_over.py"
 _ENDINGS = "tests/unit/core/job/test_job_endings.py"
@@ -357,14 +357,14 @@ MUTANTS = (
     Mutant(
         "a hang under min-healthy is never reviewed",
         _JOB_CYCLE,
-        "is_refused = self.review is not None if hang.passive else",
+        "is_refused = is_asked if hang.passive else",
         "is_refused = True if hang.passive else",
     ),
     Mutant(
         "a rank that only waits is ended",
-        _HANG_REVIEW,
-        "if not review.hanging or verdict.rank in review.hanging or",
-        "if True or",
+        _LAST_LOOK,
+        "return self._options.min_healthy and verdict.enforced and waits and is_running",
+        "return False",
     ),
     Mutant(
         "a session that is over is believed", _COORDINATOR, "or (node is not None and hello.session < node.session)", ""
@@ -576,14 +576,6 @@ MUTANTS = (
         "is_old = False",
         unit="tests/unit/core/job/test_waiting.py::"
         "test_news_older_than_the_last_try_do_not_lead_back_to_a_coordinator_that_does_not_lead",
-    ),
-    Mutant(
-        "a kill isn't told to a node that comes late",
-        _COORDINATOR,
-        "for raised in self._learning.all_raised if raised.name not in known]",
-        "for raised in self._learning.all_raised if False]",
-        unit="tests/unit/core/coordinator/test_coordinator_learning.py::"
-        "test_kill_that_no_coordinator_could_be_told_of_reaches_the_others_through_the_next_one",
     ),
     Mutant(
         "a node on standby that may have a vote is dismissed",

@@ -26,7 +26,7 @@ from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.memory.snapshots import Kept
-from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankOrder, Suspect
+from megatron_ft.core.messages.monitor import Observation, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
 
 T = TypeVar("T")
@@ -101,11 +101,6 @@ def found_hung(local_rank: int, cycle: int, verdict: RankHung, *, observed_only:
 def suspected(local_rank: int, cycle: int, verdict: RankHung) -> edge.MonitorReport:
     """A monitor asks whether any rank makes progress."""
     return edge.MonitorReport(local_rank, Suspect(replace(verdict, cycle=cycle)))
-
-
-def checked(local_rank: int, cycle: int, progress: str) -> edge.MonitorReport:
-    """A monitor has checked the progress of its rank."""
-    return edge.MonitorReport(local_rank, ProgressChecked(cycle, progress))
 
 
 def observed(local_rank: int, cycle: int, note: RankSnapshot) -> edge.MonitorReport:

@@ -32,11 +32,11 @@ What ranks do is logged as a `minute` for all ranks of a node, about 200 bytes f
 last 512 section events of a rank, at its end and with evidence on it.
 
 A row of `minute.ranks` is `[rank, from, to, lost events, [iteration, began, ...]]` with its first and last iteration,
-then for each of the `names` `[]` or `[sections around it, total, [began, length, ...], ended, longest, 0, first,
-extended, open, bucket, count, count, ...]`. Beginnings are there if there were at most 6; `first` is the longest of the
-first 4 of the cycle, `extended` the longest that outlasted a learned timeout, `open` the age of the open one, -1 none.
-The rest is a histogram of all others: the first bucket, and counts from there on, -n for n empty ones. Bucket b ends at
-2^((b + 1) / 8 - 10) s. Of 16 buckets at most, the first one holds all shorter intervals. Times are seconds.
+then for each of the `names` `[]` or `[number, total, longest, first, open, sections around it, [began, length, ...],
+bucket, count, bucket, count, ...]`. Beginnings are there if there were at most 6; `first` is the longest of the first 4
+times out of section of the cycle, `longest` that of all others, `open` the age of the open one, -1 none. The rest is a
+histogram of the others, ten buckets per decade: those with the numbers 31 to 40 end at 1.25, 1.6, 2, 2.5, 3.2, 4, 5,
+6.3, 8 and 10 s. Times are seconds.
 
 - Every record has `t`, nanoseconds of CLOCK_MONOTONIC of its host, and `ev`, its name. The first one of a file,
   `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Times

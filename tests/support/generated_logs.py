@@ -18,8 +18,8 @@ from megatron_ft.core.board.layout import EVENT_START as START
 from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT, SectionView
 from megatron_ft.core.codec import name_of, to_builtins
 from megatron_ft.core.facts import SCHEMA
-from megatron_ft.core.timeouts.minutes import MINUTE_NS
-from megatron_ft.core.timeouts.sketching import SectionSketches
+from megatron_ft.learning.intervals import BoardIntervals
+from megatron_ft.learning.minutes import MINUTE_NS
 from tests.fuzz.healthy import BOARD
 
 __all__ = [
@@ -107,7 +107,7 @@ def minute_records(
     """The `minute` records that a monitor makes of these events; in number ``lost_in`` half of them were lost."""
     sections = tuple(SectionView(name, 0, 0, None) for name in names)
     board = BOARD._replace(cycle=cycle, rank=rank, start_ns=from_ns, last_transition_ns=from_ns, sections=sections)
-    sketches, found, head, opened = SectionSketches(board), list[dict[str, Any]](), 0, dict[int, int]()
+    intervals, found, head, opened = BoardIntervals(board), list[dict[str, Any]](), 0, dict[int, int]()
     end_ns = max(until_ns or 0, events[-1][0] if events else from_ns)
     for minute in range(from_ns // MINUTE_NS, end_ns // MINUTE_NS + 1):
         to_ns = min((minute + 1) * MINUTE_NS, end_ns)
@@ -126,8 +126,8 @@ def minute_records(
             for at, kind, what in kept
             for word in (at, kind << KIND_SHIFT | (what if kind >= HEARTBEAT else what << SECTION_SHIFT))
         ]
-        sketches.feed(head - len(kept), words, now, to_ns)
-        record = sketches.take_minute(now, to_ns)
+        intervals.feed(head - len(kept), words, now, to_ns)
+        record = intervals.take_minute(now, to_ns)
         found.append({"t": to_ns, "ev": name_of(type(record)), **to_builtins(record)})
     return found
 

@@ -40,7 +40,6 @@ class Launcher:
     begun: Assignment | None = None
     ends: list[m.End] = field(default_factory=list)
     verdicts: list[m.Verdict] = field(default_factory=list)
-    relayed: list[m.Suspected | m.RankProgressing] = field(default_factory=list)
     left: tuple[int, str] | None = None
 
     @property
@@ -71,18 +70,16 @@ class Launcher:
                     self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case m.Verdict() | m.Suspected() | m.RankProgressing() | edge.Say() | m.Tell() | m.PrintJobLines():
+                case m.Verdict() | edge.Say() | m.Tell() | m.PrintJobLines():
                     self._hears(effect)
                 case edge.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: m.Verdict | m.Suspected | m.RankProgressing | edge.Say | m.Tell | m.PrintJobLines) -> None:
+    def _hears(self, effect: m.Verdict | edge.Say | m.Tell | m.PrintJobLines) -> None:
         match effect:
             case m.Verdict():
                 self.verdicts.append(effect)
-            case m.Suspected() | m.RankProgressing():
-                self.relayed.append(effect)
             case edge.Say(text):
                 self.lines.append(text)
                 self.printed.append(text)

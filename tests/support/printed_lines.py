@@ -15,7 +15,17 @@ PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
 LINES = ("core/agent/lines.py", "core/job/lines.py", "launcher/base/lines.py")
 """Files whose functions each format a line, or a part of one."""
-_FOLDERS = ("launcher", "coordinator", "monitor", "rank", "ipc/config", "ipc/files", "core/agent", "core/job")
+_FOLDERS = (
+    "launcher",
+    "learning",
+    "coordinator",
+    "monitor",
+    "rank",
+    "ipc/config",
+    "ipc/files",
+    "core/agent",
+    "core/job",
+)
 _LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
 _CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put")
 """Functions that print their argument; and ``warnings.append``, whose lines are printed at the start."""

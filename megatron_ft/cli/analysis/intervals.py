@@ -11,9 +11,8 @@ import numpy.typing as npt
 from megatron_ft.cli.analysis.timeline import Timeline, Track, TrackMinute
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.core.timeouts import minutes
-from megatron_ft.core.timeouts.minutes import SectionMinute
-from megatron_ft.core.timeouts.tail import length_of
+from megatron_ft.learning import minutes
+from megatron_ft.learning.minutes import SectionMinute, middle_of
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
@@ -31,7 +30,7 @@ class LoggedInterval:
         name: section, or OUT_OF_SECTION, or HEARTBEATS.
         timeout_s: in force at the end of the run; the smallest, if ranks differ; None: none, or not logged.
         longest_rank, longest_cycle: rank and cycle of the longest interval.
-        median_s, p99_s: to 9 %, where a minute had more than 6 intervals.
+        median_s, p99_s: to 12 %, where a minute had more than 6 intervals.
         known: share of the recorded time that is known; below 1 for OUT_OF_SECTION after a loss of events, because one
             of the sections may have been open.
         left_out_s: for OUT_OF_SECTION, the longest of the first ones of each cycle, which aren't in ``longest_s``.
@@ -67,12 +66,12 @@ class Lengths:
         if section.spans:
             self.exact_s += [length_s for _, length_s in section.spans]
             return
-        for bucket, count in section.sketch.tail:
+        for bucket, count in section.counts.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0.0) + count
 
     def weighted(self) -> tuple[Floats, Floats]:
         """Return the lengths in seconds, shortest first, and their counts."""
-        middle = [length_of(bucket) * 2 ** (-1 / 16) for bucket in self.buckets]
+        middle = [middle_of(bucket) for bucket in self.buckets]
         seconds = np.array([*self.exact_s, *middle], dtype=np.float64)
         counts = np.array([*[1.0] * len(self.exact_s), *self.buckets.values()], dtype=np.float64)
         order = np.argsort(seconds, kind="stable")
@@ -116,17 +115,8 @@ def of_section(track: Track, name: str) -> Iterator[tuple[TrackMinute, SectionMi
     logged = next((each for each, shown in _LOGGED.items() if shown == name), name)
     for minute in track.minutes:
         section = minute.of.sections.get(logged)
-        if section is not None and section.sketch.ended:
+        if section is not None and section.count:
             yield minute, section
-
-
-def longest_of_rest(section: SectionMinute) -> float:
-    """Return the longest interval that isn't among the first of its cycle; negative without one."""
-    sketch = section.sketch
-    if sketch.longest_s > sketch.first_s:
-        return sketch.longest_s
-    rest_s = length_of(sketch.tail[-1][0]) if sketch.tail else -1.0
-    return min(rest_s, sketch.first_s)
 
 
 class _Row:
@@ -140,13 +130,11 @@ class _Row:
         self._longest: Track | None = None
 
     def add(self, track: Track, section: SectionMinute) -> None:
-        sketch = section.sketch
-        self._count += sketch.ended
+        self._count += section.count
         self._lengths.add(section)
-        self._first_s = max(self._first_s, sketch.first_s)
-        longest_s = longest_of_rest(section) if self._name == OUT_OF_SECTION else sketch.longest_s
-        if longest_s > self._longest_s:
-            self._longest_s, self._longest = longest_s, track
+        self._first_s = max(self._first_s, section.first_s)
+        if section.longest_s > self._longest_s:
+            self._longest_s, self._longest = section.longest_s, track
 
     def interval(self, timeline: Timeline, timeout_s: float | None, known: float) -> LoggedInterval:
         is_outside, longest = self._name == OUT_OF_SECTION, self._longest
@@ -170,7 +158,7 @@ def _rows(timeline: Timeline) -> dict[str, _Row]:
     for track in timeline.tracks:
         for minute in track.minutes:
             for logged, section in minute.of.sections.items():
-                if section.sketch.ended:
+                if section.count:
                     name = _LOGGED.get(logged, logged)
                     if name not in rows:
                         rows[name] = _Row(name)

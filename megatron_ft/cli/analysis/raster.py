@@ -202,8 +202,8 @@ def _levels_of_minutes(track: Track) -> _Levels:
                 if not of.spans and of.total_s:
                     mine.add(minute.wall_ns(begins_s), minute.to_ns, round(of.total_s * 1e9))
     for section, of in track.minutes[-1].of.sections.items() if track.minutes else ():
-        if section in track.numbers and of.sketch.open_s >= 0:
-            begun_ns = track.minutes[-1].to_ns - round(of.sketch.open_s * 1e9)
+        if section in track.numbers and of.open_s >= 0:
+            begun_ns = track.minutes[-1].to_ns - round(of.open_s * 1e9)
             _at(levels, min(of.depth, _DEEPEST), track.numbers[section]).add(begun_ns, track.end_ns)
     return levels
 

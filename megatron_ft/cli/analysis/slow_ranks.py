@@ -88,7 +88,7 @@ def _differs_most(record: SlowRank, tracks: Iterable[Track]) -> tuple[str, float
         for minute in track.minutes:
             for name, section in minute.of.sections.items():
                 seconds, count = totals.setdefault(name, {}).get(track.rank, (0.0, 0))
-                totals[name][track.rank] = seconds + section.total_s, count + section.sketch.ended
+                totals[name][track.rank] = seconds + section.total_s, count + section.count
     found: list[tuple[float, str, float, float]] = []
     for name, by_rank in totals.items():
         seconds, count = by_rank.pop(record.rank, (0.0, 0))

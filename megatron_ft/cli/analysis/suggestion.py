@@ -63,6 +63,6 @@ def _observed(timelines: Sequence[Timeline], name: str) -> tuple[int, float]:
     for timeline in timelines:
         for track in timeline.tracks:
             for _, section in of_section(track, name):
-                counts[track.rank] += section.sketch.ended
-                longest_s = max(longest_s, section.sketch.longest_s)
+                counts[track.rank] += section.count
+                longest_s = max(longest_s, section.longest_s, section.first_s)
     return max(counts.values(), default=0), longest_s

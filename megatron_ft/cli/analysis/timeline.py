@@ -23,7 +23,7 @@ from megatron_ft.core.facts.monitor import Attached, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.timeouts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute, read_rows
+from megatron_ft.learning.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute, read_rows
 
 _Who = tuple[int, int]  # rank and cycle
 
@@ -322,7 +322,8 @@ def _mark(at_ns: int, kind: str, of: FaultInjected | RankHung | RankExited | Fin
 
 def _verdict(verdict: RankHung) -> str:
     where = f"in '{verdict.section}'" if verdict.section else f"({verdict.kind})"
-    text = f"rank {verdict.rank} hung {where} for {verdict.elapsed_s:.1f} s (timeout {verdict.timeout_s:.1f} s)"
+    kind = "learned timeout" if verdict.learned else "timeout"
+    text = f"rank {verdict.rank} hung {where} for {verdict.elapsed_s:.1f} s ({kind} {verdict.timeout_s:.1f} s)"
     return text + (", only observed" if verdict.observed_only else "")
 
 

@@ -124,9 +124,9 @@ def _minutes(timeline: Timeline, track: Track, every: int) -> Iterator[dict[str,
     """Yield a slice for each minute with what its intervals add up to, on a row of its own."""
     for minute in track.minutes[::every]:
         told = {
-            name: f"{of.sketch.ended} in {of.total_s:.4g} s, the longest {of.sketch.longest_s:.4g} s"
+            name: f"{of.count} in {of.total_s:.4g} s, the longest {max(of.longest_s, of.first_s):.4g} s"
             for name, of in minute.of.sections.items()
-            if of.sketch.ended
+            if of.count
         }
         yield {
             "ph": "X",

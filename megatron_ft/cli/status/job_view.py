@@ -24,8 +24,8 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.timeouts.minutes import read_rows
 from megatron_ft.core.wording import counted, listed
+from megatron_ft.learning.minutes import read_rows
 
 _RESTARTS = "restart"
 

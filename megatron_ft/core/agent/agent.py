@@ -18,7 +18,6 @@ from megatron_ft.core.agent.edge import Effect, Exit, LauncherExit, Write
 from megatron_ft.core.agent.hang import write_finding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
-from megatron_ft.core.agent.learning import NodeLearning
 from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_ended
 from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
@@ -46,21 +45,20 @@ from megatron_ft.core.job.messages import (
     End,
     Goodbye,
     OfSnapshots,
-    RankProgressing,
     Ready,
     Restored,
     Reviewed,
     Shutdown,
     StockTaken,
-    Suspected,
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.telemetry.metrics import NodeActivity
-from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
 from megatron_ft.core.times import earliest
+from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
+from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
 
 _ACTIVITIES = {
     AgentPhase.JOINING: NodeActivity.WAITING,
@@ -108,7 +106,7 @@ class Agent:
         self._orders = CoordinatorView(assignment or NodeAssignments())
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
-        self._learning = NodeLearning(options)
+        self._learning = LauncherLearning(options.learning)
         self._would_hang: set[tuple[str, int | None]] = set()
         """Intervals reported to the user as hangs that end nothing."""
         self.cycle = NodeCycle(options, -1, None, self._learning, now_ns=0)
@@ -137,7 +135,7 @@ class Agent:
         self._turn = Step(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
-        self._learning.go_on(self._turn)
+        self._learning.tick(self._turn)
         before = None
         while before is not self.phase:
             before = self.phase
@@ -147,7 +145,7 @@ class Agent:
     @property
     def alarm_ns(self) -> int | None:
         """Latest time of the next `Tick`."""
-        times = [self.cycle.alarm_ns(self._turn.now_ns), self._learning.alarm_ns]
+        times = [self.cycle.alarm_ns(self._turn.now_ns), self._learning.due_ns]
         if self.phase is AgentPhase.ASIDE:
             times.append(self._health.retry_ns)
         elif self.phase is AgentPhase.ENDING and self._ending is not None:
@@ -209,13 +207,13 @@ class Agent:
 
     def _hear_of_cycle(self, event: edge.Event) -> None:
         match event:
-            case Survey() | Learned() | Raised() | edge.StateRead() | edge.StateWritten():
+            case Survey() | Intervals() | Killed() | StateRead() | StateWritten():
                 self._learning.hear(event, self._turn)
             case Reviewed(timed=timed) if timed:
                 self._would_be_hang(event)
             case DiagnoseHang() | Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
-            case Suspected() | RankProgressing() | Lags():
+            case Lags():
                 self.cycle.told(event, self._turn)
             case NodeLost():
                 self._do(Write(event))
@@ -268,7 +266,8 @@ class Agent:
         match event:
             case edge.RanksMet():
                 self.cycle = self._new_cycle(self.cycle.record.cycle, event)
-                self._learning.begin(self.cycle.record, event, self._turn)
+                place, world_size = event.group_rank, event.world_size
+                self._learning.begin(self.cycle.record, self._turn, place=place, world_size=world_size)
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
@@ -279,15 +278,16 @@ class Agent:
                 self._ranks_ended(event)
             case RestoreFailed() if self._orders.is_over:
                 pass  # its rank was terminated
-            case edge.MonitorReport(report=Milestone() | Intervals()):
-                self._learning.hear(event, self._turn)
+            case edge.MonitorReport(local_rank, Milestone() | Intervals() as report):
+                self._learning.hear_monitor(local_rank, report, self._turn)
             case edge.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
                 self.cycle.would_hang(verdict, self._turn)
             case edge.MonitorReport(report=RankHung(observed_only=True) as verdict):
                 self._do(Say(lines.observed(verdict)), Write(would_have_ended(verdict)))
             case _:
                 self.cycle.hear(event, self._turn)
-                self._learning.hear(event, self._turn)
+                if isinstance(event, edge.MonitorReport):
+                    self._learning.hear_monitor(event.local_rank, event.report, self._turn)
         if self._downtime is not None and self._downtime.report_end(self.cycle.record, self._turn):
             self._downtime = None
 
@@ -430,7 +430,7 @@ class Agent:
         self._outcome, self._ending_ns = outcome, self._turn.now_ns
         if outcome is Outcome.EXCLUDED:
             self._report(NodeState.EXCLUDED, record.request_cause())
-        self.cycle.suspicion.close()
+        self.cycle.last_look.close()
         self.cycle.diagnosis.close(self._turn)
         if outcome is Outcome.FAILED:
             self._report_own_failure()

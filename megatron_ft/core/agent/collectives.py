@@ -46,6 +46,10 @@ class _Collecting:
     notes: dict[int, RankSnapshot] = field(default_factory=dict)
 
 
+_LOOK_NS = 700_000_000
+"""Time between two observations of a rank."""
+
+
 class NodeCollectiveWatch:
     """The watch of one cycle on this node, from the start of its ranks."""
 
@@ -90,13 +94,17 @@ class NodeCollectiveWatch:
         """Start anew after a stop of the whole node: no time before it counts."""
         self._begin_anew(now_ns)
 
-    def collect(self, turn: Step) -> None:
-        """Have evidence collected on the ranks of this node, which go on running."""
+    def collect(self, turn: Step, *, looks: bool = False) -> None:
+        """Have evidence collected on the ranks of this node, which go on running.
+
+        ``looks``: and what they do meanwhile.
+        """
         if self._collecting is None:
             alive = self._record.observed
             self._collecting = _Collecting(turn.now_ns + round(EVIDENCE_S * 1e9), alive)
             for local_rank in sorted(alive):
-                order = Collect(self._record.cycle, self._collecting.until_ns, passive=True)
+                again_ns = turn.now_ns + _LOOK_NS if looks else None
+                order = Collect(self._record.cycle, self._collecting.until_ns, passive=True, again_ns=again_ns)
                 turn.do(OrderMonitor(local_rank, order))
 
     def noted(self, note: RankSnapshot) -> None:

@@ -32,8 +32,7 @@ from megatron_ft.core.job.messages import NodeMessage, OfCycle, OfSnapshots, Pri
 from megatron_ft.core.memory.snapshots import KeeperPort, Kept, Restore, Saved
 from megatron_ft.core.messages.monitor import RankOrder, RankReport, Release
 from megatron_ft.core.process_facts import ProcessFacts
-from megatron_ft.core.timeouts.exchange import Moment
-from megatron_ft.core.timeouts.learned import LearnedState
+from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, TellStateWritten, WriteState
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +75,6 @@ class StopAsked:
 @dataclass(frozen=True, slots=True)
 class Continued:
     """The launcher was stopped and continued, and so were its ranks, if the whole node was."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateRead:
-    """Answer to ``ReadState``. ``state``: None if there is no usable file.
-
-    ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
-    """
-
-    path: str
-    state: LearnedState | None
-    problem: str = ""
-    may_write: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class StateWritten:
-    """Answer to ``WriteState``. ``problem``: why the file could not be written, in a line."""
-
-    ok: bool
-    problem: str = ""
-    moment: Moment | None = None
 
 
 # -- events: ranks --------------------------------------------------------------------------------------------
@@ -255,30 +232,6 @@ class OrderMonitor:
 
     local_rank: int
     order: RankOrder
-
-
-@dataclass(frozen=True, slots=True)
-class ReadState:
-    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: rename a broken file."""
-
-    path: str
-    sets_aside: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WriteState:
-    """Write the file of learned timeouts; answered by ``StateWritten``. ``moment``: None after a kill."""
-
-    path: str
-    state: LearnedState
-    moment: Moment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TellStateWritten:
-    """Tell the ranks of this node what became of the last timeouts: a STATE_ value of `core.board.layout`."""
-
-    value: int
 
 
 @dataclass(frozen=True, slots=True)

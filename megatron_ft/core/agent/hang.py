@@ -7,7 +7,7 @@ rank when the cycle is ended, or when its own bound is over, so that missing evi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -23,6 +23,7 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, RankSnapshots
 from megatron_ft.core.messages.monitor import Collect, Release
+from megatron_ft.learning.launcher_part import LauncherLearning
 
 LAST_NOTES_NS = 150_000_000
 """Send snapshots this long before the deadline, to leave time for delivery."""
@@ -33,12 +34,12 @@ _PART_CHARS = 80_000
 class NodeHangDiagnosis:
     """The diagnosis of a hang in one cycle, on this node.
 
-    ``learned_kill`` is called with the name of each learned timeout that ends a rank.
+    ``learning`` is told of each learned timeout that ends a rank.
     """
 
-    def __init__(self, options: Options, record: CycleRecord, learned_kill: Callable[[str, Step], None]) -> None:
+    def __init__(self, options: Options, record: CycleRecord, learning: LauncherLearning) -> None:
         self._options = options
-        self._learned_kill = learned_kill
+        self._learning = learning
         self._record = record
         self._decides = options.min_healthy
         self._notes: dict[int, RankSnapshot] = {}
@@ -56,7 +57,7 @@ class NodeHangDiagnosis:
             turn.do(Release(self._record.cycle))
             return
         if verdict.learned:
-            self._learned_kill(verdict.timed, turn)
+            self._learning.killed(verdict.timed, turn, moved=verdict.was_extended)
         self._verdict = self._verdict or verdict
         from_ns = verdict.at_ns if is_seen else turn.now_ns
         self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())

@@ -11,7 +11,6 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.signals import AGAIN_AFTER_S
-from megatron_ft.core.timeouts.exchange import LearnedTimeout
 from megatron_ft.core.wording import counted, when
 
 _SHOWN = 200
@@ -124,7 +123,7 @@ def more_time(verdicts: Sequence[RankHung], progress: str, most_s: float) -> str
     where = f"in '{first.section}'" if first.section is not None else first.kind.replace("_", " ")
     return (
         f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than its learned timeout of "
-        f"{first.timeout_s:.1f} s, but {progress}: extending the timeout, to at most {most_s:.1f} s in total"
+        f"{first.timeout_s:.4g} s, but {progress}: extending the timeout, to at most {most_s:.1f} s in total"
     )
 
 
@@ -164,59 +163,6 @@ def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
     """Format that an interval exceeds a report-only timeout. ``observes_only``: no rank is ever terminated."""
     follows = ": not killed (observe-only)" if observes_only else "; set timeouts or --ft-learn on to restart"
     return f"would be a hang: {review.text}{follows}"
-
-
-NOTHING_IS_KILLED = "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)"
-NOTHING_IS_DETECTED = "no timeouts configured, learning is off: hangs are not detected by sections"
-
-
-def timeouts_loaded(path: str, timeouts: Mapping[str, float]) -> str:
-    told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
-    return f"timeouts loaded from {path}: {told or 'heartbeats'}"
-
-
-def timeouts_updated(timeouts: Mapping[str, LearnedTimeout]) -> str:
-    """Format changed learned timeouts, with the reasons."""
-    return f"timeouts updated: {'; '.join(_change(name, each) for name, each in timeouts.items())}"
-
-
-def _change(name: str, found: LearnedTimeout) -> str:
-    facts = [] if found.previous_s is None else [f"was {found.previous_s:.4g} s"]
-    if found.max_observed_s is not None:
-        by = "" if found.rank_of_max is None else f", in rank {found.rank_of_max}"
-        facts.append(f"the longest took {found.max_observed_s:.4g} s{by}")
-    return f"{name} {found.timeout_s:.4g} s" + (f" ({'; '.join(facts)})" if facts else "")
-
-
-def raised_to(name: str, now_s: float, before_s: float) -> str:
-    """Format a learned timeout that terminated a rank and was doubled, up to the user's configuration."""
-    capped = "" if now_s > 1.99 * before_s else ", limited by its configured timeout"
-    how = f"{before_s:.4g} s x 2{capped}" if now_s > 1.01 * before_s else "its configured timeout is the limit"
-    return f"the timeout of '{name}' terminated a rank in the last cycle: it is {now_s:.4g} s now ({how})"
-
-
-def raised(name: str, factor: float) -> str:
-    """Format a client-calculated timeout that terminated a rank and was multiplied."""
-    return f"the timeout of '{name}' terminated a rank in the last cycle: it is multiplied by {factor:g} now"
-
-
-def never_opened(name: str, meant: str, *, steps: int | None, untimed: str) -> str:
-    """Format a configured section that no rank has opened.
-
-    ``steps``: number so far; None: the whole run. ``untimed``: what happens to hangs in ``meant``, if it has no
-    timeout.
-    """
-    until = "in this run" if steps is None else f"in the first {counted(steps, 'iteration')}"
-    head = f"section '{name}' has a timeout, but no rank has opened it {until}"
-    if not meant:
-        return head
-    missing = f" Hangs in '{meant}' {untimed} until it has one" if untimed else ""
-    return f"{head}: did you mean '{meant}'?{missing}"
-
-
-def other_state_file(rank: int, path: str, used: str) -> str:
-    """Format that ranks of one node name different files of learned timeouts."""
-    return f"rank {rank} names {path} for learned timeouts, another rank of this node {used}: using {used}"
 
 
 def collectives_go_on(seconds: float) -> str:

@@ -11,11 +11,9 @@ from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence, Write
 from megatron_ft.core.agent.hang import NodeHangDiagnosis
-from megatron_ft.core.agent.hang_review import HangReview
-from megatron_ft.core.agent.learning import NodeLearning
+from megatron_ft.core.agent.last_look import LastLook
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.step import Options, Step
-from megatron_ft.core.agent.suspicion import NodeSuspicions
 from megatron_ft.core.agent.waits import NodeWaits
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
@@ -24,24 +22,24 @@ from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain, WouldHaveEnded
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.messages import DiagnoseHang, Hang, RankProgressing, Reviewed, Suspected
+from megatron_ft.core.job.messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.core.job.restart_policy import NodeState, Reached
-from megatron_ft.core.messages.monitor import Observation, ProgressChecked, RankReport, Suspect
+from megatron_ft.core.messages.monitor import Observation, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
+from megatron_ft.learning.launcher_part import LauncherLearning
 
 
 class NodeCycle:
     """One cycle on this node. ``met`` is None before the nodes have met."""
 
     def __init__(
-        self, options: Options, number: int, met: edge.RanksMet | None, learning: NodeLearning, *, now_ns: int
+        self, options: Options, number: int, met: edge.RanksMet | None, learning: LauncherLearning, *, now_ns: int
     ) -> None:
         self.met = met
         self.record = CycleRecord(number, () if met is None else met.ranks, met_ns=now_ns)
-        self.diagnosis = NodeHangDiagnosis(options, self.record, learning.killed)
-        self.review = HangReview(self.record) if options.min_healthy else None
-        self.suspicion = NodeSuspicions(options, self.record, nodes=1 if met is None else met.nodes, review=self.review)
+        self.diagnosis = NodeHangDiagnosis(options, self.record, learning)
+        self.last_look = LastLook(options, self.record)
         self._options = options
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
@@ -82,11 +80,11 @@ class NodeCycle:
         elif self._collectives is None or self.met is None:
             return
         elif isinstance(event, Reviewed) and event.decides:
-            verdict = None if self.review is None else self.review.reviewed(event, turn)
+            verdict = self.last_look.reviewed(event, turn)
             if verdict is not None:
                 self._end_missing(verdict, event, turn)
         elif isinstance(event, DiagnoseHang):
-            self._collectives.collect(turn)
+            self._collectives.collect(turn, looks=event.looks)
         else:
             self._reviewed(event, self._collectives, self.met.group_rank, turn)
 
@@ -148,9 +146,7 @@ class NodeCycle:
                     msgspec.structs.replace(note, rank=self.record.ranks[local_rank], local_rank=local_rank), turn
                 )
             case Suspect(verdict) if local_rank in self.record.started:
-                self._suspected(verdict, turn)
-            case ProgressChecked(progress=progress):
-                self.suspicion.checked(local_rank, progress, turn)
+                self.last_look.suspected(verdict, turn)
             case RankHung() if local_rank in self.record.started:
                 self.record.found_by_monitor(report, turn.now_s, turn.seen)
                 self.diagnosis.found(report, turn)
@@ -164,12 +160,6 @@ class NodeCycle:
             self._collectives.noted(note)
         self.diagnosis.noted(note, turn)
 
-    def _suspected(self, verdict: RankHung, turn: Step) -> None:
-        if self.review is not None and not verdict.learned:
-            self.review.suspected(verdict, turn)
-        else:
-            self.suspicion.suspected(verdict, turn)
-
     def _exited(self, event: RankExited, turn: Step) -> None:
         ended = self.record.exited(event, turn.seen)
         turn.do(Write(ended, at_ns=ended.at_ns))
@@ -182,24 +172,16 @@ class NodeCycle:
             elif is_secondary_failure(ended):
                 self.diagnosis.lost_peer(ended, turn)
 
-    def told(self, message: Suspected | RankProgressing | Lags, turn: Step) -> None:
-        """Another node asks for a check of progress, or reports it, because a learned timeout is over; or ranks lag."""
-        if message.cycle != self.record.cycle:
-            return
-        match message:
-            case Suspected(between_s=between_s):
-                self.suspicion.check_progress(between_s, turn)
-            case RankProgressing(progress=progress):
-                self.suspicion.moving(progress, turn)
-            case Lags() if self.waits is not None:
-                self.waits.hear(message, turn)
+    def told(self, message: Lags, turn: Step) -> None:
+        """Ranks lag, or do so no more."""
+        if message.cycle == self.record.cycle and self.waits is not None:
+            self.waits.hear(message, turn)
 
     def alarm_ns(self, now_ns: int) -> int | None:
         """Latest time of the next ``go_on`` and ``state``."""
         grace_due_s = self.record.grace_due_s(now_ns / 1e9)
         return earliest(
             self.diagnosis.alarm_ns,
-            self.suspicion.alarm_ns,
             None if self._deadlines is None else self._deadlines.alarm_ns,
             None if self._collectives is None else self._collectives.alarm_ns,
             None if self.waits is None else self.waits.alarm_ns,
@@ -210,7 +192,6 @@ class NodeCycle:
         """Do what is due. ``is_stopping``: the launcher was asked to stop."""
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
-        self.suspicion.go_on(turn)
         if self._collectives is not None:
             self._collectives.go_on(turn, is_stopping=is_stopping)
         if self.waits is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from megatron_ft.core.agent.edge import Effect, Readings
+from megatron_ft.core.agent.edge import Effect, OrderMonitor, Readings, Write
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
-from megatron_ft.core.timeouts.learned import OUT_FIELD, SECTIONS_FIELD
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.messages.monitor import RankOrder
+from megatron_ft.learning.launcher_part import LearningOptions
 
 LATE_NS = 500_000_000
 """Delay of a timer beyond which the whole node must have been stopped, and the ranks with it."""
@@ -27,9 +29,6 @@ class Options:
         watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
         timeout applies to them. None: half of the timeout of their process group.
         ends_for_collectives: also end the cycle if ranks wait in a collective.
-        learn: "off", "report", "on" or "reference".
-        safety_factor: factor of the reference's rule.
-        configured: those of `core.timeouts.learned.CONFIGURED_FIELDS` that the user has set.
         says_all: this launcher prints lines about the whole job even if another one does.
         shares_output: the output of all launchers of the job goes to one place.
     """
@@ -51,26 +50,7 @@ class Options:
     ends_for_collectives: bool = False
     says_all: bool = False
     shares_output: bool = False
-    learn: str = "report"
-    safety_factor: float = 5.0
-    configured: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def rule(self) -> str:
-        """Rule for learned timeouts."""
-        return "reference" if self.learn == "reference" else "budget"
-
-    @property
-    def configured_sections(self) -> Mapping[str, float | None]:
-        """Sections that the user has configured, each with its timeout."""
-        sections: Mapping[str, float | None] = self.configured.get(SECTIONS_FIELD) or {}
-        return sections
-
-    @property
-    def caps(self) -> dict[str, float]:
-        """Configured timeouts of sections, and of OUT_OF_SECTION."""
-        timeouts = {**self.configured_sections, OUT_OF_SECTION: self.configured.get(OUT_FIELD)}
-        return {name: float(timeout_s) for name, timeout_s in timeouts.items() if timeout_s is not None}
+    learning: LearningOptions = LearningOptions()  # noqa: RUF009 - frozen
 
 
 class AgentPhase(enum.Enum):
@@ -113,6 +93,22 @@ class Step:
     def do(self, *effects: Effect) -> None:
         """Append effects, in this order."""
         self.effects += effects
+
+    def say(self, text: str) -> None:
+        """Print a line about this node."""
+        self.do(Say(text))
+
+    def write(self, record: Record) -> None:
+        """Write a record to the event log."""
+        self.do(Write(record))
+
+    def order(self, local_ranks: Iterable[int], order: RankOrder) -> None:
+        """Send an order to the monitors of these ranks."""
+        self.do(*(OrderMonitor(local_rank, order) for local_rank in sorted(local_ranks)))
+
+    def board(self, local_rank: int) -> BoardSnapshot | None:
+        """Return the reading of a rank's board."""
+        return self.seen.boards[local_rank]
 
     def say_for_all(self, text: str) -> None:
         """Print a line about the whole job, unless another launcher does."""

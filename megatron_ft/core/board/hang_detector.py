@@ -53,8 +53,6 @@ class Overdue(NamedTuple):
     """All open sections, outermost first."""
     is_learned: bool = False
     """True if the timeout was calculated from observed intervals."""
-    limit_ns: int | None = None
-    """Hard limit even while ranks make progress; None: a multiple of the timeout."""
     enforced: bool = True
     """False: the rank is only reported, never terminated."""
 
@@ -221,7 +219,6 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         iteration=board.iteration,
         open_sections=tuple(s.name for s in board.open_sections),
         is_learned=interval.is_learned,
-        limit_ns=interval.limit_ns,
         enforced=interval.enforced,
     )
     if state.suspect is None or state.suspect.key != interval.key:

@@ -28,7 +28,7 @@ from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardS
 from megatron_ft.core.times import earliest
 
 FIRST_INTERVALS = 4
-"""Number of first intervals of a section in a cycle: compilation, allocation, files that aren't cached."""
+"""Number of first times out of section in a cycle that reports leave out: the warm-up may have another timeout."""
 SETUP, STEP, CHECKPOINTING = SECTIONS = ("setup", "step", "checkpointing")
 """Names of the sections that train loops usually have."""
 WARMUP = "warmup"
@@ -63,8 +63,6 @@ class Interval(NamedTuple):
     timeout_ns: int
     is_learned: bool = False
     """True if the timeout was armed, or calculated by the rank's client."""
-    limit_ns: int | None = None
-    """Hard limit even while ranks make progress; None: a multiple of the timeout."""
     enforced: bool = True
     """False: an overdue interval is only reported, its rank never terminated."""
 
@@ -78,7 +76,6 @@ class _Bound(NamedTuple):
 
     timeout_ns: int | None
     is_learned: bool = False
-    limit_ns: int | None = None
     enforced: bool = True
 
 
@@ -94,7 +91,7 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         if not section.opened_at_ns:
             continue
         any_open = True
-        bound = _section_bound(section, is_first=section.open_count <= FIRST_INTERVALS)
+        bound = _section_bound(section)
         if section.name == STEP:
             bound = _step_bound(board, bound, slow, warming_up=warming_up)
         if bound.timeout_ns is not None:
@@ -114,23 +111,19 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & FLAG_ARE_LEARNED))
 
 
-def _section_bound(section: SectionView, *, is_first: bool = False) -> _Bound:
-    if section.armed is None:
-        return _Bound(section.own_timeout_ns, section.is_calculated)
-    return _armed_bound(section.armed, is_first=is_first)
+def _section_bound(section: SectionView) -> _Bound:
+    return _bound(section.armed, section.own_timeout_ns, is_calculated=section.is_calculated)
 
 
-def _armed_bound(armed: ArmedTimeout, *, is_first: bool) -> _Bound:
-    timeout_ns = armed.first_ns if is_first and armed.first_ns is not None else armed.timeout_ns
-    limit_ns = armed.limit_ns if armed.limit_ns is not None and armed.limit_ns > timeout_ns else None
-    return _Bound(timeout_ns, is_learned=True, limit_ns=limit_ns, enforced=armed.enforced)
+def _bound(armed: ArmedTimeout | None, own_ns: int | None, *, is_calculated: bool) -> _Bound:
+    if armed is None:
+        return _Bound(own_ns, is_calculated)
+    return _Bound(armed.timeout_ns, is_learned=True, enforced=armed.enforced)
 
 
 def _out_of_section_bound(board: BoardSnapshot, *, warming_up: bool) -> _Bound:
-    bound = _Bound(board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated)
-    if board.armed_out_of_section is not None:
-        opened = sum(section.open_count for section in board.sections)
-        bound = _armed_bound(board.armed_out_of_section, is_first=opened < FIRST_INTERVALS)
+    own_ns, is_calculated = board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
+    bound = _bound(board.armed_out_of_section, own_ns, is_calculated=is_calculated)
     if warming_up:
         return _warm_up_bound(board, bound)
     return bound if bound.timeout_ns is None else _first_step_bound(board, bound, bound.timeout_ns)
@@ -147,7 +140,7 @@ def _first_step_bound(board: BoardSnapshot, bound: _Bound, timeout_ns: int) -> _
     is_first = not board.first_step_at_ns and (step is None or not step.open_count)
     if not is_first or setup is None or not setup.open_count:
         return bound
-    of_setup = _section_bound(setup, is_first=True)
+    of_setup = _section_bound(setup)
     return of_setup if of_setup.timeout_ns is not None and of_setup.timeout_ns > timeout_ns else bound
 
 
@@ -165,9 +158,7 @@ def _warm_up_bound(board: BoardSnapshot, bound: _Bound) -> _Bound:
     start_ns = board.initial_heartbeat_timeout_ns
     if bound.timeout_ns is None or start_ns is None:
         return _Bound(None)
-    timeout_ns = max(bound.timeout_ns, start_ns)
-    limit_ns = bound.limit_ns if bound.limit_ns is not None and bound.limit_ns > timeout_ns else None
-    return bound._replace(timeout_ns=timeout_ns, limit_ns=limit_ns)
+    return bound._replace(timeout_ns=max(bound.timeout_ns, start_ns))
 
 
 def _is_warming_up(board: BoardSnapshot) -> bool:
@@ -186,11 +177,9 @@ def _is_warming_up(board: BoardSnapshot) -> bool:
 
 def smallest_timeout(board: BoardSnapshot) -> int | None:
     """Return the smallest finite timeout: nothing that starts after a look can be late before that time."""
-    armed = [board.armed_out_of_section, *(section.armed for section in board.sections)]
     return earliest(
         board.out_of_section_timeout_ns,
         board.initial_heartbeat_timeout_ns,
         board.heartbeat_timeout_ns,
         *(section.timeout_ns for section in board.sections),
-        *(each.first_ns for each in armed if each is not None),
     )

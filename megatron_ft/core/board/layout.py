@@ -56,9 +56,7 @@ W_COLLECTIVES_ENTERED = 33
 W_COLLECTIVES_COMPLETED = 34
 # (monitor) learned timeouts that apply instead of the rank's own words; 0: none
 W_OUT_OF_SECTION_ARMED = 35
-W_OUT_OF_SECTION_ARMED_FIRST = 36  # of the first times of a cycle in which no section is open
-W_OUT_OF_SECTION_ARMED_LIMIT = 37  # the most that may pass even while ranks make progress
-W_OUT_OF_SECTION_ARMED_FLAGS = 38
+W_OUT_OF_SECTION_ARMED_FLAGS = 36
 W_INITIAL_HEARTBEAT_ARMED = 39
 W_HEARTBEAT_ARMED = 40
 # what the rank says of its run, for learning
@@ -103,9 +101,7 @@ S_OPEN_COUNT = 9
 S_TIMEOUT = 10
 S_CALCULATED = 11  # 1: the rank's client has calculated it from observed intervals
 S_ARMED = 12  # (monitor) as W_OUT_OF_SECTION_ARMED and the words after it
-S_ARMED_FIRST = 13
-S_ARMED_LIMIT = 14
-S_ARMED_FLAGS = 15
+S_ARMED_FLAGS = 13
 
 RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
 RING_EVENTS = 4096  # a power of two
@@ -136,10 +132,6 @@ class ArmedTimeout(NamedTuple):
     """Learned timeout that the monitor applies instead of the rank's own one."""
 
     timeout_ns: int
-    first_ns: int | None = None
-    """Timeout of the first intervals of a cycle; None: ``timeout_ns``."""
-    limit_ns: int | None = None
-    """Hard limit of an interval even while ranks make progress."""
     enforced: bool = True
     """False: a rank that exceeds the timeout is only reported."""
 
@@ -356,12 +348,11 @@ def timeout_word(seconds: float | None) -> int:
     return NO_TIMEOUT if seconds is None else min(max(1, round(seconds * 1e9)), NO_TIMEOUT - 1)
 
 
-def armed_words(armed: ArmedTimeout | None) -> tuple[int, int, int, int]:
-    """Return the four words of an armed timeout."""
+def armed_words(armed: ArmedTimeout | None) -> tuple[int, int]:
+    """Return the two words of an armed timeout."""
     if armed is None:
-        return 0, 0, 0, 0
-    flags = ARMED_ENFORCED if armed.enforced else 0
-    return armed.timeout_ns, armed.first_ns or 0, armed.limit_ns or 0, flags
+        return 0, 0
+    return armed.timeout_ns, ARMED_ENFORCED if armed.enforced else 0
 
 
 def encode_name(name: str) -> bytes:
@@ -373,10 +364,8 @@ def encode_name(name: str) -> bytes:
 
 def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
     """Read an armed timeout, of any value: the monitor compares these words with what it has armed."""
-    timeout_ns, first_ns, limit_ns, flags = words[at : at + 4]
-    if not timeout_ns:
-        return None
-    return ArmedTimeout(timeout_ns, first_ns or None, limit_ns or None, flags == ARMED_ENFORCED)
+    timeout_ns, flags = words[at : at + 2]
+    return ArmedTimeout(timeout_ns, flags == ARMED_ENFORCED) if timeout_ns else None
 
 
 def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:

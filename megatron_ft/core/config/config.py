@@ -23,11 +23,11 @@ from megatron_ft.core.config.kinds import (
 from megatron_ft.core.config.option import dashed, option, table_of
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
 MAX_SECTIONS = 64
 MAX_SECTION_NAME_BYTES = 63
-LEARN = ("report", "on", "reference", "off")
+LEARN = ("off", "report", "on")
 
 Self = TypeVar("Self", bound="ConfigValues")
 Given = TypeVar("Given")
@@ -163,18 +163,19 @@ class ConfigValues:
     safety_factor: float = option(
         5.0,
         FACTOR,
-        "Learned timeout as a multiple of the longest observed interval, with --ft-learn reference. The interval is "
-        "the longest on any rank. By the default rule, once 12 intervals were observed, a learned timeout is at most "
-        "0.8 times what that gives on average, unless longer intervals were observed more than once or the timeout has "
-        "terminated a rank.",
+        "Learned timeout as a multiple of the longest interval that was observed on any rank.",
+    )
+    learned_floor: float = option(
+        60.0,
+        DURATION,
+        "Least learned timeout that terminates a rank, in seconds; four times that for 'setup'.",
     )
     learn: str = option(
         "report",
-        one_of(*LEARN),
+        one_of(*LEARN, aliases={"reference": "on"}),
         "What follows from timeouts that are learned from observed intervals. report: a rank that exceeds one is "
         "reported and goes on. on: it is terminated as hung, and timeouts are kept in ft_state.json for the next run, "
-        "as a script asks for itself with calc_ft_timeouts. reference: the same, by the rule of nvidia-resiliency-ext. "
-        "off: no timeout is learned unless the script asks for it.",
+        "as a script asks for itself with calc_ft_timeouts. off: no timeout is learned unless the script asks for it.",
         names=("ft-learn", "ft-param-learn"),
     )
     workload_check_interval: float = option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,12 +168,14 @@ def whole(first: int, last: int, unit: str = "") -> OptionKind:
     return OptionKind(check=check, read=_read_name_or_number, allowed=allowed, unit=unit, metavar="N")
 
 
-def one_of(*words: str) -> OptionKind:
-    """Kind of one of these words."""
+def one_of(*words: str, aliases: Mapping[str, str] | None = None) -> OptionKind:
+    """Kind of one of these words. ``aliases``: earlier words, and what each means."""
 
     def check(value: object) -> str:
         if isinstance(value, bool):  # YAML 1.1 reads the words on and off as booleans
             value = "on" if value else "off"
+        if isinstance(value, str):
+            value = (aliases or {}).get(value, value)
         if isinstance(value, str) and value in words:
             return value
         raise Refused(nearest(value, words) if isinstance(value, str) else "")

@@ -47,6 +47,7 @@ GROUPS = {
         "ft_exit_timeout",
         "ft_learn",
         "ft_safety_factor",
+        "ft_learned_floor",
         "ft_watch_collectives",
         "ft_observe_only",
         "ft_workload_check_interval",

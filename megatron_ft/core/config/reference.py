@@ -92,7 +92,7 @@ SERVED: dict[str, str] = {
     "initial_rank_heartbeat_timeout": "3600 s unless given; 0.5 and later have no default",
     "rank_heartbeat_timeout": "2700 s unless given; 0.5 and later have no default",
     "rank_out_of_section_timeout": "also before the first 'step', unless the script imports nvidia-resiliency-ext",
-    "safety_factor": "the same formula with --ft-learn reference only",
+    "safety_factor": "the same formula; a learned timeout terminates at --ft-learned-floor (60 s) at the earliest",
     "workload_check_interval": "a hang is detected when its timeout expires, not at the next check",
     "rank_termination_signal": f"a rank still running {GRACE_S:g} s later gets SIGKILL",
     "log_level": "user lines are printed at INFO and below",

@@ -10,10 +10,10 @@ REMOVED: dict[str, str] = {
     "say": "it is fixed: lines about the job are printed once, in pods of Kubernetes by each launcher",
     "max_failed_starts": "it is fixed: 2; --ft-max-no-progress-cycles 0 switches both off",
     "watch_collectives_timeout": "use --ft-watch-collectives report:SECONDS or end:SECONDS",
-    "timeout_rule": "use learn: reference (--ft-learn reference) for the rule of nvidia-resiliency-ext",
+    "timeout_rule": "use learn: report, on or off (--ft-learn); there is one rule",
     "learn_timeouts": "use learn: report, on or off (--ft-learn)",
-    "false_kill_budget": "it is fixed: one interval in a million",
-    "calculated_timeout_floor": "it is fixed: no learned timeout is below 5 s",
+    "false_kill_budget": "there is none: --ft-learned-floor and --ft-safety-factor make learned timeouts longer",
+    "calculated_timeout_floor": "use learned_floor (--ft-learned-floor)",
 }
 """Replacement by the option's name as a key of YAML."""
 

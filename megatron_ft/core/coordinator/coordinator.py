@@ -7,11 +7,12 @@ keeps nothing on disk: the launchers can tell another one all that it needs.
 
 from __future__ import annotations
 
+import functools
+
 from megatron_ft.core.coordinator.admission import Admission
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, JobState
-from megatron_ft.core.coordinator.learning import CycleLearning, SurveyLog
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
@@ -27,7 +28,8 @@ from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.memory.snapshots import KeeperPort, Saved
-from megatron_ft.core.timeouts.exchange import Intervals, Milestone, Raised
+from megatron_ft.learning.leader_part import LeaderLearning
+from megatron_ft.learning.messages import Intervals, Killed, Milestone
 
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
@@ -68,8 +70,7 @@ class Coordinator:
         self._alarms: list[float] = []
         self._state = JobState()
         self._cycle: JobCycle | None = None
-        self._surveys = SurveyLog()
-        self._learning = CycleLearning(-1, self._surveys)
+        self._learning = LeaderLearning()
         """The learning of ``_cycle``."""
         self._slow_ranks = SlowRanks(-1, 0)
         self._next_cycle = NextCycle(self._state, self._consensus, self._nodes)
@@ -230,24 +231,16 @@ class Coordinator:
             self._slow_ranks.heard(node.name, message, self._clock.now_s)
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
-            self._out += [Send(asked, m.DiagnoseHang(message.cycle, message.passive))] if asked else []
-        elif isinstance(message, m.Suspected | m.RankProgressing) and cycle.admit(message, self._clock.now_s):
-            self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
+            question = m.DiagnoseHang(message.cycle, message.passive, looks=message.decides)
+            self._out += [Send(asked, question)] if asked else []
         elif isinstance(message, Saved | m.Restored | KeeperPort):
             self._heard_of_snapshot(cycle, place, node, message)
         elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
-        elif isinstance(message, Milestone | Intervals | Raised):
-            self._heard_of_timeouts(place, node, message)
-
-    def _heard_of_timeouts(self, place: int, node: Node, message: Milestone | Intervals | Raised) -> None:
-        match message:
-            case Milestone():
-                self._learning.reached(place, message)
-            case Intervals():
-                self._learning.answered(place, message)
-            case Raised():
-                self._raised(node, message)
+        elif isinstance(message, Milestone | Intervals | Killed):
+            for_others = self._learning.hear(place, message)
+            links = [link for link in cycle.links(self._nodes.values()).values() if link != node.link]
+            self._out += [Send(links, for_others)] if for_others is not None and links else []
 
     def _heard_of_snapshot(
         self, cycle: JobCycle, place: int, node: Node, message: Saved | m.Restored | KeeperPort
@@ -273,13 +266,6 @@ class Coordinator:
             to = self._consensus.voters().get(at)
             if to is not None and to.link is not None:
                 self._out.append(Send([to.link], message))
-
-    def _raised(self, by: Node, raised: Raised) -> None:
-        """Tell all other nodes that a learned timeout has ended a rank."""
-        cycle = self._cycle
-        if cycle is not None and self._learning.raised(raised):
-            links = [link for link in cycle.links(self._nodes.values()).values() if link != by.link]
-            self._out += [Send(links, raised)] if links else []
 
     def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
         cycle = self._cycle
@@ -328,8 +314,6 @@ class Coordinator:
             return
         self._next_cycle.restore_place(node)
         cycle.restored(node.place, standing, self._clock.now_s)
-        for name in standing.raised:
-            self._raised(node, Raised(standing.cycle, name))
         if standing.complete is not None:
             self._tell_of_snapshot(cycle, cycle.snapshots.was_complete(node.place, standing.complete))
         for key in standing.saved:
@@ -362,7 +346,7 @@ class Coordinator:
         if decision.kind is not DecisionKind.END:
             self._state.move(CoordinatorMove.CYCLE)
         cycle = self._cycle = JobCycle(rules, decision, self._state)
-        self._learning = CycleLearning(decision.cycle, self._surveys)
+        self._learning = self._learning.begin(decision.cycle)
         self._slow_ranks = SlowRanks(decision.cycle, decision.world)
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
@@ -495,8 +479,6 @@ class Coordinator:
         if cycle.place_of(node) is None:
             self._seat(node)  # it has just said that it has accepted what was decided
         seated = cycle.is_seated(node)
-        known = node.standing.raised
-        self._out += [Send([link], raised) for raised in self._learning.all_raised if raised.name not in known]
         if node.memory.number < decision.number:
             held = node.held(decision) or Assignment(decision)
             node.learn(held)
@@ -548,9 +530,10 @@ class Coordinator:
         """Begin or end a survey. After all decisions, which it must not delay."""
         cycle = self._cycle
         if cycle is not None:
-            links, healthy = lambda: cycle.links(self._nodes.values()), lambda: cycle.healthy
-            self._out += self._learning.take(self._clock.now_s, links, healthy)
-            self._alarms += [] if self._learning.alarm_s is None else [self._learning.alarm_s]
+            links = functools.cache(lambda: cycle.links(self._nodes.values()))
+            due = self._learning.tick(self._clock.now_s, lambda: links().keys(), lambda: cycle.healthy)
+            self._out += [Send([*links().values()], message) for message in due if links()]
+            self._alarms += [] if self._learning.due_s is None else [self._learning.due_s]
 
     def _look_for_slow_ranks(self) -> None:
         """Tell the launcher that speaks for the job which ranks hold the others back."""

@@ -25,11 +25,9 @@ from megatron_ft.core.job.messages import (
     Goodbye,
     Hang,
     NodeStatus,
-    RankProgressing,
     RankSnapshots,
     Report,
     Rules,
-    Suspected,
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
@@ -42,8 +40,6 @@ _CAUSE_S = 0.3
 """Seconds to wait for the cause after a failure that is only a consequence."""
 RERUN_S = 3.0
 """Seconds to wait for the report of the rank whose result Megatron's rerun state machine rejected."""
-_PASS_ON_S = 0.5
-"""A message is passed on to the other nodes at most once in this time."""
 _GONE = (NodeState.LOST, NodeState.EXCLUDED)
 
 
@@ -80,7 +76,6 @@ class JobCycle:
     _reached: Reached | None = None
     _joining: int = 0
     _missing: set[int] = field(default_factory=set)
-    _passed_on_s: dict[type, float] = field(default_factory=dict)
     snapshots: CompleteSnapshots = field(init=False)
     copies: SnapshotCopies = field(init=False)
 
@@ -207,7 +202,9 @@ class JobCycle:
 
         Of thousands of nodes that detect the same hang all but the first cost nothing.
         """
-        is_refused = self.review is not None if hang.passive else self.rules.min_healthy
+        # a question that decides takes the place of one that only reports
+        is_asked = self.review is not None and (self.review.decides or not hang.decides)
+        is_refused = is_asked if hang.passive else self.rules.min_healthy
         if is_refused or self.diagnosis is not None or self.outcome is not None:
             return []
         links, reached = self.links(nodes), None if hang.passive else hang.reached
@@ -227,7 +224,7 @@ class JobCycle:
         """Requests for evidence of a hang to the node at that place, which has just connected."""
         open_ones = ((self.diagnosis, False), (self.review, True)) if self.outcome is None else ()
         return [
-            DiagnoseHang(self.decision.cycle, passive)
+            DiagnoseHang(self.decision.cycle, passive, looks=diagnosis.decides)
             for diagnosis, passive in open_ones
             if diagnosis is not None and diagnosis.awaits(place)
         ]
@@ -237,14 +234,6 @@ class JobCycle:
         diagnosis = self.review if notes.passive else self.diagnosis
         if diagnosis is not None:
             diagnosis.told(place, notes.notes, more=notes.more)
-
-    def admit(self, message: Suspected | RankProgressing, now_s: float) -> bool:
-        """Let a message pass to the other nodes; False if one like it just did: in a large job many send the same."""
-        last_s = self._passed_on_s.get(type(message))
-        if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
-            return False
-        self._passed_on_s[type(message)] = now_s
-        return True
 
     def asked_to_end(self, place: int | None, text: str) -> None:
         """A rank of that node has requested the end of the job, with these words; the first request counts."""

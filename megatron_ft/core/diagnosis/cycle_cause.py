@@ -62,7 +62,8 @@ def describe_hang(verdict: RankHung) -> str:
 def describe_overdue(verdict: RankHung) -> str:
     """Like ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
-    note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
+    kind = f"learned timeout {verdict.timeout_s:.4g}" if verdict.learned else f"timeout {verdict.timeout_s:.1f}"
+    note = f"({kind} s{stopped})"
     if verdict.kind == LOST_PEER:
         return f"raised {one_line(verdict.error)}"
     if verdict.section is not None:
@@ -272,6 +273,7 @@ def as_verdict(other: RankView, found: RankHung) -> RankHung:
         local_rank=other.local_rank,
         kind="section" if other.section is not None else "out_of_section" if found.kind == "section" else found.kind,
         section=other.section,
+        learned=found.learned,
         elapsed_s=max(0.0, (found.at_ns - other.since_ns) / 1e9),
         timeout_s=found.timeout_s if other.timeout_s is None else other.timeout_s,
         iteration=other.iteration,

@@ -73,6 +73,7 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
         own_rank: its number in its default process group, if it differs (after a restart within the process); groups of
         its collectives use such numbers.
         collective_s: for a script without hooks: seconds since a collective was seen to begin or complete.
+        progress: what it did while evidence was collected, in words; empty if nothing, or where nobody asked.
     """
 
     rank: Rank
@@ -107,6 +108,7 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
     collective_s: Seconds | None = None
     exitcode: Int | None = None
     own_rank: Count | None = None
+    progress: str = ""
 
     def __post_init__(self) -> None:
         if len(self.raised) > _MOST_CHARACTERS:  # a message has room for a MiB, and some exceptions are longer

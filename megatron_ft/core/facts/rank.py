@@ -46,8 +46,6 @@ class TimeoutOrigin(Fact, frozen=True, kw_only=True):
         timeout_s, previous_s: current and previous value.
         max_observed_s, rank_of_max: the longest interval over all ranks, and its rank.
         margin_s: timeout minus that interval.
-        rule: rule it was learned by, "budget" or "reference".
-        first_s: timeout of the first intervals of a cycle, if it differs.
     """
 
     timeout_s: Seconds | None = None
@@ -55,8 +53,6 @@ class TimeoutOrigin(Fact, frozen=True, kw_only=True):
     max_observed_s: Seconds | None = None
     rank_of_max: Rank | None = None
     margin_s: Finite | None = None
-    rule: str | None = None
-    first_s: Seconds | None = None
 
 
 class TimeoutsLearned(Fact, frozen=True, kw_only=True):

@@ -66,7 +66,6 @@ class RankHung(Fact, frozen=True, kw_only=True):
         observed_only: it isn't ended (--ft-observe-only, or a timeout that isn't enforced).
         text: the verdict in words, from a launcher only.
         learned: the timeout was calculated from observed intervals.
-        limit_s: hard limit even while ranks make progress; for a learned timeout only.
         enforced: ranks that exceed the timeout may be ended.
         error: the exception of a rank that has lost a peer, in one line.
     """
@@ -87,7 +86,6 @@ class RankHung(Fact, frozen=True, kw_only=True):
     observed_only: bool = False
     text: str | None = None
     learned: bool = False
-    limit_s: Seconds | None = None
     enforced: bool = True
     error: str = ""
     NAME: ClassVar[str] = "verdict"
@@ -101,6 +99,11 @@ class RankHung(Fact, frozen=True, kw_only=True):
     def is_certain(self) -> bool:
         """Return True if the rank surely hung: its timeout is the user's, or it was stopped. A learned one may err."""
         return self.stopped or not self.learned
+
+    @property
+    def was_extended(self) -> bool:
+        """Return True if the interval outlasted its learned timeout, because ranks made progress."""
+        return self.learned and self.elapsed_s > 1.2 * self.timeout_s
 
     @property
     def timed(self) -> str:

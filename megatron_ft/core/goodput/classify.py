@@ -38,8 +38,8 @@ from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep, 
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.timeouts.minutes import read_rows
 from megatron_ft.core.times import earliest
+from megatron_ft.learning.minutes import read_rows
 
 Span = tuple[int, int]
 """Beginning and end, ns."""

@@ -60,7 +60,7 @@ class HangDiagnosis:
         self._awaited = set(asked)
         self._lost: set[int] = set()
         self._are_all = are_all
-        self._decides = decides
+        self.decides = decides
         self._notes: list[RankSnapshot] = []
         self._found: tuple[Cause | None] | None = None
 
@@ -97,7 +97,7 @@ class HangDiagnosis:
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
         """Return the result of an observe-only diagnosis; None if ranks complete, or may, collectives found silent."""
         has_all = self._has_all
-        if self._decides:
+        if self.decides:
             return review_hang(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
         if self.first.kind != COLLECTIVES:
             return review_interval(
@@ -301,7 +301,7 @@ def review_interval(
     host = f" ({note.host})" if several and note is not None and note.host else ""
     what = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
     at = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
-    text = f"rank {rank}{host} {what} for {verdict.elapsed_s:.1f} s{at} (learned timeout {first.timeout_s:.1f} s)"
+    text = f"rank {rank}{host} {what} for {verdict.elapsed_s:.1f} s{at} (learned timeout {first.timeout_s:.4g} s)"
     return Reviewed(
         cycle=cycle,
         asker=asker,
@@ -328,11 +328,13 @@ def review_hang(
         verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
         host = f" ({note.host})" if several and note.host else ""
         hanging, text = (note.rank,), f"rank {note.rank}{host} {finding.text}"
+    moved = next((each for each in notes if each.progress), None)
     return Reviewed(
         cycle=cycle,
         asker=asker,
         elapsed_s=verdict.elapsed_s,
         timeout_s=verdict.timeout_s,
+        progress="" if moved is None else f"rank {moved.rank} {moved.progress}",
         text=text,
         rank=None if note is None else note.rank,
         is_waited=any(note.in_flight or note.waits_in for note in notes),

@@ -21,7 +21,7 @@ from megatron_ft.core.job.decisions import AcceptorState, Assignment, Coordinato
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Passed, Saved
-from megatron_ft.core.timeouts.exchange import Learned, Raised, Survey
+from megatron_ft.learning.messages import Intervals, Killed, Survey
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
@@ -312,11 +312,8 @@ class Member:
                 self._out.append(message)
             case Survey(cycle) if self._is_running(cycle):
                 self._out.append(message)
-            case Learned() | Raised() if message.cycle == self.standing.cycle:
+            case Intervals() | Killed() if message.cycle == self.standing.cycle:
                 # also right after its end: that a timeout is doubled counts for the next cycle
-                self._note_raised(message)
-                self._out.append(message)
-            case m.Suspected() | m.RankProgressing() if self.standing.phase is m.NodePhase.RUNNING:
                 self._out.append(message)
             case Complete(key) | Passed(key) if self._is_running(key.cycle):
                 waiting = tuple(each for each in self.standing.saved if each > key)
@@ -327,11 +324,6 @@ class Member:
                 self._out.append(message)
             case m.Tell() | m.PrintJobLines() | NodeLost():
                 self._out.append(message)
-
-    def _note_raised(self, message: Learned | Raised) -> None:
-        """Keep it for a coordinator that takes over: the launcher that said it may be gone by then."""
-        if isinstance(message, Raised) and message.name not in self.standing.raised:
-            self.standing = replace(self.standing, raised=(*self.standing.raised, message.name))
 
     def _is_running(self, cycle: int) -> bool:
         return cycle == self.standing.cycle and self.standing.phase is m.NodePhase.RUNNING
@@ -434,8 +426,6 @@ class Member:
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
-            case Raised(cycle) if cycle == self.standing.cycle:
-                self._note_raised(message)
             case m.Goodbye():
                 self._leaving, self._leave_s = message, self._clock.now_s + message.within_s
         if self._is_open:  # else the next hello says it

@@ -1,6 +1,6 @@
 """Every message between a launcher and the coordinator, defined once; `docs/design/control-plane.md` has their order.
 
-Those by which timeouts are learned are in `core.timeouts.exchange`.
+Those by which timeouts are learned are in `learning.messages`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from megatron_ft.core.job.restart_policy import (
 )
 from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
-from megatron_ft.core.timeouts.exchange import Intervals, Learned, Milestone, Raised, Survey
+from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
 
 _GOODBYE_S = 1.0
 """Seconds to wait until the others have received why this node leaves."""
@@ -126,8 +126,6 @@ class NodeStatus(Message, frozen=True):
     verdict: Verdict | None = None
     shutdown: str = ""
     """A rank of this node has asked for the end of the job, in these words."""
-    raised: tuple[str, ...] = ()
-    """Names of the learned timeouts that have ended ranks of any node in that cycle, as far as this node knows."""
     kept: Kept = Kept()
     """Stock of the node's keeper, once the node is ready."""
     complete: SnapshotKey | None = None
@@ -172,20 +170,6 @@ class RankSnapshots(Message, frozen=True):
     more: bool = False
 
 
-class Suspected(Message, frozen=True):
-    """A learned timeout is over on this node: all others, to which the coordinator sends it, are to check progress."""
-
-    cycle: Int
-    between_s: Finite
-
-
-class RankProgressing(Message, frozen=True):
-    """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
-
-    cycle: Int
-    progress: str
-
-
 class Reviewed(Message, frozen=True):
     """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
 
@@ -196,9 +180,10 @@ class Reviewed(Message, frozen=True):
         is_waited: some rank waits in a collective.
         timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
         iteration: that of the rank which was found first; where the review decides, that of ``rank``.
-        decides: the nodes are to terminate the ranks that hang, and no other.
+        decides: it answers suspicions, and under ``min-healthy`` says which ranks are to be terminated.
         hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
             ``section``, what is overdue on ``rank``.
+        progress: what a rank did while the evidence was collected, in words; empty if none was seen to do anything.
     """
 
     cycle: Int
@@ -214,6 +199,7 @@ class Reviewed(Message, frozen=True):
     hanging: tuple[Int, ...] = ()
     kind: str = ""
     section: str | None = None
+    progress: str = ""
 
 
 class Restored(Message, frozen=True):
@@ -556,10 +542,14 @@ class End(Message, frozen=True):
 
 
 class DiagnoseHang(Message, frozen=True):
-    """A rank hangs: collect snapshots of yours, and send them (`RankSnapshots`). ``passive``: they run on."""
+    """A rank hangs: collect snapshots of yours, and send them (`RankSnapshots`). ``passive``: they run on.
+
+    ``looks``: the snapshots also say what the ranks do meanwhile.
+    """
 
     cycle: Int
     passive: bool = False
+    looks: bool = False
 
 
 class Tell(Message, frozen=True):
@@ -594,26 +584,13 @@ class Dismiss(Message, frozen=True):
     text: str = ""
 
 
-OfRanks = (
-    Report
-    | Hang
-    | RankSnapshots
-    | Suspected
-    | RankProgressing
-    | Milestone
-    | Intervals
-    | Raised
-    | Saved
-    | Restored
-    | KeeperPort
-    | Waits
-)
+OfRanks = Report | Hang | RankSnapshots | Milestone | Intervals | Killed | Saved | Restored | KeeperPort | Waits
 NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
 FromMember = Hello | Away | Follow | Newer | Accept | NodeMessage | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
-OfLearning = Survey | Learned | Raised
+OfLearning = Survey | Intervals | Killed
 OfSnapshots = Complete | Passed | CopyTo
-OfHangs = DiagnoseHang | Reviewed | Suspected | RankProgressing
+OfHangs = DiagnoseHang | Reviewed
 OfCycle = End | Verdict | NodeLost | OfHangs | Lags | OfLearning | OfSnapshots
 ToMember = FromJob | OfCycle | Tell | PrintJobLines

@@ -7,7 +7,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts import monitor
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import Evidence, RankHung, Warning_
-from megatron_ft.core.timeouts.exchange import Arm, Intervals, Milestone, Survey
+from megatron_ft.learning.messages import Arm, Intervals, Milestone, Survey
 
 
 class Observation(Message, frozen=True):
@@ -31,25 +31,7 @@ class Suspect(Message, frozen=True):
         return self.verdict.cycle
 
 
-class ProgressChecked(Message, frozen=True):
-    """Progress of the rank between the two moments of `CheckProgress`, in words; empty if none was found."""
-
-    cycle: Cycle
-    progress: str = ""
-
-
-RankReport = (
-    Attached
-    | Detached
-    | FirstStep
-    | RankHung
-    | Suspect
-    | ProgressChecked
-    | Observation
-    | Signalled
-    | Milestone
-    | Intervals
-)
+RankReport = Attached | Detached | FirstStep | RankHung | Suspect | Observation | Signalled | Milestone | Intervals
 """These are about the rank of one cycle."""
 Logged = monitor.Record | Evidence | RankHung | Warning_
 """The launcher writes these to the event log."""
@@ -68,24 +50,21 @@ class GuardGroup(Message, frozen=True):
 
 
 class Collect(Message, frozen=True):
-    """Collect evidence on the rank of this cycle until ``deadline_ns`` at the latest; ``passive``: it may run on."""
+    """Collect evidence on the rank of this cycle until ``deadline_ns`` at the latest; ``passive``: it may run on.
+
+    ``again_ns``: observe it now, collect the evidence then, and report what it has done meanwhile; None: at once.
+    """
 
     cycle: Cycle
     deadline_ns: Moment
     passive: bool = False
+    again_ns: Moment | None = None
 
 
 class Release(Message, frozen=True):
     """All evidence is collected: the rank of this cycle may be terminated, if it was found hung."""
 
     cycle: Cycle
-
-
-class CheckProgress(Message, frozen=True):
-    """Check the rank of this cycle for progress between now and ``again_ns``, without a signal to it."""
-
-    cycle: Cycle
-    again_ns: Moment
 
 
 class ExtendTimeout(Message, frozen=True):
@@ -118,7 +97,7 @@ class Stop(Message, frozen=True):
     """End: the job is over."""
 
 
-RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang | Survey | Arm
+RankOrder = Collect | Release | ExtendTimeout | ConfirmHang | Survey | Arm
 """Orders about one rank in one cycle."""
 Order = GuardGroup | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,21 @@ from dataclasses import dataclass, field
 from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.core.telemetry.section_times import Histogram
+from megatron_ft.learning.minutes import BOUNDS_S, HEARTBEAT, OUT_OF_SECTION, read_rows
+
+SHOWN_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Upper bounds of the buckets of a histogram but the last, which has none; all are among `BOUNDS_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Number of section times in each bucket of `SHOWN_BOUNDS_S` and in the last one, and their sum."""
+
+    counts: tuple[int, ...] = (0,) * (len(SHOWN_BOUNDS_S) + 1)
+    sum_s: float = 0.0
 
 
 class MetricKind(enum.Enum):
@@ -137,7 +150,6 @@ class GaugeValues:
     goodput: Goodput | None = None
     timeouts: Mapping[str, float] = field(default_factory=dict)
     nodes: Mapping[str, NodeActivity] = field(default_factory=dict)
-    sections: Mapping[str, Histogram] = field(default_factory=dict)
     lags: Sequence[RankLag] = ()
 
 
@@ -155,6 +167,7 @@ class JobMetrics:
     def __init__(self) -> None:
         self._cycles: dict[int, _CycleFacts] = {}
         self._lost: set[str] = set()
+        self._sections: dict[str, Histogram] = {}
         self._hung: Counter[str] = Counter()
         """Hangs of these records by section."""
         self._counted: list[Series] | None = None
@@ -183,6 +196,19 @@ class JobMetrics:
             case NodeLost():
                 self._lost.add(record.node)
 
+    def count_sections(self, minute: Minute) -> None:
+        """Count the sections that have ended on this node in a minute."""
+        for rank in read_rows(minute.ranks, minute.names):
+            for name, of in rank.sections.items():
+                if name in (OUT_OF_SECTION, HEARTBEAT):
+                    continue
+                before = self._sections.get(name, Histogram())
+                counts = list(before.counts)
+                for bucket, count in of.counts.items():
+                    end_s = BOUNDS_S[bucket] if bucket < len(BOUNDS_S) else float("inf")
+                    counts[bisect.bisect_left(SHOWN_BOUNDS_S, end_s)] += count
+                self._sections[name] = Histogram(tuple(counts), before.sum_s + of.total_s)
+
     def _of(self, cycle: int) -> _CycleFacts:
         return self._cycles.setdefault(cycle, _CycleFacts())
 
@@ -191,7 +217,7 @@ class JobMetrics:
         lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
         found = [
             Series(NODE_STATE, _state_set({**lost, **now.nodes})),
-            Series(SECTIONS, {}, {(section,): times for section, times in now.sections.items()}),
+            Series(SECTIONS, {}, {(section,): times for section, times in self._sections.items()}),
         ]
         if not of_job:
             return found

@@ -280,11 +280,6 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     layers.append((given, lambda name: source_of(FIELDS[name], getattr(namespace, f"ft_{name}"))))
     config, config_sources = FaultToleranceConfig.resolve(*layers)
     warnings += describe(ignored)
-    if config.safety_factor < 1:
-        warnings.append(
-            f"safety_factor={config.safety_factor:g} is below 1: "
-            "learned timeouts will be shorter than the longest interval that was seen"
-        )
     effective = {name: ours.get(name, each.default) for name, each in LAUNCHER_OPTIONS.items()}
     return ResolvedOptions(
         config=config,

@@ -31,7 +31,7 @@ def read_state(path: str) -> Any | None:
 
     Raises:
         UnreadableStateFile: the path is no regular file, or the file system refuses to read it.
-        BrokenStateFile: the content isn't JSON. (``core.timeouts.ft_state_document`` checks what it says.)
+        BrokenStateFile: the content isn't JSON. (``learning.state`` checks what it says.)
     """
     try:
         # checked first, because opening a FIFO would block for ever

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.telemetry.metrics import MetricKind, Series
-from megatron_ft.core.telemetry.section_times import BOUNDS_S, Histogram
+from megatron_ft.core.telemetry.metrics import SHOWN_BOUNDS_S, Histogram, MetricKind, Series
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -175,5 +174,5 @@ class _Collector:
 
 def _buckets(found: Histogram) -> list[tuple[str, float]]:
     """Return each bound as text, and how many values are not above it."""
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    bounds = [*map(str, SHOWN_BOUNDS_S), "+Inf"]
     return list(zip(bounds, itertools.accumulate(found.counts), strict=True))

@@ -29,7 +29,6 @@ from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, Passed, Restore
 from megatron_ft.core.messages.monitor import Release
-from megatron_ft.core.timeouts.learned import CONFIGURED_FIELDS
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
@@ -53,6 +52,8 @@ from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.learning.launcher_part import LearningOptions, ReadState, WriteState
+from megatron_ft.learning.state import CONFIGURED_FIELDS
 from megatron_ft.link.reactor import Reactor, Timer
 
 
@@ -109,7 +110,7 @@ class FaultTolerantAgent(TorchAgent):
         self._coordination = coordination
         options = _options(launcher.line, checks_health=health is not None)
         self._machine = Agent(options, monitors.paused, coordination.assignment, launcher.files.found)
-        self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.configured)
+        self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.learning)
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
         self._health_interval_s = launcher.line.options.node_health_check_interval or math.inf
         self._next_health_s = math.inf
@@ -270,7 +271,7 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.log.write(record, t=at_ns)
                 at_ns = time.monotonic_ns() if at_ns is None else at_ns
                 self._launcher.telemetry.hear(record, at_ns, is_spokesman=self._machine.is_spokesman)
-            case edge.ReadState() | edge.WriteState():
+            case ReadState() | WriteState():
                 self._timeouts_file.act(effect)
             case edge.CycleRetrying():
                 self.forget_store()
@@ -399,8 +400,8 @@ class FaultTolerantAgent(TorchAgent):
 
 def _options(line: CommandLine, *, checks_health: bool) -> Options:
     """The part of the command line that the launcher's machine decides by."""
-    given = line.options
-    configured = {name: getattr(given.config, name) for name in CONFIGURED_FIELDS if given.config.is_set(name)}
+    given, config = line.options, line.options.config
+    configured = {name: getattr(config, name) for name in CONFIGURED_FIELDS if config.is_set(name)}
     return Options(
         max_nodes=line.max_nodes,
         min_healthy=given.is_min_healthy,
@@ -419,7 +420,5 @@ def _options(line: CommandLine, *, checks_health: bool) -> Options:
         ends_for_collectives=given.ends_for_collectives,
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
-        learn=given.config.learn,
-        safety_factor=given.config.safety_factor,
-        configured=configured,
+        learning=LearningOptions(config.learn, config.safety_factor, config.learned_floor, configured),
     )

@@ -13,10 +13,10 @@ from megatron_ft.core.facts.launcher import CycleEnded
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
 _LONGEST_TEXT = 2000
 
@@ -47,10 +47,6 @@ class JobStatus:
             return {}
         boards = {each: self._monitors[each].reading(record.cycle).snapshot for each in record.started}
         return {local_rank: board for local_rank, board in boards.items() if board is not None}
-
-    def ring_words(self, local_rank: int, since: int, board: BoardSnapshot) -> tuple[int, list[int]]:
-        """Return the events of a board from number ``since`` to its head, as `Board.ring_words` does."""
-        return self._monitors[local_rank].ring_words(since, board.ring_head)
 
     def restores(self) -> tuple[int, ...]:
         """Return the iterations redone after each restore from memory of this node's ranks, 0 where unknown."""

@@ -26,6 +26,7 @@ from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.learning.launcher_part import TellStateWritten
 from megatron_ft.link.file_queue import bounded_call
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class NodeRanks:
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
-            case edge.TellStateWritten(value):
+            case TellStateWritten(value):
                 for local_rank in self._workers:
                     self._monitors[local_rank].state_written(value)
             case edge.KeepEvidence(ended):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
 from megatron_ft.core.messages.monitor import Release
 from megatron_ft.core.pauses import Pauses
@@ -29,6 +30,7 @@ class Monitors:
     Args:
         on_event: gets their reports on ranks.
         on_check: called every second, before the monitors are checked.
+        on_minute: gets what the ranks did in a minute.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Monitors:
         say: Callable[[str], None],
         on_event: Callable[[edge.MonitorReport], None],
         on_check: Callable[[], None],
+        on_minute: Callable[[Minute], None],
     ) -> None:
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
@@ -49,7 +52,7 @@ class Monitors:
         self._log = log
         self._say = say
         self._on_check = on_check
-        self._minutes = NodeMinutes(log, count)
+        self._minutes = NodeMinutes(log, count, on_minute)
         self._slots = [
             MonitorSlot(
                 local_rank,

@@ -34,7 +34,6 @@ from megatron_ft.core.messages.monitor import (
     Suspect,
 )
 from megatron_ft.core.status.job_facts import RankReading
-from megatron_ft.core.timeouts.exchange import Arm
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog
@@ -44,6 +43,7 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fd
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
+from megatron_ft.learning.messages import Arm
 from megatron_ft.link.reactor import Priority, Reactor
 
 _ATTACHED_FDS = 5
@@ -167,10 +167,6 @@ class MonitorSlot:
         except BoardDamagedError:
             return RankReading(damaged=True)
         return RankReading(None if snapshot.watch_only else snapshot, collectives=snapshot.collectives)
-
-    def ring_words(self, since: int, head: int) -> tuple[int, list[int]]:
-        """Return the events of the board last read, as `Board.ring_words` does."""
-        return (head, []) if self._board is None else self._board.ring_words(since, head)
 
     def read(self) -> None:
         """Read the monitor's messages."""

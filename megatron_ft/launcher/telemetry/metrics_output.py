@@ -14,10 +14,10 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.telemetry.live_goodput import LiveGoodput
 from megatron_ft.core.telemetry.metrics import GaugeValues, JobMetrics, NodeActivity, Series
-from megatron_ft.core.telemetry.section_times import SectionTimes
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.link.file_queue import FileQueue, bounded_call
@@ -38,9 +38,6 @@ class NodeReader(Protocol):
     def boards(self) -> Mapping[int, BoardSnapshot]:
         """Return the boards of the last cycle."""
 
-    def ring_words(self, local_rank: int, since: int, board: BoardSnapshot) -> tuple[int, list[int]]:
-        """Return the events of a board, as `Board.ring_words` does, from number ``since`` to the head of ``board``."""
-
 
 class MetricsOutput:
     """Keeps the counters, and shows them with the newest readings of this node."""
@@ -55,7 +52,6 @@ class MetricsOutput:
         self._say = say
         self._metrics = JobMetrics()
         self._live = LiveGoodput(time.monotonic_ns())
-        self._sections = SectionTimes()
         self._goodput: Goodput | None = None
         self._judging = FileQueue()
         self._judge_s = 0.0
@@ -84,12 +80,13 @@ class MetricsOutput:
         self._metrics.hear(record, self._node)
         self._live.hear(record, at_ns)
 
+    def count_sections(self, minute: Minute) -> None:
+        """Count the sections of a minute of this node's ranks."""
+        self._metrics.count_sections(minute)
+
     def look(self, node: NodeReader) -> None:
         """Show the readings of now; the file is written if that is due."""
         boards = node.boards()
-        for local_rank, board in boards.items():
-            first, words = node.ring_words(local_rank, self._sections.read_to(local_rank, board), board)
-            self._sections.feed(local_rank, board, first, words)
         self._live.look(boards.values())
         if self._metrics.is_at_place_0 and time.monotonic() >= self._judge_s:
             self._judge_s = math.inf  # until the thread is through with it
@@ -103,7 +100,7 @@ class MetricsOutput:
         self._judge_s = now_s + max(_JUDGE_S, _JUDGE_SELDOM * (now_s - began_s))
 
     def _show(self, readings: GaugeValues) -> None:
-        readings = replace(readings, goodput=self._goodput, sections=self._sections.histograms())
+        readings = replace(readings, goodput=self._goodput)
         self._shown = tuple(self._metrics.series(readings, of_job=self._metrics.is_at_place_0))
         now_s = time.monotonic()
         if self._path is not None and now_s - self._written_s >= _WRITE_S and self._files.stands_for_s() == 0.0:

@@ -10,6 +10,7 @@ from typing import Any
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted
+from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.telemetry.notifications import job_ended, notification
 from megatron_ft.launcher.telemetry.event_command import EventCommand
@@ -72,6 +73,11 @@ class Telemetry:
             self._tell(told)
         elif told is not None or isinstance(record, CycleStarted):
             self._untold = told
+
+    def count_sections(self, minute: Minute) -> None:
+        """Count the sections of a minute of this node's ranks."""
+        if self._metrics is not None:
+            self._metrics.count_sections(minute)
 
     def speak(self) -> None:
         """Tell the end of the cycle if the launcher that should have is gone."""

@@ -13,19 +13,19 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
-from megatron_ft.core.timeouts.budget_rule import LEARNED_FLOOR_S
-from megatron_ft.core.timeouts.in_force import (
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.ipc.log import RANK
+from megatron_ft.learning.arming import enforced_armed_s
+from megatron_ft.learning.rule import NotReady, calculate_over_ranks
+from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
     SectionTimeouts,
     state_from_dict,
     state_to_dict,
 )
-from megatron_ft.core.timeouts.over_all_ranks import NotReady, Rule, calculate_heartbeats
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
-from megatron_ft.ipc.log import RANK
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import (
     LAUNCHER_SOCKET,
@@ -35,7 +35,7 @@ from megatron_ft.rank.base.connection import (
     has_launcher,
     say_hello,
 )
-from megatron_ft.rank.client.calculating import max_over_ranks, seconds, section_timeouts
+from megatron_ft.rank.client.calculating import max_over_ranks, seconds
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
@@ -67,7 +67,7 @@ class RankMonitorClient:
         self.cfg: FaultToleranceConfig | None = None
         self.rank_info: RankInfo | None = None
         self.hb_timeouts: HeartbeatTimeouts | None = None
-        self.section_timeouts: SectionTimeouts | None = None
+        self._section_timeouts: SectionTimeouts | None = None
         self._recorder: Recorder | None = None
         self._is_off = False
         """True from initialisation on if there is no launcher: every call does nothing."""
@@ -77,6 +77,19 @@ class RankMonitorClient:
         self._loaded: Mapping[str, Any] | None = None
         self._log = RankLog()
         _clients.add(self)
+
+    @property
+    def section_timeouts(self) -> SectionTimeouts | None:
+        """Timeouts of the sections API; those that the launcher has learned are among the calculated ones."""
+        own = self._section_timeouts
+        if own is None or self._board is None:
+            return own
+        learned = enforced_armed_s(self._board.words, [*own.section, OUT_OF_SECTION])
+        return own.with_calculated({name: timeout for name, timeout in learned.items() if name not in own.calculated})
+
+    @section_timeouts.setter
+    def section_timeouts(self, timeouts: SectionTimeouts | None) -> None:
+        self._section_timeouts = timeouts
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor, receive the configuration, and start monitoring.
@@ -125,13 +138,13 @@ class RankMonitorClient:
             RANK.set_level(cfg.log_level)
         RANK.debug("rank", info.global_rank, "is monitored with", cfg.to_dict())
         self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
-        self.section_timeouts = SectionTimeouts(
+        self._section_timeouts = SectionTimeouts(
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
         )
         self._board = welcome.board
         self._wake = KeptDescriptor(welcome.wake_fd)
         self._log = RankLog(info, welcome.log_dir, welcome.run_id)
-        self._recorder = Recorder(self._board, self.section_timeouts)
+        self._recorder = Recorder(self._board, self._section_timeouts)
         self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         watch.hooks_connected(self._board)
         self.is_initialized = True
@@ -206,7 +219,7 @@ class RankMonitorClient:
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Set both heartbeat timeouts from the observed intervals. Collective: all ranks must call it.
 
-        No calculated timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``hb_timeouts`` says.
+        No calculated timeout is enforced below ``learned_floor`` (60 s).
 
         Returns:
             True if the timeouts were set; False without a launcher, or with ``skip_if_not_ready`` before any rank has
@@ -223,10 +236,12 @@ class RankMonitorClient:
             "initial": seconds(recorder.initial_heartbeat),
             "subsequent": seconds(recorder.longest_heartbeat),
         }
-        result = calculate_heartbeats(observed, self.hb_timeouts, self._rule(), max_over_ranks)
+        old = self.hb_timeouts
+        before = {"initial": old.initial, "subsequent": old.subsequent} if old.were_calculated else {}
+        result = calculate_over_ranks(observed, observed, {}, before, self._given.safety_factor, max_over_ranks)
         if isinstance(result, NotReady):
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
-        self.hb_timeouts, _ = result
+        self.hb_timeouts = HeartbeatTimeouts(result["initial"], result["subsequent"], True)
         recorder.restart_clocks()
         self._write_heartbeat_timeouts()
         return True
@@ -240,7 +255,7 @@ class RankMonitorClient:
         """Set section timeouts from the observed intervals. Collective: all ranks call it with the same arguments.
 
         A section counts as observed once it has ended; then the age of one that is still open counts, too. No
-        calculated timeout is enforced below LEARNED_FLOOR_S (5 s), whatever ``section_timeouts`` says.
+        calculated timeout is enforced below ``learned_floor`` (60 s; "setup": four times that).
 
         Args:
             selected_sections: names of the sections to calculate, None for all; names that aren't configured are
@@ -257,23 +272,25 @@ class RankMonitorClient:
         if self._is_off:
             return False
         recorder = self._ready()
-        timeouts = self.section_timeouts
+        timeouts = self._section_timeouts
         assert timeouts is not None
         names = list(timeouts.section) if selected_sections is None else list(dict.fromkeys(selected_sections))
         known = [name for name in names if name in timeouts.section]
         keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
-        result = section_timeouts(
-            recorder,
-            timeouts,
+        result = calculate_over_ranks(
             keys,
-            self._rule(),
+            {name: seconds(ns) for name, ns in recorder.observed().items()},
+            {name: seconds(ns) for name, ns in recorder.open_ages().items()},
+            timeouts.calculated,
+            self._given.safety_factor,
+            max_over_ranks,
             leaves_out_open=self._leaves_out_open_sections and selected_sections is not None,
         )
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
-        self.section_timeouts = result
+        self._section_timeouts = timeouts.with_calculated(result)
         recorder.restart_clocks()
         self._write_section_timeouts()
         return True
@@ -336,11 +353,11 @@ class RankMonitorClient:
     def _add_sections(self, names: Sequence[str]) -> list[str]:
         """Add unconfigured sections without a timeout. Return the new ones."""
         recorder = self._ready()
-        assert self.section_timeouts is not None
-        added = [name for name in names if name not in self.section_timeouts.section]
+        assert self._section_timeouts is not None
+        added = [name for name in names if name not in self._section_timeouts.section]
         for name in added:
             recorder.add_section(name)
-            self.section_timeouts.section = {**self.section_timeouts.section, name: None}
+            self._section_timeouts.section = {**self._section_timeouts.section, name: None}
         if added:
             self._write_section_timeouts()
         return added
@@ -349,9 +366,10 @@ class RankMonitorClient:
         """Return the longest observed interval per section and out of section on this rank, in seconds."""
         return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
 
-    def _rule(self) -> Rule:
+    @property
+    def _given(self) -> FaultToleranceConfig:
         assert self.cfg is not None
-        return Rule(self.cfg.safety_factor, floor=0.0)
+        return self.cfg
 
     def _not_ready(self, reason: str, skip: bool) -> bool:
         if skip:
@@ -360,28 +378,26 @@ class RankMonitorClient:
 
     def _apply(self, state: Mapping[str, Any]) -> None:
         learned = state_from_dict(state)
-        timeouts = self.section_timeouts
+        timeouts = self._section_timeouts
         assert timeouts is not None
         # a section that is no longer configured has neither a slot on the board nor a timeout
-        known = {name: value for name, value in learned.sections.items() if name in timeouts.section}
-        timeouts.section = {**timeouts.section, **known}
-        timeouts.calculated_sections |= set(known)
-        if learned.out_of_section is not None:
-            timeouts.out_of_section = learned.out_of_section
-            timeouts.is_out_of_section_calculated = True
+        names = {*timeouts.section, OUT_OF_SECTION}
+        self._section_timeouts = timeouts.with_calculated(
+            {name: value for name, value in learned.sections.items() if name in names}
+        )
         self._write_section_timeouts()
         if learned.heartbeats is not None:
             self.hb_timeouts = HeartbeatTimeouts(*learned.heartbeats, True)
             self._write_heartbeat_timeouts()
 
     def _write_section_timeouts(self) -> None:
-        assert self.section_timeouts is not None
-        self._ready().write_timeouts(self.section_timeouts.enforced(LEARNED_FLOOR_S))
+        assert self._section_timeouts is not None
+        self._ready().write_timeouts(self._section_timeouts.enforced(self._given.learned_floor))
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:
         assert self.hb_timeouts is not None
-        self._ready().write_heartbeat_timeouts(self.hb_timeouts.enforced(LEARNED_FLOOR_S))
+        self._ready().write_heartbeat_timeouts(self.hb_timeouts.enforced(self._given.learned_floor))
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:
@@ -398,6 +414,7 @@ class RankMonitorClient:
     def _disconnect(self) -> None:
         self.is_initialized = False
         self._recorder = None
+        self._section_timeouts = self.section_timeouts
         if self._board is not None:
             watch.hooks_end(self._board)
             self._board.close()

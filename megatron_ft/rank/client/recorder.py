@@ -39,8 +39,8 @@ from megatron_ft.core.board.layout import (
     WORD_MASK,
 )
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.in_force import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.ipc.board import Board
+from megatron_ft.learning.timeouts import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.rank.base import user_code
 from megatron_ft.rank.base.say import warn
 

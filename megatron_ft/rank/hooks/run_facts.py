@@ -93,7 +93,7 @@ def note_end(client: RankMonitorClient, *, waits: bool) -> bool | None:
 
 def learns(client: RankMonitorClient) -> bool:
     """Return True if the user's configuration asks for learned timeouts, whatever the script does."""
-    return client.cfg is not None and client.cfg.learn in ("on", "reference")
+    return client.cfg is not None and client.cfg.learn == "on"
 
 
 def log_event(client: Any, record: Record) -> None:

@@ -40,7 +40,7 @@ SERVED: dict[str, dict[str, str]] = {
     f"{_FT}.data": {
         "FT_LAUNCHER_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:LAUNCHER_SOCKET",
         "FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:MONITOR_SOCKET",
-        **_all_in("megatron_ft.core.timeouts.in_force", "HeartbeatTimeouts", "SectionTimeouts"),
+        **_all_in("megatron_ft.learning.timeouts", "HeartbeatTimeouts", "SectionTimeouts"),
         **_all_in("megatron_ft.rank.base.agreement", "RankInfo"),
         **_CONTROL,
     },

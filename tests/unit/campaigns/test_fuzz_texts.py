@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from megatron_ft.cli import main
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts.ft_state_document import parse as parse_learned
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside
 from megatron_ft.launcher import arguments
+from megatron_ft.learning.state import parse as parse_learned
 from tests import ROOT
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 

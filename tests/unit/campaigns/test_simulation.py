@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.agent.edge import OrderMonitor
-from megatron_ft.core.agent.hang_review import HangReview
+from megatron_ft.core.agent.last_look import LastLook
 from megatron_ft.core.coordinator import consensus, coordinator, job_cycle, next_cycle
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -320,11 +320,11 @@ def test_rank_that_only_waits_survives_the_review_of_a_hang_under_min_healthy(mo
         assert run.broken == []
         ended = [trained for trained in run.job.trained if trained.to_s is not None and trained.to_s < 6.0 + 12.0]
         assert [trained.launcher for trained in ended] == [each for each in run.job.launchers if each.hurts]
-    monkeypatch.setattr(HangReview, "reviewed", _confirms_all)
+    monkeypatch.setattr(LastLook, "reviewed", _confirms_all)
     assert any("only waits" in line for each in plans for line in simulate(each).broken)
 
 
-def _confirms_all(review: HangReview, found: Any, turn: Any) -> None:
+def _confirms_all(review: LastLook, found: Any, turn: Any) -> None:
     suspects, review._suspects = review._suspects, {}
     turn.do(*(OrderMonitor(local_rank, ConfirmHang(suspect.cycle)) for local_rank, suspect in suspects.items()))
 

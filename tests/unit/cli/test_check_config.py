@@ -51,7 +51,6 @@ def test_check_config_prints_values_and_their_sources(tmp_path: Path, capsys: py
     for name in FIELDS.keys() - {"rank_section_timeouts"}:
         assert name in told
     assert "warning: ignored: --ft-enable-nic-monitor (" in out
-    assert "warning: safety_factor=0.5 is below 1" in out
 
 
 @pytest.mark.parametrize(

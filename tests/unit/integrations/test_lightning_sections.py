@@ -188,7 +188,7 @@ def test_timeouts_learned_at_each_save_are_used_by_the_next_fit(
     plain = learned(fits)["current_timeouts"]["section"]
     assert plain["calculated_sections"] == ["checkpointing", "step"]
     assert plain["is_out_of_section_calculated"] is False
-    assert plain["section"]["step"] == learned(fits)["sections"]["step"]["timeout_s"]
+    assert plain["section"]["step"] == learned(fits)["sections"]["step"]["calculated_s"]
     assert 0.0 < plain["section"]["step"] < 30.0  # what was configured
 
     fits.forget()
@@ -207,7 +207,7 @@ def test_timeouts_learned_at_each_save_are_used_by_the_next_fit(
         "step",
         "checkpointing",
     }
-    assert learned(fits)["out_of_section"]["timeout_s"] > 0.0
+    assert learned(fits)["out_of_section"]["calculated_s"] > 0.0
     assert learned(fits)["configured_s"]["rank_section_timeouts"]["setup"] == 60.0
 
 

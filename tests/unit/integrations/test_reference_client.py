@@ -9,9 +9,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.integrations import reference_client as reference
 from megatron_ft.integrations.reference_client import RankMonitorClient
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.rank.client import client as ours
 from megatron_ft.rank.faults import simulated
 
@@ -105,7 +106,7 @@ def test_section_that_is_open_is_left_out_of_a_calculation_only_where_it_was_sel
     recorder.open_ages.return_value = {"setup": 5 * 10**9}
     monkeypatch.setattr(client, "_ready", lambda: recorder)
     monkeypatch.setattr(client, "_write_section_timeouts", lambda: None)
-    monkeypatch.setattr(client, "_rule", lambda: ours.Rule(5.0, floor=0.0))
+    client.cfg = FaultToleranceConfig()
     with pytest.raises(RankMonitorClientError, match="setup"):
         client.calculate_and_set_section_timeouts()
     assert client.calculate_and_set_section_timeouts(["setup", "step"])

@@ -19,8 +19,8 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import ArmedTimeout, BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.rank.base import say, user_code
 from megatron_ft.rank.client import recorder as recorder_module
 from megatron_ft.rank.client.recorder import Recorder
@@ -451,7 +451,7 @@ def test_a_place_is_a_text_of_any_length(board: Board) -> None:
 
 
 def armed(board: Board) -> BoardSnapshot:
-    sections = tuple(each._replace(armed=ArmedTimeout(5, 6, 7, enforced=False)) for each in board.snapshot().sections)
+    sections = tuple(each._replace(armed=ArmedTimeout(5, enforced=False)) for each in board.snapshot().sections)
     return board.snapshot()._replace(
         sections=sections, armed_out_of_section=ArmedTimeout(8), armed_heartbeat_ns=9, armed_initial_heartbeat_ns=10
     )

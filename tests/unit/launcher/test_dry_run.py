@@ -47,7 +47,7 @@ def test_dry_run_prints_each_flag_with_what_differs(script: str, capsys: pytest.
     told = rows(capsys.readouterr().out)
     assert told["--nnodes 3:4"].startswith("torchrun: Number of nodes, or MIN:MAX")
     assert told["--nproc_per_node 2"] == "torchrun: the same"
-    assert told["--ft-safety-factor 3"].startswith("nvidia-resiliency-ext: the same formula with")
+    assert told["--ft-safety-factor 3"].startswith("nvidia-resiliency-ext: the same formula;")
     assert told["--ft-enable-nic-monitor true"].startswith("nvidia-resiliency-ext: ignored (")
     assert told["--ft-learn on"] == "megatron_ft only"
     assert "--ft-learn off" not in told

@@ -11,8 +11,8 @@ import pytest
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.facts.monitor import Progress
-from megatron_ft.core.timeouts.in_force import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.monitor.reports import _MOST_EVENTS, last_events
 from megatron_ft.rank.client.recorder import Recorder
 

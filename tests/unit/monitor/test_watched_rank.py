@@ -13,9 +13,9 @@ from megatron_ft.core.board.hang_detector import CheckAction
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.core.timeouts.exchange import Arm, Armed
-from megatron_ft.core.timeouts.in_force import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.learning.messages import Arm, Armed
+from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.clock import Clock, clock
@@ -96,7 +96,7 @@ def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
     watched.close()
 
 
-ARM = Arm(0, {"late": Armed(5.0, 6.0, 20.0), "step": Armed(7.0, 8.0, 30.0)}, {"heartbeat": 2.0})
+ARM = Arm(0, {"late": Armed(5.0), "step": Armed(7.0)}, {"heartbeat": 2.0})
 
 
 def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: WatchedRank) -> None:
@@ -141,7 +141,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
     clock: Clock, watched: WatchedRank
 ) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
-    watched.arm(Arm(0, {"step": Armed(0.3, 0.3, 100.0, enforced=True)}))
+    watched.arm(Arm(0, {"step": Armed(0.3)}))
     for put_off in (True, False):
         recorder.start("step")
         outcome = watched.read()[1]
@@ -157,8 +157,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
         assert watched.read()[1].action is CheckAction.WATCH
         recorder.end("step")
         watched.read()
-        found = watched.intervals(1, None).sketches["step"]
-        assert (found.explained_s > 0) == (not put_off)
+        assert watched.observed(1, None).seen["step"].count == 1 + (not put_off)
 
 
 def test_a_survey_in_a_pause_counts_nothing_of_the_pause(clock: Clock, watched: WatchedRank) -> None:
@@ -168,4 +167,4 @@ def test_a_survey_in_a_pause_counts_nothing_of_the_pause(clock: Clock, watched: 
     clock.pass_s(1.0)
     paused_ns = time.monotonic_ns()
     clock.pass_s(100.0)
-    assert 0.9 < watched.intervals(1, paused_ns).sketches["step"].open_s < 1.5
+    assert 0.9 < watched.observed(1, paused_ns).seen["step"].longest_s < 1.5

@@ -36,7 +36,7 @@ def test_first_times_out_of_section_of_a_cycle_are_left_out(tmp_path: Path) -> N
     assert "at most 39.90 s" in page(analysis, [])
 
 
-def test_few_intervals_are_known_exactly_and_many_to_nine_percent(tmp_path: Path) -> None:
+def test_few_intervals_are_known_exactly_and_many_to_twelve_percent(tmp_path: Path) -> None:
     lengths_s = [0.1 * number for number in range(1, 41)]
     steps = [
         (at, kind, STEP)
@@ -50,7 +50,7 @@ def test_few_intervals_are_known_exactly_and_many_to_nine_percent(tmp_path: Path
     step, save = row(analysis, "step"), row(analysis, "save")
     assert (step.count, save.count) == (40, 3)
     assert step.longest_s == pytest.approx(4.0)
-    assert step.median_s == pytest.approx(2.1, rel=0.09)
+    assert step.median_s == pytest.approx(2.0, rel=0.12)
     assert (save.longest_s, save.median_s) == (0.125, 0.125)
 
 

@@ -18,8 +18,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.messages.monitor import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
-from megatron_ft.core.timeouts.exchange import Raised
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
+from megatron_ft.learning.messages import Killed
 from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
 
 EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode.name, description="bad memory", rank=0, pid=100)
@@ -277,10 +277,10 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)
 
 
-def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progress() -> None:
+def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> None:
     driven = running()
     driven.hear(found_hung(0, 0, replace(HANG, learned=True)))
-    assert [said for said in driven.told if isinstance(said, Raised)] == [Raised(0, "step")]
+    assert [said for said in driven.told if isinstance(said, Killed)] == [Killed(0, "step")]
     (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
     assert hang.reached is None
 

@@ -16,7 +16,7 @@ from megatron_ft.core.board.hang_detector import (
     excuse,
     extend_timeout,
 )
-from megatron_ft.core.board.intervals import FIRST_INTERVALS, HangKind
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.core.diagnosis.evidence import with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -377,23 +377,6 @@ def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: fl
     assert with_board(RankSnapshot(rank=0), shown, START + 2 * S).left_s == left_s
 
 
-@pytest.mark.parametrize(("count", "bound"), [(1, 60), (FIRST_INTERVALS, 60), (FIRST_INTERVALS + 1, 10), (100, 10)])
-def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: int, bound: int) -> None:
-    slow = section(opened_at=START, count=count)._replace(armed=ArmedTimeout(10 * S, 60 * S))
-    watching = state(check_interval=100.0)
-    assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).action is CheckAction.WATCH
-    assert check_board(watching, board(sections=(slow,)), START + bound * S).action is CheckAction.CONFIRM
-
-
-@pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
-def test_first_times_out_of_section_are_judged_by_their_own_timeout(opened: int, bound: int) -> None:
-    sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
-    idle = board(sections=sections, armed_out_of_section=ArmedTimeout(10 * S, 60 * S))
-    watching = state(check_interval=100.0)
-    assert check_board(watching, idle, START + bound * S - 1).action is CheckAction.WATCH
-    assert check_board(watching, idle, START + bound * S).action is CheckAction.CONFIRM
-
-
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     mine = section(opened_at=START)._replace(is_calculated=learned)
@@ -427,12 +410,12 @@ def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, *
 
 
 def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() -> None:
-    shown = board(sections=(armed(own=3.0, limit_ns=40 * S, enforced=False),))
+    shown = board(sections=(armed(own=3.0, enforced=False),))
     watching = state(check_interval=100.0)
     assert check_board(watching, shown, START + 10 * S - 1).action is CheckAction.WATCH
     verdict = judged(watching, shown, START + 10 * S).verdict
     assert verdict is not None
-    assert (verdict.timeout_ns, verdict.limit_ns, verdict.enforced, verdict.is_learned) == (10 * S, 40 * S, False, True)
+    assert (verdict.timeout_ns, verdict.enforced, verdict.is_learned) == (10 * S, False, True)
 
 
 def test_armed_out_of_section_and_heartbeat_timeouts_apply() -> None:
@@ -459,12 +442,12 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
         warmup_iterations=3,
         iterations_seen=1,
         own_initial_heartbeat_timeout_ns=60 * S,
-        sections=(armed(count=0, limit_ns=30 * S),),
+        sections=(armed(count=0),),
     )
     assert check_board(state(), shown, START + 60 * S - 1).action is CheckAction.WATCH
     verdict = judged(state(at=START + 59 * S), shown, START + 60 * S).verdict
     assert verdict is not None
-    assert (verdict.timeout_ns, verdict.limit_ns) == (60 * S, None)
+    assert verdict.timeout_ns == 60 * S
 
 
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:

@@ -33,6 +33,7 @@ def test_config_without_values_has_the_documented_defaults() -> None:
         "rank_out_of_section_timeout": None,
         "safety_factor": 5.0,
         "learn": "report",
+        "learned_floor": 60.0,
         "workload_check_interval": 5.0,
         "rank_termination_signal": signal.SIGKILL,
         "log_level": logging.INFO,
@@ -54,10 +55,10 @@ def test_bad_seconds_are_refused_at_construction_and_assignment(name: str, bad: 
 
 
 REMOVED = {
-    "timeout_rule": "--ft-learn reference",
+    "timeout_rule": "there is one rule",
     "learn_timeouts": "--ft-learn",
-    "false_kill_budget": "one interval in a million",
-    "calculated_timeout_floor": "5 s",
+    "false_kill_budget": "--ft-learned-floor",
+    "calculated_timeout_floor": "--ft-learned-floor",
 }
 
 
@@ -99,7 +100,7 @@ def test_bad_value_is_refused_with_the_name_of_its_option(name: str, bad: Any) -
 
 
 READ = {
-    "learn": [(True, "on"), (False, "off"), ("report", "report")],
+    "learn": [(True, "on"), (False, "off"), ("report", "report"), ("reference", "on")],
     "rank_termination_signal": [
         (given, signal.SIGTERM) for given in ("SIGTERM", "sigterm", "TERM", " SIGTERM ", 15, signal.SIGTERM)
     ],

@@ -130,7 +130,7 @@ def test_a_pause_counts_where_a_single_iteration_was_in_progress() -> None:
 
 def minute(cycle: int, iterations: tuple[float, ...], save: tuple[float, ...] = (), total: float = 0.0) -> At:
     """Of rank 0; times in seconds of its clock, ``total`` of the save sections."""
-    sections = [[0, total, list(save), 1, total, 0, -1, -1, -1]]
+    sections = [[1, total, total, -1, -1, 0, list(save)]]
     row = [0, 0, 60, 0, list(iterations), *sections]
     return 60.0, Minute(cycle=cycle, at_ns=0, names=("checkpointing",), ranks=(row,))
 

@@ -458,14 +458,6 @@ HANG = RankHung(
 )
 
 
-def test_relayed_message_that_all_nodes_send_at_once_is_passed_on_once() -> None:
-    cycle = JobCycle(RULES, decision(cycle=2))
-    asked, moving = m.Suspected(2, 1.0), m.RankProgressing(2, "rank 3 has begun an iteration")
-    assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
-    assert [cycle.admit(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
-    assert not cycle.admit(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
-
-
 def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
     cycle = JobCycle(RULES, decision(size=3))
     cycle.missing(0, 0.0)
@@ -506,8 +498,6 @@ MESSAGES = [
         ),
     ),
     m.Hang(2, HANG, Reached(0, 3)),
-    m.Suspected(2, 0.5),
-    m.RankProgressing(2, "rank 3 has begun an iteration"),
     m.RankSnapshots(2, (RankSnapshot(rank=1, state="T"),)),
     m.Propose(
         (1, "c", 1),

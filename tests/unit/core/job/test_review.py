@@ -220,13 +220,13 @@ def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:
     slow = replace(works(0, "loader.py:8 read", seconds=6.1), section="step", iteration=60)
     found = review_interval([slow, waits(1), waits(2)], INTERVAL, cycle=0, asker=0, are_all=True, several=True)
     assert (found.rank, found.timed, found.iteration, found.is_waited) == (0, "step", 60, True)
-    head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s), in loader.py:8 read"
+    head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in loader.py:8 read"
     assert found.text.startswith(head)
 
 
 def test_rank_found_first_is_named_without_evidence() -> None:
     found = review_interval([], INTERVAL, cycle=0, asker=0, are_all=False, several=False)
-    assert found.text == "rank 1 in 'step' for 6.1 s after iteration 60 (learned timeout 5.0 s)"
+    assert found.text == "rank 1 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s)"
 
 
 def test_interval_is_reported_although_collectives_complete() -> None:

@@ -11,7 +11,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
 from megatron_ft.core.messages.monitor import Pause, Resume
 from megatron_ft.core.messages.rank import FROM_RANK
-from megatron_ft.core.timeouts.exchange import Arm, Armed, Moment, Survey
+from megatron_ft.learning.messages import Arm, Armed, Moment, Survey
 from tests.fuzz.hostile import REPORTS
 from tests.support.arrived import arrived
 
@@ -56,7 +56,7 @@ def test_malformed_report_of_a_monitor_is_refused(message: dict[str, Any], compl
         monitor.REPORTS.parse(arrived(message))
 
 
-LEARNED = Armed(5.0, 30.0, 20.0, enforced=False)
+LEARNED = Armed(5.0, enforced=False)
 
 
 @pytest.mark.parametrize("order", [Survey(3, 7, Moment.SAVE), Arm(3, {"step": LEARNED}, {"heartbeat": 2.0}), Arm(3)])

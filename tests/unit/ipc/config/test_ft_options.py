@@ -204,12 +204,6 @@ def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
     assert options.config.to_dict() == {"safety_factor": 2.0}
 
 
-def test_a_safety_factor_below_one_gets_a_warning() -> None:
-    (warning,) = read("--ft-safety-factor=0.5").warnings
-    assert "below 1" in warning
-    assert read("--ft-safety-factor=1").warnings == []
-
-
 def test_policy_timeouts_and_log_dir_are_read() -> None:
     options = read(
         "--restart-policy=min-healthy", "--term-timeout=0", "--workers-stop-timeout=2.5", "--ft-log-dir=logs"

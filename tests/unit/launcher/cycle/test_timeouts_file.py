@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.agent import edge
-from megatron_ft.core.timeouts.exchange import Moment
-from megatron_ft.core.timeouts.learned import LearnedState, from_timeout
 from megatron_ft.launcher.cycle import timeouts_file
 from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile, read, write
+from megatron_ft.learning.launcher_part import LearningOptions, ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.messages import Moment
+from megatron_ft.learning.state import LearnedState, LearnedTimeout
 from megatron_ft.link.reactor import Reactor
 
+OPTIONS = LearningOptions()
 NOT_WRITTEN = "leaving it alone, timeouts learned in this run are not written"
 
 
 def state() -> LearnedState:
     """Content of a file."""
-    return LearnedState(sections={"step": from_timeout(12.0)})
+    return LearnedState(timeouts={"step": LearnedTimeout(calculated_s=12.0)})
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_file_that_does_not_parse_is_set_aside_by_one_launcher(path: str, conten
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
 def test_file_that_cant_be_read_is_left_alone(path: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(path, state(), {}, None)
+    write(WriteState(path, state()), OPTIONS)
     before = Path(path).read_text()
 
     def fail(*_args: object, **_kwargs: object) -> None:
@@ -65,12 +66,12 @@ def test_file_that_cant_be_read_is_left_alone(path: str, number: int, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr("builtins.open", fail)
         found = read(path, sets_aside=True)
-    assert found == edge.StateRead(path, None, f"{path} can't be read: {os.strerror(number)}: {NOT_WRITTEN}", False)
+    assert found == StateRead(path, None, f"{path} can't be read: {os.strerror(number)}: {NOT_WRITTEN}", False)
     assert Path(path).read_text() == before
 
 
 def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
-    write(path, state(), {}, None)
+    write(WriteState(path, state()), OPTIONS)
     text = json.dumps({**json.loads(Path(path).read_text()), "schema_version": 99})
     Path(path).write_text(text)
     found = read(path, sets_aside=True)
@@ -85,18 +86,18 @@ def test_directory_that_refuses_the_file_is_one_line(path: str, monkeypatch: pyt
 
     monkeypatch.setattr(timeouts_file, "write_state", fail)
     text = f"learned timeouts can't be written to {path}: Read-only file system"
-    assert write(path, state(), {}, Moment.END) == edge.StateWritten(False, text, Moment.END)
+    assert write(WriteState(path, state(), Moment.END), OPTIONS) == StateWritten(False, text, Moment.END)
 
 
 def test_results_are_heard_on_the_loop_and_nothing_waits(path: str, reactor: Reactor) -> None:
     heard: list[object] = []
-    file = TimeoutsFile(reactor, heard.append, {})
-    file.act(edge.WriteState(path, state(), None))
-    file.act(edge.ReadState(path))
+    file = TimeoutsFile(reactor, heard.append, OPTIONS)
+    file.act(WriteState(path, state(), None))
+    file.act(ReadState(path))
     assert heard == []
     assert reactor.run_until(lambda: len(heard) == 2, time.monotonic() + 10.0)
-    assert isinstance(heard[0], edge.StateWritten)
-    assert isinstance(heard[1], edge.StateRead)
+    assert isinstance(heard[0], StateWritten)
+    assert isinstance(heard[1], StateRead)
     file.close()
 
 
@@ -104,8 +105,8 @@ def test_exit_waits_for_a_write_but_not_for_ever(path: str, reactor: Reactor, mo
     monkeypatch.setattr(timeouts_file, "_LAST_WRITE_S", 0.3)
     release = threading.Event()
     monkeypatch.setattr(timeouts_file, "write_state", lambda *_args: release.wait(30.0))
-    file = TimeoutsFile(reactor, lambda _result: None, {})
-    file.act(edge.WriteState(path, state(), None))
+    file = TimeoutsFile(reactor, lambda _result: None, OPTIONS)
+    file.act(WriteState(path, state(), None))
     began_s = time.monotonic()
     file.close()
     assert 0.25 < time.monotonic() - began_s < 5.0
@@ -113,7 +114,7 @@ def test_exit_waits_for_a_write_but_not_for_ever(path: str, reactor: Reactor, mo
 
 
 def test_exit_does_not_lose_a_write_that_was_just_begun(path: str, reactor: Reactor) -> None:
-    file = TimeoutsFile(reactor, lambda _result: None, {})
-    file.act(edge.WriteState(path, state(), None))
+    file = TimeoutsFile(reactor, lambda _result: None, OPTIONS)
+    file.act(WriteState(path, state(), None))
     file.close()
     assert read(path, sets_aside=False).state is not None

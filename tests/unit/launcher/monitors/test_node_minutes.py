@@ -25,8 +25,8 @@ def minute(rank: int, *, at_s: int = 60, names: tuple[str, ...] = ("step",)) -> 
 
 
 def test_minutes_of_all_ranks_are_one_line() -> None:
-    log = Log()
-    minutes = NodeMinutes(log, 3)
+    log, heard = Log(), list[Minute]()
+    minutes = NodeMinutes(log, 3, heard.append)
     for rank in (0, 2, 1):
         assert log.lines == []
         minutes.add(minute(rank), 0)
@@ -35,8 +35,8 @@ def test_minutes_of_all_ranks_are_one_line() -> None:
 
 
 def test_a_rank_that_says_nothing_holds_up_the_others_for_ten_seconds() -> None:
-    log = Log()
-    minutes = NodeMinutes(log, 3)
+    log, heard = Log(), list[Minute]()
+    minutes = NodeMinutes(log, 3, heard.append)
     minutes.add(minute(0), 5 * S)
     minutes.add(minute(1), 9 * S)
     minutes.write_due(14 * S)

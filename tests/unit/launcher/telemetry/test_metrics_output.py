@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.board.layout import EVENT_END, EVENT_START, KIND_SHIFT, BoardSnapshot
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
-from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
+from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.core.telemetry.metrics import SHOWN_BOUNDS_S, GaugeValues, NodeActivity
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
+from megatron_ft.learning.minutes import BOUNDS_S, RankMinute, SectionMinute, write_row
 from tests.support.status_facts import snapshot
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
 
 
 class Node:
-    """A rank that has ended two sections of 0.3 s."""
+    """A node that trains."""
 
     def readings(self) -> GaugeValues:
         return GaugeValues(iteration=7, nodes={"a": NodeActivity.TRAINING})
@@ -26,10 +28,18 @@ class Node:
     def boards(self) -> dict[int, BoardSnapshot]:
         return {0: snapshot(ring_head=4)}
 
-    def ring_words(self, local_rank: int, since: int, board: BoardSnapshot) -> tuple[int, list[int]]:
-        ends = [(0, EVENT_START), (300_000_000, EVENT_END)] * 2
-        words = [word for at_ns, kind in ends for word in (at_ns, kind << KIND_SHIFT)]
-        return since, words[2 * since :]
+
+def minute_of(lengths_s: list[float]) -> Minute:
+    """Steps of one rank in a minute, and a time in none."""
+    step, outside = SectionMinute(), SectionMinute()
+    for length_s in lengths_s:
+        step.add(0.0, length_s, depth=0, is_first=False)
+        outside.add(0.0, 9.0, depth=0, is_first=False)
+    names = ("step", "out_of_section")
+    row = write_row(
+        RankMinute(rank=0, from_s=0, to_s=60, sections=dict(zip(names, (step, outside), strict=True))), names
+    )
+    return Minute(cycle=0, at_ns=0, names=names, ranks=(row,))
 
 
 def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
@@ -49,7 +59,7 @@ def test_served_metrics_are_those_of_the_last_look() -> None:
     said: list[str] = []
     output = MetricsOutput(LauncherOptions(metrics_port="127.0.0.1:0"), node="a", say=said.append)
     output.hear(CycleStarted(cycle=0, group_rank=0), 1)
-    output.look(Node())
+    output.count_sections(minute_of([0.3, 0.3]))
     output.look(Node())
     port = int(said[0].removeprefix("metrics: http://127.0.0.1:").removesuffix("/metrics"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -60,5 +70,10 @@ def test_served_metrics_are_those_of_the_last_look() -> None:
     assert 'megatron_ft_section_seconds_bucket{le="0.5",section="step"} 2.0' in shown
     assert 'megatron_ft_section_seconds_bucket{le="+Inf",section="step"} 2.0' in shown
     assert 'megatron_ft_section_seconds_sum{section="step"} 0.6' in shown
+    assert not any("section_seconds" in line and "out_of_section" in line for line in shown)
     connection.close()
     output.close()
+
+
+def test_shown_buckets_end_where_buckets_of_minutes_do() -> None:
+    assert set(SHOWN_BOUNDS_S) <= set(BOUNDS_S)

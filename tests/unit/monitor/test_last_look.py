@@ -10,7 +10,7 @@ from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.messages.monitor import ConfirmHang
-from megatron_ft.monitor import suspicion
+from megatron_ft.monitor import last_look
 
 S = 1_000_000_000
 OVERDUE = Overdue(HangKind.SECTION, "step", 1, 10 * S, 10 * S, None, ("step",), is_learned=True)
@@ -19,13 +19,13 @@ OVERDUE = Overdue(HangKind.SECTION, "step", 1, 10 * S, 10 * S, None, ("step",), 
 @pytest.fixture
 def now_ns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [100 * S]
-    monkeypatch.setattr(suspicion.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(last_look.time, "monotonic_ns", lambda: now[0])
     return now
 
 
-def asked(verdict: Overdue) -> tuple[suspicion.Suspicion, mock.Mock]:
+def asked(verdict: Overdue) -> tuple[last_look.LastLook, mock.Mock]:
     watched = mock.Mock()
-    mine = suspicion.Suspicion(mock.Mock(), has_launcher=True)
+    mine = last_look.LastLook(mock.Mock(), has_launcher=True)
     assert mine.ask_launcher_first(watched, verdict)
     return mine, watched
 
@@ -33,9 +33,9 @@ def asked(verdict: Overdue) -> tuple[suspicion.Suspicion, mock.Mock]:
 def test_rank_past_its_learned_timeout_is_ended_if_the_launcher_is_silent(now_ns: list[int]) -> None:
     mine, watched = asked(OVERDUE)
     now_ns[0] += round((EVIDENCE_S + 0.9) * 1e9)
-    assert not mine.act(watched)
+    assert not mine.give_up_waiting(watched)
     now_ns[0] += round(0.2e9)
-    assert mine.act(watched)
+    assert mine.give_up_waiting(watched)
     assert not mine.ask_launcher_first(watched, OVERDUE)
     watched.put_off.assert_not_called()
 
@@ -46,7 +46,7 @@ REPORT_ONLY = OVERDUE._replace(enforced=False)
 def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent(now_ns: list[int]) -> None:
     mine, watched = asked(REPORT_ONLY)
     now_ns[0] += round((EVIDENCE_S + 1.1) * 1e9)
-    assert mine.act(watched)
+    assert mine.give_up_waiting(watched)
     watched.put_off.assert_called_once_with(REPORT_ONLY)
     watched.extend_timeout.assert_not_called()
     assert mine.due_ns is None
@@ -55,7 +55,7 @@ def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent(now_ns: list
 
 def test_report_only_suspicion_is_put_off_without_a_launcher() -> None:
     watched = mock.Mock()
-    mine = suspicion.Suspicion(mock.Mock(), has_launcher=False)
+    mine = last_look.LastLook(mock.Mock(), has_launcher=False)
     assert mine.ask_launcher_first(watched, REPORT_ONLY)
     watched.put_off.assert_called_once_with(REPORT_ONLY)
     assert not mine.ask_launcher_first(watched, OVERDUE)
@@ -81,7 +81,7 @@ def test_the_confirmation_of_a_report_counts_for_no_other_interval(now_ns: list[
 
 def test_rearming_does_not_ask_the_launcher_twice(now_ns: list[int]) -> None:
     reports = mock.Mock()
-    mine = suspicion.Suspicion(reports, has_launcher=True)
+    mine = last_look.LastLook(reports, has_launcher=True)
     mine.ask_launcher_first(mock.Mock(), OVERDUE)
     mine.ask_launcher_first(mock.Mock(), OVERDUE._replace(timeout_ns=9 * S))
     assert reports.suspect.call_count == 1

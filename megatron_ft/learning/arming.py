@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardSnapshot, timeout_word
-from megatron_ft.core.timeouts.exchange import Arm, Armed
+from megatron_ft.learning.messages import Arm
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
 _LONGEST_NS = 2.0**62
 """Longer than any machine runs, and a word of the board holds it."""
@@ -16,29 +20,22 @@ def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
     A timeout that the rank's client has calculated is raised, and never replaced. One that is only reported never
     replaces a timeout of the rank's own.
     """
-    if arm is None or board.watch_only:
-        return _without_armed(board)
-    own_ns, is_calculated = board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
+    arm = Arm(board.cycle) if arm is None or board.watch_only else arm
     initial_ns = heartbeat_ns = None
     if board.heartbeat_flags & FLAG_ARE_LEARNED:
         initial_ns = _raised(arm, HangKind.INITIAL_HEARTBEAT.value, board.own_initial_heartbeat_timeout_ns)
         heartbeat_ns = _raised(arm, HangKind.HEARTBEAT.value, board.own_heartbeat_timeout_ns)
-    sections = (
+    sections = tuple(
         each._replace(armed=_armed(arm, each.name, each.own_timeout_ns, is_calculated=each.is_calculated))
         for each in board.sections
     )
+    own_ns, is_calculated = board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
     return board._replace(
-        sections=tuple(sections),
-        armed_out_of_section=_armed(arm, HangKind.OUT_OF_SECTION.value, own_ns, is_calculated=is_calculated),
+        sections=sections,
+        armed_out_of_section=_armed(arm, OUT_OF_SECTION, own_ns, is_calculated=is_calculated),
         armed_initial_heartbeat_ns=initial_ns,
         armed_heartbeat_ns=heartbeat_ns,
     )
-
-
-def _without_armed(board: BoardSnapshot) -> BoardSnapshot:
-    if any(each.armed for each in board.sections):
-        board = board._replace(sections=tuple(each._replace(armed=None) for each in board.sections))
-    return board._replace(armed_out_of_section=None, armed_initial_heartbeat_ns=None, armed_heartbeat_ns=None)
 
 
 def _armed(arm: Arm, name: str, own_ns: int | None, *, is_calculated: bool) -> ArmedTimeout | None:
@@ -48,14 +45,16 @@ def _armed(arm: Arm, name: str, own_ns: int | None, *, is_calculated: bool) -> A
     given = arm.timeouts.get(name)
     if given is None or (own_ns is not None and not given.enforced):
         return None
-    return _of(given)
-
-
-def _of(given: Armed) -> ArmedTimeout:
-    first_ns, limit_ns = timeout_word(given.first_s), timeout_word(given.limit_s)
-    return ArmedTimeout(timeout_word(given.timeout_s), first_ns, limit_ns, given.enforced)
+    return ArmedTimeout(timeout_word(given.timeout_s), given.enforced)
 
 
 def _raised(arm: Arm, name: str, own_ns: int | None) -> int | None:
     factor = arm.raised.get(name, 1.0)
     return None if own_ns is None or factor <= 1.0 else round(min(own_ns * factor, _LONGEST_NS))
+
+
+def enforced_armed_s(words: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+    """Return the armed timeouts that are enforced, in seconds; ``names``: of all sections, then out of section."""
+    ats = [*(layout.slot(at) + layout.S_ARMED for at in range(len(names) - 1)), layout.W_OUT_OF_SECTION_ARMED]
+    armed = zip(names, ((words[at], words[at + 1]) for at in ats), strict=True)
+    return {name: ns / 1e9 for name, (ns, flags) in armed if ns and flags == layout.ARMED_ENFORCED}

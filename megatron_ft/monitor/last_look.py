@@ -1,4 +1,4 @@
-"""Suspicion that a rank hangs: the launcher decides by the progress of all ranks.
+"""The last look at the rank of this monitor: its launcher is asked before an overdue rank counts as hung.
 
 Without an answer of the launcher, a rank that exceeds an enforced timeout is terminated; one that exceeds a timeout
 that isn't enforced is not even reported.
@@ -11,12 +11,12 @@ import time
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.collectives import Collectives
-from megatron_ft.core.diagnosis.movement import ProgressSample, is_file_wait, progress_between
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
-from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout, ProgressChecked
+from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.learning.progress import ProgressSample, is_file_wait
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.evidence import Probe
 from megatron_ft.monitor.reports import Reports
@@ -24,16 +24,16 @@ from megatron_ft.monitor.watched_rank import WatchedRank
 
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
 """Nanoseconds to wait for the launcher's answer; then an enforced timeout counts as confirmed."""
-_ASK_S = 0.7
+_ASK_S = 0.4
 _READ_S = 0.2
 _SAMPLES = 10
 _reads = FileQueue()
 
 
-class Suspicion:
-    """Suspicion about the rank of this monitor.
+class LastLook:
+    """The suspicion about the rank of this monitor.
 
-    ``has_launcher``: there is a launcher to ask, which checks the other ranks too. ``asks_first``: ask it about
+    ``has_launcher``: there is a launcher to ask, which has all ranks examined. ``asks_first``: ask it about
     configured timeouts too, not only learned ones.
     """
 
@@ -44,13 +44,12 @@ class Suspicion:
         self._verdict: Overdue | None = None
         self._answer_by_ns = 0
         self._is_confirmed = False
-        self._first: ProgressSample | None = None
-        self._again_ns = 0
+        self.first: tuple[Collect, ProgressSample] | None = None  # being examined: the order, and what it did then
 
     @property
     def due_ns(self) -> int | None:
         """Time of the next ``act``, None if nothing is pending."""
-        times = [] if self._first is None else [self._again_ns]
+        times = [] if self.first is None else [self.first[0].again_ns or 0]
         if self._verdict is not None and not self._is_confirmed:
             times.append(self._answer_by_ns)
         return min(times, default=None)
@@ -58,7 +57,8 @@ class Suspicion:
     def ask_launcher_first(self, watched: WatchedRank, verdict: Overdue) -> bool:
         """Ask the launcher, or put the verdict off, where that is due. Return False if the rank is to be treated as
         hung now."""
-        is_same = self._is_about(verdict)
+        mine = self._verdict
+        is_same = mine is not None and mine.key == verdict.key and mine.enforced == verdict.enforced
         was_confirmed, self._is_confirmed = self._is_confirmed and is_same, False
         if not self._has_launcher and not verdict.enforced:
             watched.put_off(verdict)
@@ -67,16 +67,10 @@ class Suspicion:
         if not asks or was_confirmed:
             self._verdict = None
             return False
-        if is_same:
-            return True  # already asked
-        self._verdict, self._answer_by_ns = verdict, time.monotonic_ns() + _ANSWER_NS
-        self._reports.suspect(watched.attached, verdict)
+        if not is_same:
+            self._verdict, self._answer_by_ns = verdict, time.monotonic_ns() + _ANSWER_NS
+            self._reports.suspect(watched.attached, verdict)
         return True
-
-    def _is_about(self, verdict: Overdue) -> bool:
-        """Return False also if the timeout's enforcement changed since the rank was suspected."""
-        mine = self._verdict
-        return mine is not None and mine.key == verdict.key and mine.enforced == verdict.enforced
 
     def clear(self) -> None:
         self._verdict, self._is_confirmed = None, False
@@ -84,43 +78,32 @@ class Suspicion:
     def forget(self) -> None:
         """Drop everything about a rank that has ended."""
         self.clear()
-        self._first = None
+        self.first = None
 
-    def obey(self, watched: WatchedRank, order: CheckProgress | ExtendTimeout | ConfirmHang) -> bool:
+    def obey(self, watched: WatchedRank, order: ExtendTimeout | ConfirmHang) -> bool:
         """Follow an order of the launcher. Return True if the board is to be checked now."""
-        match order:
-            case CheckProgress(again_ns=again_ns):
-                self._first, self._again_ns = _take_sample(watched.attached, watched.final_snapshot()), again_ns
-            case ExtendTimeout(timeout_s=timeout_s) if self._verdict is not None:
-                watched.extend_timeout(self._verdict, timeout_s)
-                self.clear()
-                return True
-            case ConfirmHang():
-                return self._confirm()
-        return False
+        if self._verdict is None:
+            return False
+        if isinstance(order, ExtendTimeout):
+            watched.extend_timeout(self._verdict, order.timeout_s)
+            self.clear()
+        else:
+            self._is_confirmed = True  # the next check of the board decides: the rank may have moved on
+        return True
 
-    def _confirm(self) -> bool:
-        """Let the next check of the board decide. Return False if the rank isn't suspected."""
-        self._is_confirmed = self._verdict is not None
-        return self._is_confirmed
-
-    def act(self, watched: WatchedRank) -> bool:
-        """Do what is due. Return True if the board is to be checked, because the launcher's answer is overdue."""
-        now_ns = time.monotonic_ns()
-        if self._first is not None and now_ns >= self._again_ns:
-            second = _take_sample(watched.attached, watched.final_snapshot())
-            self._reports.tell(ProgressChecked(watched.attached.cycle, progress_between(self._first, second)))
-            self._first = None
-        if self._verdict is None or now_ns < self._answer_by_ns:
+    def give_up_waiting(self, watched: WatchedRank) -> bool:
+        """Return True if the board is to be checked, because the launcher's answer is overdue."""
+        if self._verdict is None or self._is_confirmed or time.monotonic_ns() < self._answer_by_ns:
             return False
         if self._verdict.enforced:
-            return self._confirm()
-        watched.put_off(self._verdict)
-        self.clear()
+            self._is_confirmed = True
+        else:
+            watched.put_off(self._verdict)
+            self.clear()
         return True
 
 
-def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
+def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
     """Sample what a rank is doing, within a bound.
 
     The rank may run on: it gets only a question, which its own thread answers.

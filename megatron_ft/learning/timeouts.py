@@ -1,19 +1,29 @@
-"""The timeouts in force, and the form in which the learned ones among them are kept.
+"""The timeouts of a client, and the form in which the calculated ones among them are kept.
 
-All values are seconds; ``None`` is infinite. How they are learned: `reference_rule`, `budget_rule`.
+All values are seconds; ``None`` is infinite.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.board.intervals import SETUP
+from megatron_ft.core.errors import ConfigError, show
+from megatron_ft.core.times import MAX_SECONDS
 
 _STATE_KEY = "current_timeouts"
 OUT_OF_SECTION = "out_of_section"
 """Name of the time out of section; a user's section may not have it."""
+_SETUP_FLOORS = 4.0
+"""A run has one "setup", and a cold cache makes it several times longer."""
+
+
+def floor_of(name: str, floor_s: float) -> float:
+    """Return the least learned timeout of this section that is in force, where the least of others is ``floor_s``."""
+    return _SETUP_FLOORS * floor_s if name == SETUP else floor_s
 
 
 @dataclass
@@ -64,15 +74,26 @@ class SectionTimeouts:
         """True if all timeouts were calculated from observed intervals."""
         return self.is_out_of_section_calculated and set(self.section) <= set(self.calculated_sections)
 
-    def enforced(self, floor_s: float) -> SectionTimeouts:
-        """Return timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
-        raised = {name: _at_least(floor_s, self.section[name]) for name in self.calculated_sections}
-        out = self.out_of_section
-        return replace(
-            self,
-            section={**self.section, **raised},
-            out_of_section=_at_least(floor_s, out) if self.is_out_of_section_calculated else out,
+    def with_calculated(self, timeouts: Mapping[str, float]) -> SectionTimeouts:
+        """Return these with calculated values for some sections, and for OUT_OF_SECTION."""
+        of_sections = {name: timeout for name, timeout in timeouts.items() if name != OUT_OF_SECTION}
+        return SectionTimeouts(
+            {**self.section, **of_sections},
+            timeouts.get(OUT_OF_SECTION, self.out_of_section),
+            self.calculated_sections | set(of_sections),
+            self.is_out_of_section_calculated or OUT_OF_SECTION in timeouts,
         )
+
+    @property
+    def calculated(self) -> dict[str, float | None]:
+        """The calculated values, by section and OUT_OF_SECTION."""
+        out = {OUT_OF_SECTION: self.out_of_section} if self.is_out_of_section_calculated else {}
+        return {**{name: self.section[name] for name in self.calculated_sections}, **out}
+
+    def enforced(self, floor_s: float) -> SectionTimeouts:
+        """Return timeouts to enforce: calculated values at or above their floor, configured ones as they are."""
+        floored = {name: _at_least(floor_of(name, floor_s), timeout) for name, timeout in self.calculated.items()}
+        return self.with_calculated({name: timeout for name, timeout in floored.items() if timeout is not None})
 
 
 def _at_least(floor_s: float, timeout: float | None) -> float | None:
@@ -82,7 +103,7 @@ def _at_least(floor_s: float, timeout: float | None) -> float | None:
 def state_to_dict(
     heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None, *, with_configured: bool = False
 ) -> dict[str, Any]:
-    """The calculated timeouts only, JSON-serialisable, in the form that existing state files have.
+    """Return the calculated timeouts only, JSON-serialisable, in the form that existing state files have.
 
     ``with_configured`` adds the configured timeouts of the other sections, and of the time in none:
     nvidia-resiliency-ext takes the values of a state for all that there are.
@@ -94,7 +115,7 @@ def state_to_dict(
             "subsequent": heartbeats.subsequent,
             "were_calculated": True,
         }
-    if sections is not None and (sections.calculated_sections or sections.is_out_of_section_calculated):
+    if sections is not None and sections.calculated:
         names = sorted(sections.calculated_sections)
         has_out_of_section = with_configured or sections.is_out_of_section_calculated
         current["section"] = {
@@ -107,11 +128,10 @@ def state_to_dict(
 
 
 class CalculatedTimeouts(NamedTuple):
-    """Calculated timeouts of a state, in seconds."""
+    """Calculated timeouts of a state, in seconds; those of ``sections`` by name, also OUT_OF_SECTION."""
 
     heartbeats: tuple[float, float] | None
     sections: dict[str, float]
-    out_of_section: float | None
 
 
 def state_from_dict(state: Mapping[str, Any]) -> CalculatedTimeouts:
@@ -120,33 +140,46 @@ def state_from_dict(state: Mapping[str, Any]) -> CalculatedTimeouts:
     Raises:
         ConfigError: something isn't a positive number of seconds, or has the wrong type.
     """
-    current = _mapping("the state", _mapping("the state", state).get(_STATE_KEY) or {})
+    current = mapping("the state", mapping("the state", state).get(_STATE_KEY) or {})
     heartbeats = None
-    pair = _mapping("'heartbeat'", current.get("heartbeat") or {})
+    pair = mapping("'heartbeat'", current.get("heartbeat") or {})
     if pair.get("were_calculated"):
-        heartbeats = (
-            _seconds("initial", pair.get("initial")),
-            _seconds("subsequent", pair.get("subsequent")),
-        )
-    part = _mapping("'section'", current.get("section") or {})
-    values = _mapping("'section'", part.get("section") or {})
+        heartbeats = seconds("initial", pair.get("initial")), seconds("subsequent", pair.get("subsequent"))
+    part = mapping("'section'", current.get("section") or {})
+    values = mapping("'section'", part.get("section") or {})
     names = part.get("calculated_sections") or []
     if not isinstance(names, (list, tuple, set, frozenset)):
         raise ConfigError(f"'calculated_sections' must be a list, not {type(names).__name__}")
-    sections = {str(name): _seconds(str(name), values.get(name)) for name in names}
-    out_of_section = None
+    sections = {str(name): seconds(str(name), values.get(name)) for name in names}
     if part.get("is_out_of_section_calculated"):
-        out_of_section = _seconds(OUT_OF_SECTION, part.get("out_of_section"))
-    return CalculatedTimeouts(heartbeats, sections, out_of_section)
+        sections[OUT_OF_SECTION] = seconds(OUT_OF_SECTION, part.get("out_of_section"))
+    return CalculatedTimeouts(heartbeats, sections)
 
 
-def _mapping(what: str, value: object) -> Mapping[str, Any]:
+def mapping(what: str, value: object) -> Mapping[str, Any]:
+    """Return the mapping. Raises ConfigError for anything else."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{what} of learned timeouts must be a mapping, not {type(value).__name__}")
     return value
 
 
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < float("inf"):
-        raise ConfigError(f"learned timeout {name!r} must be a positive number of seconds, got {value!r}")
-    return float(value)
+def number(name: str, value: object) -> float:
+    """Return a finite number >= 0. Raises ConfigError for anything else."""
+    if not isinstance(value, bool) and isinstance(value, (int, float)):
+        try:
+            if math.isfinite(float(value)) and value >= 0:
+                return float(value)
+        except OverflowError:
+            pass  # an integer of hundreds of digits
+    raise ConfigError(f"{name} of learned timeouts must be a finite number, not negative, not {show(value)}")
+
+
+def seconds(name: str, value: object) -> float:
+    """Return a timeout. Raises ConfigError for anything else."""
+    found = number(name, value)
+    if not 0.0 < found <= MAX_SECONDS:
+        raise ConfigError(
+            f"learned timeout {show(name)} must be a positive number of seconds, at most {MAX_SECONDS:.0e}, "
+            f"not {show(value)}"
+        )
+    return found

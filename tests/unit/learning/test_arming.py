@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, SectionView
-from megatron_ft.core.timeouts.arming import with_armed
-from megatron_ft.core.timeouts.exchange import Arm, Armed
+from megatron_ft.learning.arming import with_armed
+from megatron_ft.learning.messages import Arm, Armed
 from tests.fuzz.healthy import BOARD
 
 S = 1_000_000_000
 STEP = SectionView("step", 0, 0, None)
-LEARNED = Armed(5.0, 30.0, 20.0)
-STRAY = ArmedTimeout(1, 2, 3, enforced=False)
+LEARNED = Armed(5.0)
+STRAY = ArmedTimeout(1, enforced=False)
 
 
 def armed_step(arm: Arm | None, step: SectionView = STEP) -> ArmedTimeout | None:
@@ -22,15 +22,15 @@ def armed_step(arm: Arm | None, step: SectionView = STEP) -> ArmedTimeout | None
 
 @pytest.mark.parametrize("enforced", [True, False])
 def test_a_section_without_a_timeout_gets_the_learned_one(enforced: bool) -> None:
-    arm = Arm(0, {"step": Armed(5.0, 30.0, 20.0, enforced), "save": LEARNED})
-    assert armed_step(arm) == ArmedTimeout(5 * S, 30 * S, 20 * S, enforced)
+    arm = Arm(0, {"step": Armed(5.0, enforced), "save": LEARNED})
+    assert armed_step(arm) == ArmedTimeout(5 * S, enforced)
     assert armed_step(arm, STEP._replace(name="other")) is None
 
 
 def test_an_enforced_timeout_replaces_a_configured_one_and_one_that_is_only_reported_does_not() -> None:
     configured = STEP._replace(own_timeout_ns=60 * S)
     assert armed_step(Arm(0, {"step": LEARNED}), configured) is not None
-    assert armed_step(Arm(0, {"step": Armed(5.0, 30.0, 20.0, enforced=False)}), configured) is None
+    assert armed_step(Arm(0, {"step": Armed(5.0, enforced=False)}), configured) is None
 
 
 def test_a_calculated_timeout_is_raised_and_never_replaced() -> None:
@@ -46,7 +46,7 @@ def test_a_calculated_timeout_is_raised_and_never_replaced() -> None:
 
 def test_the_time_out_of_section_is_armed_under_its_name() -> None:
     found = with_armed(Arm(0, {"out_of_section": LEARNED}), BOARD._replace(own_out_of_section_timeout_ns=None))
-    assert (found.armed_out_of_section, found.out_of_section_timeout_ns) == (ArmedTimeout(5 * S, 30 * S, 20 * S), 5 * S)
+    assert (found.armed_out_of_section, found.out_of_section_timeout_ns) == (ArmedTimeout(5 * S), 5 * S)
     calculated = BOARD._replace(own_out_of_section_timeout_ns=3 * S, is_out_of_section_calculated=True)
     assert with_armed(Arm(0, {}, {"out_of_section": 4.0}), calculated).out_of_section_timeout_ns == 12 * S
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ft.core.diagnosis.movement import LEAST_BYTES, ProgressSample, is_file_wait, progress_between
+from megatron_ft.learning.progress import LEAST_BYTES, ProgressSample, is_file_wait, progress_between
 
 HERE, THERE = ("train.py:9 step @4", "train.py:30 main @8"), ("train.py:9 step @6", "train.py:30 main @8")
 

@@ -1,0 +1,155 @@
+"""The last look before a rank is terminated: evidence of all ranks comes first, and may drop the verdict. Pure.
+
+A monitor asks here when a learned timeout of its rank is over, and with ``min-healthy`` also when a configured one is.
+The coordinator has evidence collected on the ranks of all nodes, none of which gets a signal, and tells all nodes the
+result. If a rank has made progress meanwhile, suspects of a learned timeout go on: a quarter longer each time, up to
+MOST_EXTENDED timeouts, because some ranks only seem to move. With ``min-healthy``, where the nodes go on without a rank
+that hangs, only a rank that others wait for is terminated; one that only waits goes on for its timeout once more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import OrderMonitor, Write
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.step import Options, Step
+from megatron_ft.core.facts.launcher import MoreTime
+from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.messages import Hang, Reviewed
+from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
+from megatron_ft.learning.rule import MOST_EXTENDED
+
+_MORE = 1.25
+_LEAST_MORE_S = 1.0
+_FRESH_NS = 2_000_000_000
+"""Age up to which progress counts for another suspicion: not all ranks suspect in the same moment."""
+
+
+class LastLook:
+    """The suspects of one cycle on this node."""
+
+    def __init__(self, options: Options, record: CycleRecord) -> None:
+        self._options = options
+        self._record = record
+        self._suspects: dict[int, RankHung] = {}
+        """Suspects by local rank."""
+        self._events: dict[int, int] = {}
+        """Number of events on the board of each rank when the first of these was suspected, by local rank."""
+        self._said: set[tuple[int, int | None, str]] = set()
+        """Extended intervals that were reported to the user, each once."""
+        self._progress: tuple[int, str] | None = None
+        """Time and text of the last progress."""
+        self._is_over = False
+
+    def suspected(self, verdict: RankHung, turn: Step) -> None:
+        """Have all ranks of the job examined, because a timeout of a rank of this node is over."""
+        if self._is_over:
+            return
+        verdict = msgspec.structs.replace(verdict, rank=self._record.ranks[verdict.local_rank])
+        if not self._suspects:
+            self._events = self._count_events(turn)
+        self._suspects[verdict.local_rank] = verdict
+        if self._progress is not None and turn.now_ns - self._progress[0] < _FRESH_NS and _may_extend(verdict):
+            self._decide(self._progress[1], None, turn)
+        elif verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
+            if verdict.enforced and not self._options.observe_only:
+                turn.do(Say(lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s)))
+            self._decide("", None, turn)
+        else:
+            turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
+
+    def reviewed(self, review: Reviewed, turn: Step) -> RankHung | None:
+        """Confirm the suspects that hang, and let the others go on.
+
+        With ``min-healthy``, return the verdict on the rank of this node that keeps the others waiting, if its own
+        timeout isn't over.
+        """
+        suspects = set(self._suspects)
+        progress = review.progress or self._own_progress(turn)
+        if progress:
+            self._progress = turn.now_ns, progress
+        self._decide(progress, review, turn)
+        rank = review.rank
+        if not self._options.min_healthy or review.hanging != (rank,) or rank is None or rank not in self._record.ranks:
+            return None
+        local_rank = self._record.ranks.index(rank)
+        if local_rank in suspects or local_rank not in self._record.running or local_rank in self._record.hung:
+            return None
+        return RankHung(
+            rank=rank,
+            cycle=self._record.cycle,
+            local_rank=local_rank,
+            kind=review.kind,
+            since_ns=max(0, turn.now_ns - round(review.elapsed_s * 1e9)),
+            section=review.section,
+            elapsed_s=review.elapsed_s,
+            timeout_s=review.timeout_s,
+            iteration=review.iteration,
+            at_ns=turn.now_ns,
+        )
+
+    def close(self) -> None:
+        """Stop: all ranks are about to be terminated."""
+        self._suspects, self._is_over = {}, True
+
+    def _decide(self, progress: str, review: Reviewed | None, turn: Step) -> None:
+        suspects, self._suspects = self._suspects, {}
+        extended = []
+        for local_rank, verdict in sorted(suspects.items()):
+            elapsed_s = verdict.elapsed_s
+            if progress and _may_extend(verdict):
+                until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), MOST_EXTENDED * verdict.timeout_s)
+                turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)))
+                turn.do(Write(_more_time(verdict, until_s, progress)))
+                extended.append(verdict)
+            elif review is not None and self._only_waits(verdict, review):
+                turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
+                turn.do(Say(lines.only_waits(verdict, review.text)))
+            else:
+                turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
+        news = [each for each in extended if each.enforced and _key(each) not in self._said]
+        self._said |= {_key(each) for each in news}
+        if news:
+            turn.do(Say(lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s)))
+
+    def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
+        is_running = verdict.local_rank in self._record.running
+        waits = bool(review.hanging) and verdict.rank not in review.hanging
+        return self._options.min_healthy and verdict.enforced and waits and is_running
+
+    def _count_events(self, turn: Step) -> dict[int, int]:
+        boards = ((local_rank, turn.seen.boards[local_rank]) for local_rank in self._record.observed)
+        return {local_rank: board.ring_head for local_rank, board in boards if board is not None}
+
+    def _own_progress(self, turn: Step) -> str:
+        """Return what a rank of this node has done since the first suspicion, in words."""
+        for local_rank, events in self._count_events(turn).items():
+            if events > self._events.get(local_rank, events):
+                return f"rank {self._record.ranks[local_rank]} has entered or left a section"
+        return ""
+
+
+def _may_extend(verdict: RankHung) -> bool:
+    return verdict.learned and verdict.elapsed_s < MOST_EXTENDED * verdict.timeout_s
+
+
+def _key(verdict: RankHung) -> tuple[int, int | None, str]:
+    return verdict.local_rank, verdict.iteration, verdict.timed
+
+
+def _more_time(verdict: RankHung, until_s: float, progress: str) -> MoreTime:
+    return MoreTime(
+        rank=verdict.rank,
+        local_rank=verdict.local_rank,
+        cycle=verdict.cycle,
+        kind=verdict.kind,
+        section=verdict.section,
+        iteration=verdict.iteration,
+        elapsed_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        until_s=until_s,
+        progress=progress,
+    )

@@ -1,0 +1,216 @@
+"""Intervals of one board, counted by its rank's monitor, and the milestones of its rank.
+
+Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC. Only intervals count whose start is known. The time
+out of section lies between the last close and the next open, as hang detection times it, the first one from the start
+of the monitoring; one that is open when the run ends has ended then. Time in which hang detection was suspended, or
+the node was stopped, is in no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_ft.core.board import layout
+from megatron_ft.core.board.hang_detector import Gap, lost_between
+from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP
+from megatron_ft.core.board.layout import (
+    EVENT_END,
+    EVENT_HEARTBEAT,
+    EVENT_ITERATION,
+    EVENT_START,
+    KIND_SHIFT,
+    SECTION_SHIFT,
+    BoardSnapshot,
+)
+from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
+from megatron_ft.learning.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute, write_row
+
+_IDLE, _HEARTBEATS = -1, -2
+"""Indices of the time out of section and of heartbeats among those of sections."""
+_FIRST_STEPS, _DOUBLED_FROM = 10, 32
+
+
+class BoardIntervals:
+    """The intervals of one cycle, and those since the last minute."""
+
+    def __init__(self, board: BoardSnapshot, *, from_ring_head: int = 0) -> None:
+        """Begin with event number ``from_ring_head``: 0 for a fresh board, else that board's head."""
+        self.read_to = from_ring_head
+        """Number of the first event that wasn't fed yet."""
+        self._start_ns = board.start_ns
+        self._counts: dict[int, int] = {}
+        self._longest_ns: dict[int, int] = {}
+        self._open = _open_on(board) if from_ring_head else {}
+        """Index of each open section -> since when; 0: unknown."""
+        self._idle_since = board.last_transition_ns or board.start_ns
+        """Start of the time out of section; 0: unknown, or a section is open."""
+        self._opened = sum(each.open_count for each in board.sections)
+        self._heartbeat_ns = self._lost = 0
+        self._minute: dict[int, SectionMinute] = {}
+        self._iterations: list[tuple[int, int]] = []
+        """Number and beginning of the first and the last iteration of the minute."""
+        self._has_ended = False
+        self.minute_from_ns = board.last_transition_ns if from_ring_head else board.start_ns
+
+    def feed(
+        self, first: int, words: Sequence[int], board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()
+    ) -> None:
+        """Count what has happened since the last time.
+
+        Args:
+            first: number of the first event in ``words``; more than ``read_to`` says that events were lost.
+            words: two for each event up to the head of ``board``.
+            board: a snapshot; it was taken before ``now_ns``.
+            gaps: times that are the rank's not at all, or not in full.
+        """
+        if first > self.read_to:
+            # the starts of sections that end in these events aren't known, but for those that have been open since
+            self._lost += first - self.read_to
+            first_kinds: dict[int, int] = {}
+            for code in words[1::2]:
+                first_kinds.setdefault(code >> SECTION_SHIFT & 0xFF, code >> KIND_SHIFT)
+            self._open = {index: 0 for index, kind in first_kinds.items() if kind == EVENT_END}
+            self._open |= {index: since for index, since in _open_on(board).items() if index not in first_kinds}
+            self._idle_since = self._heartbeat_ns = 0
+        self.read_to = first + len(words) // 2
+        for at, code in zip(words[::2], words[1::2], strict=True):
+            self._take_event(at, code, now_ns, gaps)
+        if self.read_to == board.ring_head and not any(each.opened_at_ns for each in board.sections):
+            # the board is right: a signal handler may have closed a section, or a calculation restarted the clock
+            self._open.clear()
+            self._idle_since = board.last_transition_ns or self._start_ns
+        if not self._has_ended and (board.closing or board.learning_facts & layout.FACT_RUN_ENDS):
+            self._has_ended = True
+            if not self._open and self._idle_since:
+                self._add(_IDLE, self._idle_since, now_ns, gaps)
+
+    def observed(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> dict[str, Observed]:
+        """Return the intervals of this cycle by section and "out_of_section"; open ones count with their age."""
+        return {
+            name: Observed(
+                self._counts.get(index, 0),
+                max(self._longest_ns.get(index, 0), self._open_ns(index, board, now_ns, gaps) or 0) / 1e9,
+                board.rank,
+            )
+            for index, name in [*enumerate(each.name for each in board.sections), (_IDLE, OUT_OF_SECTION)]
+        }
+
+    def take_minute(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Minute:
+        """Return what was counted since the last minute was taken, up to ``now_ns``, and begin a new minute."""
+        from_ns = self.minute_from_ns
+        zero_ns = from_ns - from_ns % MINUTE_NS
+        sections = {}
+        for index, each in enumerate(board.sections):
+            open_ns = self._open_ns(index, board, now_ns, gaps)
+            if index in self._minute or open_ns is not None:
+                sections[each.name] = self._minute.get(index) or SectionMinute()
+                sections[each.name].open_s = -1.0 if open_ns is None else open_ns / 1e9
+        others = ((_IDLE, OUT_OF_SECTION), (_HEARTBEATS, HEARTBEAT))
+        sections |= {name: self._minute[index] for index, name in others if index in self._minute}
+        for section in sections.values():
+            section.spans = [(begin_s - zero_ns / 1e9, length_s) for begin_s, length_s in section.spans]
+        minute = RankMinute(
+            rank=board.rank,
+            from_s=(from_ns - zero_ns) / 1e9,
+            to_s=(now_ns - zero_ns) / 1e9,
+            lost=self._lost,
+            iterations=tuple((number, (at_ns - zero_ns) / 1e9) for number, at_ns in self._iterations),
+            sections=sections,
+        )
+        self._minute, self._iterations, self._lost = {}, [], 0
+        self.minute_from_ns = now_ns
+        names = tuple(sections)
+        return Minute(cycle=board.cycle, at_ns=zero_ns, names=names, ranks=(write_row(minute, names),))
+
+    def _take_event(self, at: int, code: int, now_ns: int, gaps: Sequence[Gap]) -> None:
+        kind, index = code >> KIND_SHIFT, code >> SECTION_SHIFT & 0xFF
+        if not self._start_ns <= at <= now_ns:
+            self._open.clear()  # a stray write: which event it was isn't known
+            self._idle_since = self._heartbeat_ns = 0
+        elif kind == EVENT_START:
+            if not self._open and self._idle_since:
+                self._add(_IDLE, self._idle_since, at, gaps)
+            self._opened += 1
+            self._open[index], self._idle_since = at, 0
+        elif kind == EVENT_END:
+            since = self._open.pop(index, 0)
+            if since:
+                self._add(index, since, at, gaps)
+            if not self._open:
+                self._idle_since = at
+        elif kind == EVENT_ITERATION:
+            self._iterations[1:] = [(code & layout.VALUE_MASK, at)]
+        elif kind == EVENT_HEARTBEAT:
+            if self._heartbeat_ns:
+                self._add(_HEARTBEATS, self._heartbeat_ns, at, gaps)
+            self._heartbeat_ns = at
+
+    def _add(self, index: int, since_ns: int, at_ns: int, gaps: Sequence[Gap]) -> None:
+        """Count an interval that has ended."""
+        length_ns = max(0, at_ns - since_ns - lost_between(gaps, since_ns, at_ns))
+        self._counts[index] = self._counts.get(index, 0) + 1
+        self._longest_ns[index] = max(self._longest_ns.get(index, 0), length_ns)
+        is_first = index == _IDLE and self._opened < FIRST_INTERVALS
+        minute = self._minute.setdefault(index, SectionMinute())
+        minute.add(since_ns / 1e9, length_ns / 1e9, depth=len(self._open), is_first=is_first)
+
+    def _open_ns(self, index: int, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> int | None:
+        """Return the age of the interval that is open, None without one."""
+        since_ns = board.sections[index].opened_at_ns if index >= 0 else 0 if self._open else self._idle_since
+        if board.closing or self._has_ended or since_ns <= 0:
+            return None
+        return max(0, now_ns - since_ns - lost_between(gaps, since_ns, now_ns))
+
+
+class Milestones:
+    """Milestones of one rank in one cycle: each is taken once."""
+
+    def __init__(self) -> None:
+        self._steps = self._saves = 0
+        self._has_ended = False
+
+    def take(self, board: BoardSnapshot) -> list[Milestone]:
+        """Return those that this board is the first to show."""
+        if board.watch_only:
+            return []
+        found = []
+        # a loop without hooks counts no steps
+        counts_steps = board.steps > 0 or bool(board.learning_facts & layout.FACT_HOOKS)
+        steps = _reached(board.steps if counts_steps else board.iterations_seen)
+        if steps > self._steps:
+            self._steps = steps
+            found.append(Milestone(board.cycle, Moment.STEPS, steps))
+        if board.saves > self._saves:
+            self._saves = board.saves
+            found.append(Milestone(board.cycle, Moment.SAVE, board.saves))
+        # a rank that only ends its monitoring has failed, or goes on without it: its run isn't over
+        if not self._has_ended and board.learning_facts & layout.FACT_RUN_ENDS:
+            self._has_ended = True
+            found.append(Milestone(board.cycle, Moment.END))
+        return found
+
+
+def facts_of(board: BoardSnapshot) -> Facts:
+    """Return what the board says of the run for learning."""
+    said = board.learning_facts
+    return Facts(
+        learns=bool(said & layout.FACT_LEARNS),
+        has_hooks=bool(said & layout.FACT_HOOKS),
+        loaded=bool(said & layout.FACT_LOADED),
+        setup_open=any(each.name == SETUP and each.opened_at_ns for each in board.sections),
+        enough_steps=bool(said & layout.FACT_ENOUGH_STEPS),
+        saved=board.saves > 0,
+        async_saves=bool(said & layout.FACT_ASYNC_SAVES),
+    )
+
+
+def _reached(steps: int) -> int:
+    """Return the milestone that this number of steps has reached; 0: none."""
+    if steps < _DOUBLED_FROM:
+        return _FIRST_STEPS if steps >= _FIRST_STEPS else 0
+    return 1 << (steps.bit_length() - 1)
+
+
+def _open_on(board: BoardSnapshot) -> dict[int, int]:
+    return {index: each.opened_at_ns for index, each in enumerate(board.sections) if each.opened_at_ns}

@@ -1,0 +1,236 @@
+"""The last look before a rank is terminated: a node's part, and the coordinator's."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
+from megatron_ft.core.job.messages import Reviewed
+from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout
+from tests.fuzz.healthy import BOARD
+from tests.support.agents import Driven, attached, hung, observed, suspected
+from tests.unit.core.job.test_lost_peer import left, stuck, waiting
+
+LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
+CONFIGURED = replace(LATE, learned=False)
+PROGRESS = "rank 20 has read or written 12.0 MB"
+CONFIRMED = [edge.OrderMonitor(0, ConfirmHang(0))]
+
+
+def running(ranks: int = 2, *, nodes: int = 3, **options: object) -> Driven:
+    """A node with the ranks 0, 10, ..."""
+    driven = Driven(**{"max_nodes": nodes, "max_restarts": 3, **options})
+    driven.run(ranks, nodes=nodes)
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(ranks)))
+    driven.done.clear()
+    return driven
+
+
+def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[edge.Effect]:
+    verdict = replace(LATE, local_rank=local_rank, **more)  # type: ignore[arg-type]
+    return driven.hear(suspected(local_rank, 0, verdict))
+
+
+def reviewed(*hanging: int, rank: int | None = None, progress: str = "") -> Reviewed:
+    rank = hanging[0] if len(hanging) == 1 else rank
+    return Reviewed(
+        cycle=0,
+        asker=0,
+        elapsed_s=60.1,
+        timeout_s=60.0,
+        text=f"rank {rank} in train.py:7 step",
+        rank=rank,
+        decides=True,
+        hanging=hanging,
+        kind="section",
+        section="step",
+        progress=progress,
+    )
+
+
+def orders(driven: Driven) -> list[edge.Effect]:
+    kinds = ConfirmHang | ExtendTimeout
+    return [
+        each
+        for each in driven.done
+        if isinstance(each, edge.SignalRanks) or (isinstance(each, edge.OrderMonitor) and isinstance(each.order, kinds))
+    ]
+
+
+def hangs(driven: Driven) -> list[m.Hang]:
+    return [each for each in driven.told if isinstance(each, m.Hang)]
+
+
+@pytest.mark.parametrize("options", [{}, {"min_healthy": True}])
+def test_evidence_of_all_ranks_is_asked_for_before_anything_is_terminated(options: dict[str, object]) -> None:
+    driven = running(**options)
+    suspect(driven)
+    (hang,) = hangs(driven)
+    assert (hang.passive, hang.decides, hang.verdict) == (True, True, LATE)
+    assert orders(driven) == []
+
+
+def test_suspects_are_confirmed_together_where_no_rank_moves() -> None:
+    driven = running(3)
+    suspect(driven)
+    suspect(driven, 2)
+    driven.hear(reviewed(20))
+    assert orders(driven) == [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(2, ConfirmHang(0))]
+    assert driven.said == []
+    driven.done.clear()
+    driven.hear(reviewed(20))
+    assert orders(driven) == []
+
+
+def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
+    driven = running(3)
+    suspect(driven)
+    suspect(driven, 2)
+    driven.hear(reviewed(0, progress=PROGRESS))
+    assert orders(driven) == [
+        edge.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1)),
+        edge.OrderMonitor(2, ExtendTimeout(0, 1.25 * 60.1)),
+    ]
+    assert driven.said == [
+        "rank 0 (and 1 other rank of this node): in 'step' for 60.1 s after iteration 7, longer than its learned "
+        f"timeout of 60 s, but {PROGRESS}: extending the timeout, to at most 240.0 s in total"
+    ]
+    assert driven.written == ["more_time", "more_time"]
+
+
+def test_verdict_is_dropped_where_a_rank_of_this_node_has_moved_on_after_the_evidence() -> None:
+    driven = running()
+    driven.boards[1] = BOARD._replace(ring_head=40)
+    suspect(driven)
+    driven.boards[1] = BOARD._replace(ring_head=41)
+    driven.hear(reviewed(0))
+    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
+    assert "rank 10 has entered or left a section" in driven.said[0]
+
+
+def test_suspicion_soon_after_progress_needs_no_other_look() -> None:
+    driven = running()
+    suspect(driven)
+    driven.hear(reviewed(progress=PROGRESS))
+    driven.wait(1.0)
+    suspect(driven, 1)
+    assert len(hangs(driven)) == 1
+    assert len(driven.said) == 2
+    driven.wait(1.1)
+    suspect(driven, elapsed_s=75.2)
+    assert len(hangs(driven)) == 2
+
+
+def test_line_is_said_once_for_each_interval() -> None:
+    driven = running()
+    for elapsed_s in (60.1, 75.2, 94.0):
+        suspect(driven, elapsed_s=elapsed_s)
+        driven.hear(reviewed(progress=PROGRESS))
+        driven.wait(10.0)
+    assert (len(driven.said), len(driven.written)) == (1, 3)
+    suspect(driven, iteration=8)
+    driven.hear(reviewed(progress=PROGRESS))
+    assert len(driven.said) == 2
+
+
+@pytest.mark.parametrize("observe_only", [False, True])
+def test_extensions_end_at_four_timeouts_whoever_moves(observe_only: bool) -> None:
+    driven = running(1, observe_only=observe_only)
+    suspect(driven, elapsed_s=239.0)
+    driven.hear(reviewed(progress=PROGRESS))
+    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 240.0))]
+    driven.done.clear()
+    suspect(driven, elapsed_s=240.01)
+    assert orders(driven) == CONFIRMED
+    words = "its timeout is extended to at most 240.0 s, terminating it although ranks make progress"
+    assert [words in line for line in driven.said] == ([] if observe_only else [True])
+    assert driven.all_of(Say) == [] or "(learned timeout 60 s)" in driven.said[0]
+
+
+def test_nothing_is_suspected_once_the_ranks_are_about_to_be_terminated() -> None:
+    driven = running()
+    suspect(driven)
+    driven.ends()
+    driven.done.clear()
+    suspect(driven, 1)
+    driven.hear(reviewed(0))
+    assert hangs(driven) == orders(driven) == []
+
+
+def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
+    driven = running(2)
+    for looks in (True, False):
+        driven.done.clear()
+        driven.hear(m.DiagnoseHang(0, passive=True, looks=looks))
+        agains = [each.order.again_ns for each in driven.orders(Collect) if isinstance(each.order, Collect)]
+        assert [again is not None and again > driven.now_ns for again in agains] == [looks, looks]
+        driven.hear(*(observed(local_rank, 0, RankSnapshot(rank=0, local_rank=local_rank)) for local_rank in (0, 1)))
+
+
+# -- under min-healthy -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("review", "expected"),
+    [
+        (reviewed(20), [edge.OrderMonitor(0, ExtendTimeout(0, 120.1)), edge.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
+        (reviewed(0), [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
+        (reviewed(10, 20), [edge.OrderMonitor(0, ExtendTimeout(0, 120.1)), edge.OrderMonitor(1, ConfirmHang(0))]),
+        (reviewed(), [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(1, ConfirmHang(0))]),
+    ],
+)
+@pytest.mark.parametrize("learned", [True, False])
+def test_suspects_that_only_wait_go_on_under_min_healthy(
+    review: Reviewed, expected: list[edge.Effect], learned: bool
+) -> None:
+    driven = running(min_healthy=True)
+    for local_rank in (0, 1):
+        suspect(driven, local_rank, learned=learned)
+    driven.hear(review)
+    assert orders(driven) == expected
+
+
+def test_progress_extends_no_configured_timeout() -> None:
+    driven = running(min_healthy=True)
+    suspect(driven, learned=False)
+    driven.hear(reviewed(0, progress=PROGRESS))
+    assert orders(driven) == CONFIRMED
+
+
+def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None:
+    driven = running(min_healthy=True)
+    suspect(driven, learned=False)
+    driven.hear(reviewed(10))
+    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 120.1)), edge.SignalRanks((1,), 9)]
+    driven.exits(1, -9, sent=(9,))
+    assert driven.record.cause().text.startswith("rank 10 hung in 'step' for 60.1 s")
+
+
+# -- the coordinator's ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("missing", "hanging", "text"),
+    [
+        ((stuck(2),), (2,), "rank 2 (host-2) in train.py:7 next_batch; 2 others wait in all_reduce #5"),
+        ((stuck(2), stuck(3)), (2, 3), "root cause undetermined; candidates: rank 2 in"),
+        ((left(2),), (), "rank 2 has exited with 0"),
+    ],
+)
+@pytest.mark.parametrize("progress", ["", "has begun an iteration"])
+def test_coordinator_names_the_ranks_that_hang_and_one_that_has_moved_on(
+    missing: tuple[RankSnapshot, ...], hanging: tuple[int, ...], text: str, progress: str
+) -> None:
+    diagnosis = HangDiagnosis(LATE, None, 0, asked=[0], decides=True, now_s=0.0)
+    notes = [waiting(0), replace(waiting(1), progress=progress), *(replace(note, quiet_s=60.0) for note in missing)]
+    diagnosis.told(0, notes)
+    found = diagnosis.reviewed(0, several=True)
+    assert found is not None
+    assert (found.decides, found.hanging) == (True, hanging)
+    assert found.text.startswith(text)
+    assert found.progress == (progress and f"rank 1 {progress}")

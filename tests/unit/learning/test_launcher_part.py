@@ -1,0 +1,437 @@
+"""Learned timeouts on one node: what is read, armed, asked, said, doubled and written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.messages import Reviewed
+from megatron_ft.core.messages.monitor import Release
+from megatron_ft.learning.launcher_part import (
+    ANSWER_NS,
+    READ_NS,
+    LearningOptions,
+    ReadState,
+    StateRead,
+    StateWritten,
+    TellStateWritten,
+    WriteState,
+)
+from megatron_ft.learning.messages import Arm, Armed, Facts, Intervals, Killed, Milestone, Moment, Observed, Survey
+from megatron_ft.learning.state import LearnedState, LearnedTimeout
+from tests.support.agents import Driven, found_hung, hung, verdict
+from tests.support.agents import attached as rank_attached
+
+PATH = "/ckpt/ft_state.json"
+HANG = hung(elapsed_s=75.1, timeout_s=75.0, iteration=60, learned=True)
+REVIEW = Reviewed(
+    cycle=0, asker=0, text="x", elapsed_s=6.1, timeout_s=5.0, rank=0, is_waited=True, timed="step", iteration=60
+)
+READY = Facts(learns=True, has_hooks=True, loaded=True, enough_steps=True, saved=True)
+REPORTED = replace(READY, learns=False)
+NOT_WRITTEN = "timeouts learned in this run are not written"
+
+
+def result(cycle: int = 0, moment: Moment = Moment.SAVE, facts: Facts = READY, **longest_s: float) -> Intervals:
+    """Maxima of all nodes, in a job whose script asks for learned timeouts."""
+    seen = {name: Observed(100, seconds, 3) for name, seconds in longest_s.items()}
+    return Intervals(cycle, 1, moment, seen, facts)
+
+
+def state(configured: dict[str, Any] | None = None, **sections: float) -> LearnedState:
+    """Content of a file: calculated values."""
+    timeouts = {name: LearnedTimeout(calculated_s=seconds) for name, seconds in sections.items()}
+    return LearnedState(timeouts=timeouts, configured=configured)
+
+
+def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: int = 1, **options: Any) -> Driven:
+    """Two ranks, whose scripts use the hooks of a train loop."""
+    observe_only = options.pop("observe_only", False)
+    driven = Driven(learning=LearningOptions(**options), observe_only=observe_only)
+    driven.run(place=place, nodes=nodes)
+    for local_rank in range(2):
+        driven.hear(rank_attached(local_rank, 0, driven.now_ns, state_path=path, learns=learns))
+    return driven
+
+
+def loaded(file: LearnedState | None = None, **options: Any) -> Driven:
+    driven = attached(**options)
+    driven.hear(StateRead(PATH, file))
+    return driven
+
+
+def next_cycle(driven: Driven, cycle: int, *, attaches: bool = True, learns: bool = True) -> None:
+    """The ranks of the last cycle have ended, and others are started."""
+    driven.exits(0, 7)
+    driven.exits(1, -15, sent=(15,))
+    driven.ends()
+    driven.hear(edge.RanksEnded(), verdict(cycle - 1, node=0, rank=0, text="rank 0 hung"))
+    driven.run(cycle=cycle)
+    if attaches:
+        driven.hear(rank_attached(0, cycle, driven.now_ns, state_path=PATH, learns=learns))
+
+
+def arms(driven: Driven) -> dict[int, dict[str, Armed]]:
+    """By local rank, the timeouts that its monitor was armed with last."""
+    return {effect.local_rank: dict(effect.order.timeouts) for effect in driven.orders(Arm)}
+
+
+def armed_s(driven: Driven, name: str = "step") -> float:
+    return arms(driven)[0][name].timeout_s
+
+
+def answers(driven: Driven) -> list[Intervals]:
+    return [said for said in driven.told if isinstance(said, Intervals)]
+
+
+def kills(driven: Driven) -> list[Killed]:
+    return [said for said in driven.told if isinstance(said, Killed)]
+
+
+# -- the file ---------------------------------------------------------------------------------------------------
+
+
+def test_file_is_read_once_per_node_and_arms_all_ranks() -> None:
+    driven = attached()
+    assert driven.all_of(ReadState) == [ReadState(PATH, sets_aside=True)]
+    assert arms(driven) == {}
+    driven.hear(StateRead(PATH, state(step=90.0, setup=300.0)))
+    assert arms(driven) == {rank: {"step": Armed(90.0), "setup": Armed(300.0)} for rank in range(2)}
+    assert driven.said[-1] == f"timeouts loaded from {PATH}: step 90 s, setup 300 s"
+    driven.done.clear()
+    driven.hear(rank_attached(1, 0, None, state_path=PATH))  # its monitor was replaced
+    assert arms(driven).keys() == {1}
+
+
+def test_file_left_over_from_another_run_terminates_no_rank_by_default() -> None:
+    driven = loaded(state(step=90.0, setup=3.0), learns=False)
+    assert arms(driven)[0] == {"step": Armed(90.0, enforced=False), "setup": Armed(20.0, enforced=False)}
+    assert driven.said[-2:] == [
+        f"timeouts loaded from {PATH}: step 90 s, setup 20 s (reported only)",
+        "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)",
+    ]
+    configured = {"rank_section_timeouts": {"step": 500.0}}
+    driven = loaded(state(step=90.0, setup=3.0, configured=configured), learns=False, configured=configured)
+    assert arms(driven)[0].keys() == {"setup"}, "where one is only reported, a configured one stays in force"
+
+
+def test_learned_timeout_terminates_at_the_floor_at_the_earliest() -> None:
+    for floor_s in (60.0, 7.0):
+        driven = loaded(state(step=5.0, setup=5.0, save=300.0), floor_s=floor_s)
+        expected = {"step": Armed(floor_s), "setup": Armed(4 * floor_s), "save": Armed(300.0)}
+        assert arms(driven)[0] == expected
+
+
+def test_first_of_several_paths_counts() -> None:
+    driven = attached()
+    for _ in range(2):
+        driven.hear(rank_attached(1, 0, driven.now_ns, state_path="/other.json"))
+    assert len(driven.all_of(ReadState)) == 1
+    assert sum(line.startswith("rank 10 names /other.json") for line in driven.said) == 1
+
+
+def test_file_system_that_does_not_answer_is_given_up_after_30_seconds() -> None:
+    driven = attached()
+    driven.wait(READ_NS / 1e9 + 0.1)
+    assert driven.said[-1] == f"{PATH}: the file system has not answered for 30 s"
+    driven.hear(StateRead(PATH, state(step=90.0)))
+    assert arms(driven) == {}
+
+
+@pytest.mark.parametrize(("may_write", "is_written"), [(True, True), (False, False)])
+def test_learned_timeouts_are_written_unless_the_file_may_not_be_touched(may_write: bool, is_written: bool) -> None:
+    driven = attached()
+    driven.hear(StateRead(PATH, None, "" if may_write else NOT_WRITTEN, may_write))
+    driven.hear(result(step=20.0))
+    assert bool(driven.all_of(WriteState)) is is_written
+    assert armed_s(driven) == 100.0
+
+
+def test_nothing_is_learned_before_the_file_was_read() -> None:
+    driven = attached()
+    driven.hear(result(step=20.0))
+    assert arms(driven) == {}
+    driven.hear(StateRead(PATH, state(step=300.0)), result(step=20.0))
+    assert armed_s(driven) == 200.0
+
+
+def test_timeouts_file_is_written_by_the_launcher_at_place_0_only() -> None:
+    driven = loaded(place=1, nodes=2)
+    driven.hear(result(step=20.0), result(moment=Moment.END, step=20.0))
+    assert armed_s(driven) == 100.0
+    assert driven.all_of(WriteState) == driven.all_of(TellStateWritten) == []
+
+
+@pytest.mark.parametrize(("ok", "value"), [(True, STATE_WRITTEN), (False, STATE_NOT_WRITTEN)])
+def test_ranks_are_told_at_the_end_what_became_of_the_file(ok: bool, value: int) -> None:
+    driven = loaded()
+    driven.hear(result(moment=Moment.END, step=20.0))
+    assert driven.all_of(TellStateWritten) == []
+    problem = "" if ok else "learned timeouts can't be written to /ckpt: Read-only file system"
+    for _ in range(2):
+        driven.hear(StateWritten(ok, problem, Moment.END))
+    assert driven.all_of(TellStateWritten)[0] == TellStateWritten(value)
+    assert driven.said.count(problem) == (not ok)
+
+
+def test_ranks_are_told_at_once_that_nothing_is_written_at_the_end() -> None:
+    driven = loaded()
+    driven.hear(result(moment=Moment.END))
+    assert driven.all_of(TellStateWritten) == [TellStateWritten(STATE_NOT_WRITTEN)]
+
+
+# -- milestones and surveys -------------------------------------------------------------------------------------
+
+
+def test_milestones_are_passed_on_once_per_node_and_the_end_when_no_rank_is_in_the_run() -> None:
+    driven = attached()
+    for local_rank, count in [(0, 10), (1, 10), (1, 32), (0, 32)]:
+        driven.hear(edge.MonitorReport(local_rank, Milestone(0, Moment.STEPS, count)))
+    driven.hear(edge.MonitorReport(1, Milestone(0, Moment.END)))
+    told = [(said.moment, said.count) for said in driven.told if isinstance(said, Milestone)]
+    assert told == [(Moment.STEPS, 10), (Moment.STEPS, 32)]
+    driven.exits(0, 0)
+    assert [said for said in driven.told if isinstance(said, Milestone)][-1] == Milestone(0, Moment.END)
+
+
+def seen(length_s: float, number: int = 1, **facts: bool) -> Intervals:
+    """What a monitor reports."""
+    return Intervals(0, number, seen={"step": Observed(9, length_s)}, facts=Facts(**facts))
+
+
+def test_survey_is_answered_with_maxima_when_all_ranks_have_answered() -> None:
+    driven = loaded()
+    survey = Survey(0, 1, Moment.SAVE)
+    driven.hear(survey)
+    assert driven.orders(Survey) == [edge.OrderMonitor(rank, survey) for rank in range(2)]
+    driven.hear(edge.MonitorReport(0, seen(3.0, learns=True)))
+    assert answers(driven) == []
+    driven.hear(edge.MonitorReport(1, seen(2.0, saved=True)))
+    facts = Facts(learns=True, saved=True)
+    assert answers(driven) == [Intervals(0, 1, Moment.SAVE, {"step": Observed(9, 3.0)}, facts)]
+
+
+def test_survey_does_not_wait_for_a_rank_that_is_silent_or_has_exited_and_knows_its_last_answer() -> None:
+    driven = loaded()
+    driven.hear(Survey(0, 1))
+    driven.hear(*(edge.MonitorReport(rank, seen(2.0 + rank)) for rank in range(2)))
+    driven.hear(Survey(0, 2), edge.MonitorReport(0, seen(2.5, number=2)))
+    driven.wait(ANSWER_NS / 1e9 - 0.01)
+    assert len(answers(driven)) == 1
+    driven.wait(0.02)
+    driven.hear(Survey(0, 3), edge.MonitorReport(0, seen(2.5, number=3)))
+    driven.exits(1)
+    assert [(each.number, each.seen["step"].longest_s) for each in answers(driven)] == [(1, 3.0), (2, 3.0), (3, 3.0)]
+
+
+def test_messages_about_another_cycle_are_passed_over() -> None:
+    driven = loaded()
+    driven.hear(Survey(1, 1), result(1, step=20.0), Killed(1, "step", moved=True))
+    assert driven.orders(Survey) == driven.all_of(WriteState) == driven.orders(Arm) == []
+
+
+# -- what was learned -------------------------------------------------------------------------------------------
+
+
+def test_what_is_learned_is_armed_written_and_said_with_the_interval_it_rests_on() -> None:
+    driven = loaded(state(step=300.0))
+    driven.hear(result(step=20.0, setup=100.0))
+    assert arms(driven)[1] == {"step": Armed(200.0), "setup": Armed(500.0)}
+    (line,) = (each for each in driven.said if each.startswith("timeouts updated"))
+    assert line == (
+        "timeouts updated: setup 500 s (the longest took 100 s, in rank 3); "
+        "step 200 s (was 300 s; the longest took 20 s, in rank 3)"
+    )
+    (write,) = driven.all_of(WriteState)
+    assert (write.path, write.moment) == (PATH, Moment.SAVE)
+    assert write.state.timeouts["step"] == LearnedTimeout(calculated_s=200.0, longest_s=20.0, rank=3)
+    said = len(driven.said)
+    driven.hear(result(step=40.0, setup=100.0))
+    assert len(driven.said) == said, "no line for less than a percent, and a reason once"
+
+
+def test_enforced_timeouts_are_learned_after_saves_and_reported_ones_also_between() -> None:
+    driven = loaded()
+    driven.hear(result(moment=Moment.STEPS, step=20.0))
+    assert arms(driven) == {}
+    driven = loaded(learns=False)
+    driven.hear(result(moment=Moment.STEPS, facts=REPORTED, step=20.0, io=3.0))
+    assert arms(driven)[0] == {"step": Armed(100.0, enforced=False)}
+    assert driven.all_of(WriteState) == []
+
+
+def test_conditions_of_the_run_decide_what_is_learned() -> None:
+    driven = loaded()
+    every = {"setup": 100.0, "step": 20.0, "checkpointing": 30.0, "out_of_section": 40.0}
+    driven.hear(result(facts=replace(READY, loaded=False, async_saves=True), **every))
+    assert arms(driven)[0].keys() == {"step"}
+    assert "the timeout of 'checkpointing' isn't learned with asynchronous saves" in driven.said
+    driven.hear(result(**every))
+    assert arms(driven)[0].keys() == {"setup", "step", "checkpointing"}
+
+
+def test_section_that_no_rank_has_closed_is_not_learned() -> None:
+    driven = loaded()
+    driven.hear(Intervals(0, 1, Moment.SAVE, {"setup": Observed(0, 500.0, 1), "step": Observed(9, 1.0, 1)}, READY))
+    assert arms(driven)[0].keys() == {"step"}
+
+
+def test_timeouts_learned_at_the_end_of_a_run_are_written_and_not_armed_in_it() -> None:
+    driven = loaded(state(step=90.0))
+    armed = len(driven.orders(Arm))
+    driven.hear(result(moment=Moment.END, step=20.0, setup=1.0, out_of_section=50.0))
+    assert len(driven.orders(Arm)) == armed
+    assert driven.all_of(WriteState)[-1].state.timeouts["out_of_section"].calculated_s == 250.0
+    next_cycle(driven, 1)
+    assert armed_s(driven, "out_of_section") == 250.0
+
+
+def test_ranks_are_not_armed_where_learning_is_off() -> None:
+    driven = loaded(learns=False, mode="off")
+    driven.hear(result(facts=REPORTED, step=20.0))
+    assert arms(driven) == {}
+    assert driven.said[-1] == "no timeouts configured, learning is off: hangs are not detected by sections"
+
+
+def test_script_without_hooks_is_told_how_it_can_learn() -> None:
+    driven = attached(learns=False, path="", mode="on")
+    driven.hear(result(moment=Moment.STEPS, facts=Facts(), step=20.0))
+    assert driven.said[-1].startswith("no timeouts are learned from a script that calls RankMonitorClient itself")
+
+
+@pytest.mark.parametrize(
+    ("options", "learns", "is_said"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"mode": "on"}, False, False),
+        ({"configured": {"rank_out_of_section_timeout": 60.0}}, False, False),
+    ],
+)
+def test_line_that_hangs_are_only_reported_is_said_once_where_it_is_true(
+    options: dict[str, Any], learns: bool, is_said: bool
+) -> None:
+    driven = loaded(learns=learns, **options)
+    driven.hear(rank_attached(0, 0, None, state_path=PATH))
+    assert sum(line.startswith("no timeouts configured: hangs are reported") for line in driven.said) == is_said
+
+
+def test_unopened_section_is_named_once_with_the_one_meant() -> None:
+    driven = loaded(learns=False, configured={"rank_section_timeouts": {"stpe": 3.0, "io": 4.0, "checkpointing": 5.0}})
+    driven.hear(result(moment=Moment.STEPS, facts=REPORTED, step=1.0))
+    assert not [line for line in driven.said if line.startswith("section")], "it may come in the first ten steps"
+    driven.hear(edge.MonitorReport(0, Milestone(0, Moment.STEPS, 10)))
+    for _ in range(2):
+        driven.hear(result(moment=Moment.STEPS, facts=REPORTED, step=1.0))
+    head = "has a timeout, but no rank has opened it in the first 10 iterations"
+    assert [line for line in driven.said if line.startswith("section")] == [
+        f"section 'io' {head}",
+        f"section 'stpe' {head}: did you mean 'step'?",
+    ]
+
+
+# -- kills ------------------------------------------------------------------------------------------------------
+
+
+def test_one_real_hang_doubles_nothing() -> None:
+    driven = loaded(state(step=75.0))
+    driven.hear(found_hung(0, 0, HANG), found_hung(1, 0, replace(HANG, local_rank=1, rank=10)))
+    assert kills(driven) == [Killed(0, "step")]
+    next_cycle(driven, 1)
+    assert armed_s(driven) == 75.0
+    next_cycle(driven, 2)
+    driven.hear(found_hung(0, 2, HANG))
+    assert armed_s(driven) == 75.0, "there was a cycle without it in between"
+
+
+def test_same_hang_in_the_next_cycle_doubles_the_timeout_in_the_file_and_says_so_in_the_cycle_after() -> None:
+    driven = loaded(state(step=75.0))
+    driven.hear(found_hung(0, 0, HANG))
+    next_cycle(driven, 1)
+    driven.hear(found_hung(0, 1, HANG), Killed(1, "step"))
+    assert armed_s(driven) == 150.0
+    assert driven.all_of(WriteState)[-1].state.raised == {"step": 2.0}
+    next_cycle(driven, 2)
+    line = "the timeout of 'step' terminated a rank again: it is 150 s now, was 75 s"
+    assert driven.said.count(line) == 1
+    driven.hear(result(2, step=15.0))
+    assert armed_s(driven) == 150.0, "the job may come to the same interval again"
+    next_cycle(driven, 3)
+    driven.hear(result(3, step=15.0))
+    assert armed_s(driven) == 75.0, "a later calculation halves it"
+
+
+def test_hang_of_another_section_in_the_next_cycle_doubles_nothing() -> None:
+    driven = loaded(state(step=75.0, setup=300.0))
+    driven.hear(found_hung(0, 0, HANG))
+    next_cycle(driven, 1)
+    driven.hear(found_hung(0, 1, replace(HANG, section="setup")))
+    assert arms(driven)[0] == {"step": Armed(75.0), "setup": Armed(300.0)}
+
+
+def test_kill_of_a_rank_while_others_moved_doubles_the_timeout_at_once_on_all_nodes() -> None:
+    driven = loaded(state(step=75.0))
+    driven.hear(found_hung(0, 0, replace(HANG, elapsed_s=300.1)))
+    assert kills(driven) == [Killed(0, "step", moved=True)]
+    assert armed_s(driven) == 150.0
+    other = loaded(state(step=75.0), place=1, nodes=2)
+    other.hear(Killed(0, "step", moved=True), Killed(0, "step", moved=True))
+    assert armed_s(other) == 150.0
+    assert kills(other) == other.all_of(WriteState) == []
+
+
+@pytest.mark.parametrize("name", ["heartbeat", "step"])
+def test_timeout_that_a_client_has_calculated_is_doubled_too(name: str) -> None:
+    driven = attached(path="", learns=False)
+    for cycle in range(3):
+        driven.hear(Killed(cycle, name))
+        next_cycle(driven, cycle + 1, attaches=False)
+        driven.hear(rank_attached(0, cycle + 1, driven.now_ns))
+    assert dict(driven.orders(Arm)[-1].order.raised) == {name: 4.0}
+    assert driven.all_of(WriteState) == []
+
+
+# -- report only ------------------------------------------------------------------------------------------------
+
+
+def test_timeout_that_is_only_reported_is_doubled_once_it_was_exceeded() -> None:
+    driven = loaded(learns=False)
+    driven.hear(result(moment=Moment.STEPS, facts=REPORTED, step=1.0))
+    for iteration, expected_s in [(60, 10.0), (61, 20.0), (61, 20.0)]:
+        driven.hear(replace(REVIEW, rank=None, is_waited=False, iteration=iteration))
+        assert arms(driven)[0]["step"] == Armed(expected_s, enforced=False)
+    assert len([line for line in driven.said if line.startswith("would be a hang")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("observe_only", "follows"),
+    [(False, "; set timeouts or --ft-learn on to restart"), (True, ": not killed (observe-only)")],
+)
+def test_hang_that_is_only_reported_is_diagnosed_on_all_nodes_once_and_ends_nothing(
+    observe_only: bool, follows: str
+) -> None:
+    driven = loaded(learns=False, observe_only=observe_only)
+    for local_rank in (0, 1, 0):
+        driven.hear(found_hung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
+    (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
+    assert hang.passive
+    text = "rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in recv"
+    for _ in range(2):
+        driven.hear(replace(REVIEW, text=text))
+    assert driven.said.count(f"would be a hang: {text}{follows}") == 1
+    driven.wait(60.0)
+    assert not driven.all_of(edge.SignalRanks)
+    assert not driven.all_of(Release)
+    assert not [said for said in driven.told if isinstance(said, m.Report | Killed)]
+
+
+def test_configured_timeout_exceeded_under_observe_only_is_told_of_its_rank() -> None:
+    driven = loaded(learns=False, observe_only=True)
+    driven.hear(found_hung(0, 0, replace(HANG, learned=False), observed_only=True))
+    assert driven.said[-1].endswith("not killed (observe-only)")
+    assert not [said for said in driven.told if isinstance(said, m.Hang)]

@@ -1,0 +1,272 @@
+"""What was learned: the file in all its versions, and what applies when the configuration was changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.learning.messages import Observed
+from megatron_ft.learning.state import (
+    LearnedState,
+    LearnedTimeout,
+    NewerStateError,
+    client_state_of,
+    file_document,
+    from_client,
+    parse,
+    that_applies,
+    to_document,
+)
+from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
+
+CONFIGURED: dict[str, Any] = {
+    "rank_section_timeouts": {"setup": 600.0, "step": 180.0},
+    "rank_out_of_section_timeout": 300.0,
+}
+LEARNED = {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
+SCHEMA = "megatron_ft.ft_state"
+
+
+def learned(timeouts: dict[str, float] = LEARNED, **changes: Any) -> LearnedState:
+    entries = {name: LearnedTimeout(calculated_s=value) for name, value in timeouts.items()}
+    return LearnedState(**{"timeouts": entries, "configured": CONFIGURED, **changes})
+
+
+def with_section(name: str, value: float | None) -> dict[str, Any]:
+    return {**CONFIGURED, "rank_section_timeouts": {**CONFIGURED["rank_section_timeouts"], name: value}}
+
+
+def values_of(state: LearnedState) -> dict[str, float]:
+    return {name: each.calculated_s for name, each in state.timeouts.items()}
+
+
+# -- the rule, applied ------------------------------------------------------------------------------------------
+
+
+def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> None:
+    state = learned({"step": 100.0, "setup": 300.0}, raised={"step": 4.0, "setup": 2.0})
+    after = state.learn({"step": Observed(50, 40.0, 7)}, 5.0)
+    assert values_of(after) == {"step": 150.0, "setup": 300.0}
+    assert (after.timeouts["step"].longest_s, after.timeouts["step"].rank) == (40.0, 7)
+    assert after.raised == {"step": 2.0, "setup": 2.0}, "what kills have raised halves with each calculation"
+    assert after.learn({"step": Observed(50, 40.0, 7)}, 5.0).raised == {"setup": 2.0}
+
+
+def test_doubled_timeout_is_bounded_by_the_configured_one() -> None:
+    state = learned({"step": 75.0, "save": 75.0}).doubled("step").doubled("step")
+    assert state.in_force(60.0, {}) == {"step": 300.0, "save": 75.0}
+    assert state.in_force(60.0, CONFIGURED)["step"] == 180.0
+    for _ in range(20):
+        state = state.doubled("step")
+    assert state.in_force(60.0, {})["step"] == 64 * 75.0
+
+
+# -- which apply ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("configured", "changed"),
+    [
+        pytest.param(CONFIGURED, None, id="as_it_was"),
+        pytest.param({"rank_section_timeouts": {"setup": 600.0}}, None, id="no_longer_set"),
+        pytest.param(with_section("checkpointing", None), None, id="set_to_null_that_was_absent"),
+        pytest.param(with_section("checkpointing", 99.0), "checkpointing", id="set_for_the_first_time"),
+        pytest.param(with_section("step", 200.0), "step", id="raised"),
+        pytest.param(with_section("step", None), "step", id="set_to_null"),
+        pytest.param({**CONFIGURED, "rank_out_of_section_timeout": 301.0}, "out_of_section", id="out_of_section"),
+        pytest.param({**CONFIGURED, "rank_out_of_section_timeout": None}, "out_of_section", id="out_of_section_null"),
+    ],
+)
+def test_learned_timeout_applies_unless_its_configured_value_was_changed_since(
+    configured: dict[str, Any], changed: str | None
+) -> None:
+    state, superseded = that_applies(learned(), configured)
+    assert values_of(state) == {name: timeout for name, timeout in LEARNED.items() if name != changed}
+    assert [*superseded] == ([] if changed is None else [changed])
+    assert values_of(that_applies(learned(configured=None), configured)[0]) == LEARNED
+
+
+def test_configured_timeout_that_wins_is_told_with_what_it_was() -> None:
+    _, superseded = that_applies(learned(), with_section("step", None))
+    line = "it was changed (from 180 s) since 12 s was learned"
+    assert superseded["step"] == f"'step' keeps its configured timeout of infinity: {line}"
+
+
+def test_heartbeats_are_kept_as_a_pair() -> None:
+    state = learned(heartbeats=(50.0, 5.0), configured={"rank_heartbeat_timeout": 100.0})
+    for now_s, beats in ((100.0, (50.0, 5.0)), (90.0, None)):
+        assert that_applies(state, {"rank_heartbeat_timeout": now_s})[0].heartbeats == beats
+
+
+def test_sections_that_a_run_does_not_have_are_left_out() -> None:
+    state, _ = that_applies(learned({"step": 9.0, "gone": 9.0, "out_of_section": 20.0}), {}, frozenset({"step"}))
+    assert values_of(state) == {"step": 9.0, "out_of_section": 20.0}
+
+
+def test_job_of_another_size_is_named() -> None:
+    assert "learned with 8 ranks, and this run has 1 rank" in learned(world_size=8).difference(1)
+    assert learned(world_size=8).difference(8) == learned().difference(8) == ""
+
+
+# -- the file ---------------------------------------------------------------------------------------------------
+
+seconds = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
+names = st.text(min_size=1, max_size=20)
+states = st.builds(
+    LearnedState,
+    timeouts=st.dictionaries(
+        names | st.just("out_of_section"),
+        st.builds(LearnedTimeout, calculated_s=seconds, longest_s=seconds, rank=st.none() | st.integers(0, 1 << 20)),
+        max_size=5,
+    ),
+    raised=st.dictionaries(names, st.floats(1.0, 64.0), max_size=2),
+    heartbeats=st.none() | st.tuples(seconds, seconds),
+    configured=st.none()
+    | st.fixed_dictionaries(
+        {"rank_section_timeouts": st.dictionaries(names, st.none() | seconds)},
+        optional={"rank_out_of_section_timeout": st.none() | seconds, "rank_heartbeat_timeout": seconds},
+    ),
+    written_at_unix_s=st.none() | st.floats(0, 4e9),
+    world_size=st.none() | st.integers(1, 1 << 20),
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(states)
+def test_the_round_trip_is_exact(state: LearnedState) -> None:
+    assert parse(json.loads(json.dumps(to_document(state), allow_nan=False))) == state
+
+
+def parsed(document: Any) -> LearnedState | None:
+    """None if it is refused, in one line."""
+    line = ""
+    try:
+        return parse(document)
+    except ConfigError as error:
+        line = str(error)
+    assert "\n" not in line
+    return None
+
+
+@given(states, st.data())
+def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st.DataObject) -> None:
+    document: Any = json.loads(json.dumps(to_document(state)))
+    place, key = document, data.draw(st.sampled_from(sorted(document)))
+    while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+        place, key = place[key], data.draw(st.sampled_from(sorted(place[key])))
+    place[key] = data.draw(values)
+    result = parsed(document)
+    if result is not None:
+        assert all(60.0 <= timeout_s <= 1e11 for timeout_s in result.in_force(60.0, {}).values())
+
+
+@given(values)
+def test_document_of_any_content_is_read_or_refused(document: Any) -> None:
+    for candidate in (document, {"current_timeouts": document}, {"current_timeouts": {"section": document}}):
+        parsed(candidate)
+
+
+def test_state_of_the_reference_is_read() -> None:
+    plain = state_to_dict(HeartbeatTimeouts(50.0, 5.0, True), SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
+    state = parse(json.loads(json.dumps(plain)))
+    assert (values_of(state), state.heartbeats, state.configured) == (
+        {"step": 9.0, "out_of_section": 7.0},
+        (50.0, 5.0),
+        None,
+    )
+    assert parse(state_to_dict(None, None)) == LearnedState()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_document_of_version_1_or_2_is_read(version: int) -> None:
+    entry = {"timeout_s": 9.0, "previous_s": 1.0, "max_observed_s": 1.8, "rank_of_max": 3, "first_timeout_s": 60.0}
+    seen = {"step": {"counts": {"80": 99.0}, "first_s": 12.0, "reference_s": 50.0, "updates": 3, "raised": 4.0}}
+    document = {
+        "schema": SCHEMA,
+        "schema_version": version,
+        "sections": {"step": entry},
+        "out_of_section": {"timeout_s": 20.0},
+        "seen": seen if version == 2 else None,
+    }
+    state = parse(document)
+    assert values_of(state) == {"step": 50.0 if version == 2 else 9.0, "out_of_section": 20.0}
+    assert (state.timeouts["step"].longest_s, state.timeouts["step"].rank) == (1.8, 3)
+
+
+def test_document_of_version_3_is_read_with_its_average_and_its_doubling() -> None:
+    entry = {
+        "timeout_s": 80.0,
+        "first_s": 90.0,
+        "limit_s": 400.0,
+        "previous_s": None,
+        "max_observed_s": 16.0,
+        "rank_of_max": 3,
+        "raised": 2.0,
+    }
+    document = {
+        "schema": SCHEMA,
+        "schema_version": 3,
+        "sections": {"step": entry},
+        "out_of_section": None,
+        "seen": {"step": {"reference_s": 70.0, "now": {"tail": [[80, 3]], "raised": 2.0}}},
+    }
+    state = parse(document)
+    assert (values_of(state), state.raised) == ({"step": 70.0}, {"step": 2.0})
+    assert state.in_force(60.0, {}) == {"step": 140.0}
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        ([], "the file of learned timeouts must be a mapping, not list"),
+        ({}, "holds no learned timeouts"),
+        ({"schema": "x"}, "schema is 'x'"),
+        ({"schema": SCHEMA}, "schema_version"),
+        ({"schema": SCHEMA, "schema_version": 5, "sections": {}}, "newer than 4"),
+        ({"schema": SCHEMA, "schema_version": 4}, "sections of learned timeouts must be a mapping"),
+        ({"schema": SCHEMA, "schema_version": 4, "sections": {"step": {}}}, "step"),
+        ({"schema": SCHEMA, "schema_version": 1, "sections": {"step": {"timeout_s": -2}}}, "not -2"),
+        ({"schema": SCHEMA, "schema_version": 4, "sections": {}, "raised": {"step": "x"}}, "raised"),
+    ],
+)
+def test_broken_document_is_refused_with_a_reason(document: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(document)
+    assert what in str(error.value)
+    assert isinstance(error.value, NewerStateError) == ("newer" in what)
+
+
+def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
+    state = learned({"step": 90.0}, heartbeats=(50.0, 5.0))
+    document = json.loads(json.dumps(file_document(state, CONFIGURED, 60.0)))
+    assert parse(document) == state
+    assert document["current_timeouts"] == {
+        "heartbeat": {"initial": 50.0, "subsequent": 5.0, "were_calculated": True},
+        "section": {
+            "section": {"setup": 600.0, "step": 90.0},
+            "out_of_section": 300.0,
+            "calculated_sections": ["step"],
+            "is_out_of_section_calculated": False,
+        },
+    }
+    assert state_from_dict(document) == ((50.0, 5.0), {"step": 90.0})
+
+
+def test_state_of_a_client_is_kept_and_given_back() -> None:
+    client = state_to_dict(None, SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
+    state = from_client(client, configured=CONFIGURED, written_at_unix_s=1.7e9, world_size=4)
+    assert (values_of(state), state.configured, state.world_size) == (
+        {"step": 9.0, "out_of_section": 7.0},
+        CONFIGURED,
+        4,
+    )
+    assert client_state_of(values_of(state), None, None) == client
