@@ -4,7 +4,7 @@
 
 The hooks of `megatron_ft.fault_tolerance` are called where Megatron-LM calls its own: around every training step,
 every evaluation step, every save and every finalisation of an asynchronous save, after a load, and at the end.
-It runs on CUDA, and, with `cpu_stand_in`, without it.
+It runs on CUDA, and, with `cpu_stand_in`, without it. All of its imports are at its top, where ranks share them.
 """
 
 # ruff: noqa: E402
@@ -21,19 +21,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import cpu_stand_in
 import torch
+from stand_in_installed import STAND_INS
 
 # megatron-core says these in every rank, some several times; no user of this script can do anything about them.
-for _message in (
-    r"(Transformer Engine and )?Apex (is|are) not installed",
-    "full scope is deprecated",
-    "`load_state_dict` is deprecated",
-    "Please use DTensor instead",
-    *(() if torch.cuda.is_available() else ("When using async grad allreduce it is recommended",)),
-):
-    warnings.filterwarnings("ignore", message=_message)
-STAND_INS = cpu_stand_in.install()  # before megatron-core is imported; replaces nothing where there is CUDA
+warnings.filterwarnings("ignore", message=r"(Transformer Engine and )?Apex (is|are) not installed")
+warnings.filterwarnings("ignore", message="full scope is deprecated")
+warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
+warnings.filterwarnings("ignore", message="Please use DTensor instead")
 
 import numpy
 from gpt_arguments import parse_args

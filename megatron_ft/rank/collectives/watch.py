@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -102,6 +103,7 @@ class CollectiveWatch:
         self._crash_reporter = CrashReporter()
         self._own_board: Board | None = None
         self._known: Counts | None = None
+        self._modules = 0
         self._moved_ns = 0
         self._looks = self._waiting = self._waits = 0
         self._was_waiting = False
@@ -168,8 +170,8 @@ class CollectiveWatch:
         """Read the counts, in some hundredths of a millisecond; once a second also the main thread's place."""
         found, now_ns = counts(), time.monotonic_ns()
         loaded_modules.note()
-        if found != self._known:
-            self._known, self._moved_ns = found, now_ns
+        if (found, len(sys.modules)) != (self._known, self._modules):  # a rank that still imports isn't silent
+            self._known, self._modules, self._moved_ns = found, len(sys.modules), now_ns
         if found is not None:
             self._count(not is_late and any(each.is_in_one for each in found.values()))
         if now_ns / 1e9 >= self._next_place_s:

@@ -11,15 +11,17 @@ from typing import Any
 
 from stamp import stamp, stamp_imported
 
-
-def main() -> None:
-    """Train, with the modules that are beside train_gpt.py. The helper below needs those beside this, too."""
-    sys.path.insert(0, sys.argv.pop(1))
+if __name__ == "__main__":  # not in the helper below, which has other arguments
+    sys.path.insert(0, sys.argv[1])
     import torch.distributed as dist
     import train_gpt
 
     from megatron_ft import fault_tolerance
 
+
+def main() -> None:
+    """Train, with the modules that are beside train_gpt.py."""
+    del sys.argv[1]
     stamp_imported()
     init_process_group, on_training_step_end = dist.init_process_group, fault_tolerance.on_training_step_end
     done = 0

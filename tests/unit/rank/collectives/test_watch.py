@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,17 @@ def test_collective_that_was_only_enqueued_is_not_waited_in_where_torch_sees_the
     assert watched.looks == (1, 0, 0)
     watched.look(9, 3, 4)
     assert watched.looks == (2, 1, 1)
+
+
+def test_rank_that_still_imports_is_not_silent(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = watched.board.words
+    watched.look(1, 1)
+    seen_ns = words[layout.W_COLLECTIVE_AT]
+    watched.look(1, 1)
+    assert words[layout.W_COLLECTIVE_AT] == seen_ns
+    monkeypatch.setitem(sys.modules, "still_importing", ModuleType("still_importing"))
+    watched.look(1, 1)
+    assert words[layout.W_COLLECTIVE_AT] > seen_ns
 
 
 def test_look_that_the_interpreter_has_delayed_found_no_collective(watched: Watched) -> None:
