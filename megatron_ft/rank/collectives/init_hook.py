@@ -19,18 +19,8 @@ from megatron_ft.rank.base.replacing import ImportHook, left_out_of_stacks
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 
 
-def begin() -> None:
-    """Start the watch once the process group is made. Idempotent."""
-    _hook.begin()
-
-
-def end() -> None:
-    """Cancel the watch: leave torch unchanged if it is imported later."""
-    _hook.end()
-
-
 def _wrap(module: ModuleType) -> None:
-    end()
+    _hook.end()
     init = getattr(module, _NAME, None)  # a torch without distributed has none
     if init is not None:
         setattr(module, _NAME, _watched(init))
@@ -55,3 +45,5 @@ def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _hook = ImportHook(_MODULE, _wrap)
+begin, end = _hook.begin, _hook.end
+"""Start the watch once the process group is made; leave torch unchanged if it is imported later."""
