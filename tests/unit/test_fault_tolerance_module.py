@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -100,19 +98,6 @@ def test_second_setup_closes_the_first_client_and_begins_anew(tmp_path: Path, mo
     assert counters.is_persistent_chkpt_loaded is False
 
 
-def test_setup_creates_a_missing_fault_tolerance_state(tmp_path: Path, client: FakeClient) -> None:
-    config = SimpleNamespace(
-        checkpoint=SimpleNamespace(save=str(tmp_path), async_save=False),
-        ft=SimpleNamespace(calc_ft_timeouts=False),
-    )
-    state = SimpleNamespace(cfg=config, rank_monitor_client=None, fault_tolerance_state=None)
-    ft.setup(config, state)
-    train_once = [ft.on_training_step_start, ft.on_training_step_end]
-    for hook in train_once:
-        hook(state)
-    assert client.open == []
-
-
 def test_hooks_before_setup_do_nothing(tmp_path: Path) -> None:
     state = new_state(tmp_path)
     all_hooks(state)
@@ -121,16 +106,6 @@ def test_hooks_before_setup_do_nothing(tmp_path: Path) -> None:
     ft.shutdown(state)
     ft.abort(state)
     assert state.rank_monitor_client is None
-
-
-def test_hooks_do_nothing_when_ft_is_none() -> None:
-    client = MagicMock()
-    state = SimpleNamespace(
-        cfg=SimpleNamespace(ft=None), rank_monitor_client=client, fault_tolerance_state=ft.FaultToleranceState()
-    )
-    all_hooks(state)
-    assert client.mock_calls == []
-    assert state.fault_tolerance_state.is_persistent_chkpt_loaded is True
 
 
 def test_first_training_step_closes_setup_and_is_out_of_section(tmp_path: Path, client: FakeClient) -> None:
@@ -144,15 +119,6 @@ def test_first_training_step_closes_setup_and_is_out_of_section(tmp_path: Path, 
     ft.on_training_step_end(state)
     assert client.open == []
     assert client.sections() == [("start", "setup"), ("end", "setup"), ("start", "step"), ("end", "step")]
-
-
-def test_warm_up_count_is_read_at_each_call(
-    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ft, "_NUM_WARMUP_ITERS", 3)
-    state = start(tmp_path)
-    train(state, 4)
-    assert client.sections().count(("start", "step")) == 1
 
 
 def test_evaluation_before_training_closes_setup_and_has_its_own_warm_up(tmp_path: Path, client: FakeClient) -> None:
@@ -232,18 +198,6 @@ def test_an_async_finalisation_is_in_checkpointing_but_is_no_save(tmp_path: Path
     assert client.sections()[-2:] == [("start", "checkpointing"), ("end", "checkpointing")]
     assert state.fault_tolerance_state.seen_checkpoints_cnt == 0
     assert client.calculations() == []
-
-
-def test_a_save_before_the_first_step_nests_in_setup_and_doesnt_learn_it(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path, calc_ft_timeouts=True)
-    ft.on_checkpoint_loaded(False, state)
-    ft.on_checkpointing_start(state)
-    assert client.open == ["setup", "checkpointing"]
-    ft.on_checkpointing_end(False, state)
-    assert client.open == ["setup"]
-    assert client.calculations() == [(["checkpointing"], False)]
-    train(state, 1)
-    assert client.open == []
 
 
 def test_shutdown_disconnects_and_hooks_are_no_ops_again(tmp_path: Path, client: FakeClient) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.facts.rank import FaultInjected, not_fired
 from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, parse_plan, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests import ROOT
@@ -34,16 +33,6 @@ def test_chance_hasnt_changed() -> None:
     """A seed in somebody's notes means the same fault next year."""
     (fault,) = resolve(plan({"rank": "random", "iteration": [0, 1000], "type": "random"}, seed=7), 64)
     assert fault == PlannedFault(cycle=0, rank=7, iteration=126, type="rank_hung")
-
-
-def test_faults_without_a_matching_record_have_not_fired() -> None:
-    faults = resolve(plan(FAULT, {**FAULT, "cycle": 1}, {**FAULT, "cycle": 2}), 2)
-    fired = [
-        FaultInjected(type="rank_killed", rank=1, iteration=25, cycle=1),
-        FaultInjected(type="rank_hung", rank=1, iteration=25, cycle=2),
-    ]
-    assert not_fired(faults, fired) == [faults[0], faults[2]]
-    assert not_fired(faults, []) == list(faults)
 
 
 def test_fault_of_any_type_is_described_in_words() -> None:

@@ -24,6 +24,11 @@ XID = "6,1405,98,-;NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', GPU has fall
 UP = Port(name="mlx5_0/1", link="ACTIVE", cable="LinkUp")
 
 
+def test_names_of_checks_are_kept_once() -> None:
+    assert parse_checks("gpu, disk,gpu") == ("gpu", "disk")
+    assert parse_checks("storage:/ck,disk:/tmp,nvidia-smi") == ("storage:/ck", "disk:/tmp", "nvidia-smi")
+
+
 @pytest.mark.parametrize(
     ("text", "hint"), [("gpus", "did you mean 'gpu'"), ("gpu:/x", "only disk and storage"), ("disk:x", "only disk")]
 )

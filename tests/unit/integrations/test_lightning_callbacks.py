@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import pytest
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
 from megatron_ft.integrations import lightning_finished
@@ -34,14 +31,6 @@ pytestmark = [
 ]
 
 KINDS = ["sections", "heartbeats"]
-
-
-def stop(trainer: Any) -> None:
-    trainer.should_stop = True
-
-
-def leave_early(trainer: Any) -> None:
-    raise _TunerExitException
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,57 +53,10 @@ def test_flag_names_the_limit_that_was_reached(fits: FitBench, kind: str, limits
     assert fits.names()[-1] == "shutdown_workload_monitoring"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_flag_for_max_time_is_written_by_the_next_fit(fits: FitBench, kind: str) -> None:
-    """The first job isn't the last: only the next one finds that the time of the whole training is up."""
-
-    def let_time_pass(trainer: Any) -> None:
-        (timer,) = (callback for callback in trainer.callbacks if isinstance(callback, Timer))
-        timer._start_time[RunningStage.TRAINING] -= 3600.0
-
-    limits = {"max_steps": -1, "max_epochs": -1, "max_time": timedelta(hours=1), "save_every": 1}
-    fits.fit(getattr(fits, kind)(), Do("on_train_batch_end", let_time_pass, at=3), **limits)
-    assert fits.arguments_of("set_iteration") == [0, 1, 2]
-    assert not fits.flag.exists()
-    fits.forget()
-    fits.fit(getattr(fits, kind)(), **limits)
-    assert fits.arguments_of("set_iteration") == []
-    assert fits.flag.read_text() == "the training is finished: there was nothing left to train at step 3\n"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("callbacks", "is_finished"),
-    [
-        (lambda: [EarlyStopping("loss", stopping_threshold=1e9, check_on_train_epoch_end=True)], True),
-        (lambda: [Do("on_train_batch_end", stop, at=1)], False),  # e.g. preempted in the first batch
-        (lambda: [Do("on_train_batch_end", stop, at=3)], False),
-        (lambda: [Do("on_train_batch_end", leave_early, at=1)], False),
-        (lambda: [Do("on_train_start", leave_early)], False),
-    ],
-)
-def test_early_stopping_writes_the_flag_and_other_stops_do_not(
-    fits: FitBench, kind: str, callbacks: Any, is_finished: bool
-) -> None:
-    fits.fit(getattr(fits, kind)(), *callbacks(), max_steps=-1, max_epochs=50, limit_train_batches=12)
-    assert fits.flag.exists() is is_finished
-    assert fits.open_sections() == []
-    assert fits.names()[-1] == "shutdown_workload_monitoring"
-
-
 def test_flag_is_not_written_without_autoresume(fits: FitBench) -> None:
     fits.fit(fits.sections(autoresume=False), max_steps=3)
     fits.fit(fits.heartbeats(autoresume=False), max_steps=3, resume=False)
     assert not fits.flag.exists()
-
-
-def test_the_flag_waits_for_all_ranks(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = fits.trainer(fits.sections(), max_steps=3)
-    seen = []
-    monkeypatch.setattr(trainer.strategy, "barrier", lambda name=None: seen.append((name, fits.flag.exists())))
-    trainer.fit(Model())
-    assert seen[-1] == ("megatron_ft: end of fit", False)
-    assert fits.flag.exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -301,14 +243,6 @@ def test_heartbeat_timeouts_are_learned_at_sys_exit_with_code_0_only(
     assert bool(fits.names("calculate_and_set_hb_timeouts")) is is_learned
     assert (fits.save_dir / "_ft_state.json").exists() is is_learned
     assert not fits.flag.exists()
-
-
-def test_infinite_heartbeat_timeouts_must_be_learned(fits: FitBench) -> None:
-    fits.config.rank_heartbeat_timeout = None
-    with pytest.raises(RuntimeError, match="rank_heartbeat_timeout must be set"):
-        fits.fit(fits.heartbeats(calculate_timeouts=False), max_steps=3)
-    assert fits.names()[-1] == "shutdown_workload_monitoring"
-    fits.fit(fits.heartbeats(), max_steps=3)
 
 
 # ---- where the file is

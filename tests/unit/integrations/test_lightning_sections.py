@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning
 import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
-from megatron_ft import RankMonitorClientError
 from tests.support.lightning_fit import Do, FitBench, fits
 from tests.support.lightning_job import Model
 from tests.support.training import clean_environment
@@ -104,18 +102,6 @@ def test_second_fit_with_the_same_trainer_has_setup_and_steps_again(fits: FitBen
     assert first[:2] == fits.transitions()[:2] == ["+setup", "-setup"]
     assert fits.arguments_of("set_iteration") == [5, 6, 7, 8, 9]
     assert fits.flag.read_text() == "the training is finished: max_steps=10 is reached\n"
-
-
-def test_fit_without_launcher_trains_unwatched(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET")
-    callback = fits.sections()
-    fits.fit(callback)
-    assert not callback.is_initialized
-    assert fits.calls == []
-    assert not fits.flag.exists()
-    monkeypatch.setenv("FT_REQUIRE_LAUNCHER", "1")
-    with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
-        fits.fit(callback)
 
 
 @pytest.mark.parametrize(
@@ -237,23 +223,6 @@ def test_a_state_file_of_the_reference_is_read(fits: FitBench) -> None:
     assert in_force[0].out_of_section == 14.0
 
 
-@pytest.mark.parametrize(("code", "is_learned"), [(0, True), (None, True), (1, False), ("gone", False)])
-def test_timeouts_are_learned_at_sys_exit_with_code_0_only(fits: FitBench, code: Any, is_learned: bool) -> None:
-    fits.fit(fits.sections(), max_steps=20)
-    fits.forget()
-    asked: list[Any] = []
-    with pytest.raises(SystemExit):
-        fits.fit(
-            fits.sections(exc_handling_policy=asked.append),
-            Do("on_train_batch_end", lambda _: sys.exit(code), at=19),
-            max_steps=60,
-        )
-    assert ((["setup", "step", "checkpointing"], True) in updates(fits)) is is_learned
-    assert fits.open_sections() == []
-    assert not fits.flag.exists()
-    assert [type(error) for error in asked] == ([] if is_learned else [SystemExit])
-
-
 def test_sigterm_runs_no_collective(fits: FitBench) -> None:
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -266,30 +235,6 @@ def test_sigterm_runs_no_collective(fits: FitBench) -> None:
     assert updates(fits) == [(["checkpointing"], False)]  # after the save at 10
     assert asked == []
     assert fits.names()[-1] == "shutdown_workload_monitoring"
-
-
-def test_setup_is_not_learned_from_a_local_checkpoint(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    callback = fits.sections()
-    fits.fit(callback, max_steps=20)
-    fits.forget()
-    monkeypatch.setattr("megatron_ft.integrations.local_checkpoints._is_loaded", True)
-    fits.fit(callback, max_steps=30)
-    assert [names for names, _ in updates(fits)] == [["checkpointing"]]
-
-
-def test_unknown_train_loops_have_at_least_the_forward_pass(fits: FitBench) -> None:
-    trainer = fits.trainer(callback := fits.sections())
-    epoch_loop = trainer.fit_loop.epoch_loop
-    own = type("OwnLoop", (), {"__init__": lambda self: None})()
-    trainer.fit_loop.epoch_loop = own
-    client = type("Any", (), {"start_section": lambda *_: None, "end_section": lambda *_: None})()
-    try:
-        callback._begin(trainer, client)
-        assert "training_step" in vars(trainer.strategy)
-    finally:
-        callback._retire()
-        trainer.fit_loop.epoch_loop = epoch_loop
-    assert replaced_methods(trainer) == []
 
 
 def test_learning_is_the_same_decision_in_every_step(fits: FitBench) -> None:

@@ -175,16 +175,6 @@ def test_local_checkpoint_is_in_memory_and_a_new_process_loads_it(
     assert manager.local_ckpt_dir == tmp_path / "root" / "0"
 
 
-def test_local_checkpoint_of_another_session_or_directory_is_not_found(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    LocalCheckpointManager(None, "one").save(Whole(3.0), 10)
-    new_process(monkeypatch, "0:10")
-    assert LocalCheckpointManager("elsewhere", "one").find_latest() == -1
-    assert LocalCheckpointManager(None, "two").find_latest() == -1
-    assert LocalCheckpointManager(None, "one").find_latest() == 10
-
-
 def test_local_checkpoint_that_goes_before_it_is_loaded_is_an_error(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

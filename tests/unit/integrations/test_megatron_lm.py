@@ -155,18 +155,3 @@ def test_shutdown_closes_setup_when_no_step_was_made(
     assert client.open == []
     assert client.calls == [("start", "setup"), ("end", "setup"), ("calculate", ["setup"], False), ("shutdown",)]
     assert capfd.readouterr().err == ""
-
-
-def test_simulated_faults_need_no_cuda(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    torch = MagicMock()
-    torch.distributed.is_available.return_value = torch.distributed.is_initialized.return_value = True
-    torch.distributed.get_rank.return_value, torch.distributed.get_world_size.return_value = 0, 2
-    torch.cuda.current_device.side_effect = torch.tensor.side_effect = RuntimeError("no CUDA")
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr("threading.Thread", MagicMock())
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
-    megatron_lm.maybe_setup_simulated_fault()
-    assert "rank 0 is killed" in capfd.readouterr().err
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;;60")  # one value for all ranks: a broadcast
-    megatron_lm.maybe_setup_simulated_fault()
-    torch.distributed.broadcast_object_list.assert_called_once()

@@ -53,15 +53,6 @@ def test_flags_have_defaults_and_are_parsed(tmp_path: Path) -> None:
         assert parse(tmp_path, "--simulated-fault-type", kind).simulated_fault_type == kind
 
 
-def test_setup_without_arguments_takes_megatron_lms(
-    tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
-) -> None:
-    megatron.global_args = parse(tmp_path)
-    megatron_lm.setup()
-    train(2, megatron.global_args, first=7)
-    assert ("iteration", 8) in client.calls
-
-
 def test_setup_before_megatron_lm_is_initialised_parses_the_command_line(
     tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
 ) -> None:

@@ -27,12 +27,6 @@ def test_groups_are_a_jump_apart(jump: int, factor: int, world: int, groups: lis
     assert parse_group_sequence(jump, factor, world) == groups
 
 
-@pytest.mark.parametrize(("jump", "factor", "world"), [(0, 2, 4), (1, 0, 4), (2, 2, 6)])
-def test_ranks_that_cannot_be_divided_are_refused(jump: int, factor: int, world: int) -> None:
-    with pytest.raises(AssertionError):
-        parse_group_sequence(jump, factor, world)
-
-
 def test_strategy_checks_its_numbers_and_makes_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 8)

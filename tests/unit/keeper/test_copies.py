@@ -12,8 +12,9 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES
-from megatron_ft.keeper import link
-from tests.memory.in_flight import SECRET, Peer, between
+from megatron_ft.keeper import copies, link
+from megatron_ft.keeper.copies import Copying, ToCopy
+from tests.memory.in_flight import COMPLETE, SECRET, SNAPSHOT, Peer, between, made
 
 CONTENT = random.Random(1).randbytes(9 << 20)
 """Three pieces, the last one shorter."""
@@ -27,6 +28,10 @@ def peer() -> Peer:
 def test_copy_arrives_whole(peer: Peer) -> None:
     assert peer.send() == ""
     assert peer.loop.taken == [CONTENT]
+
+
+def test_copy_is_fetched_whole(peer: Peer) -> None:
+    assert peer.fetch() == (CONTENT, "")
 
 
 def test_segment_that_the_other_node_has_not_is_refused_with_its_reason(peer: Peer) -> None:
@@ -70,6 +75,12 @@ def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> 
     with between(peer, cut_at=at) as way:
         assert peer.fetch(address=way.address)[0] == b""
     assert CONTENT not in peer.loop.taken
+
+
+def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
+    copying = Copying(SNAPSHOT, peer.address, COMPLETE, is_wanted=False)
+    assert copies.send(copying, SECRET, [ToCopy(2, made(CONTENT), len(CONTENT))], 4, 0) == "no longer needed"
+    assert peer.loop.taken == []
 
 
 def test_bandwidth_bounds_what_is_sent(peer: Peer) -> None:

@@ -38,6 +38,12 @@ def write(directory: Path, fd: int, ranks: tuple[int, ...] = (0,), *, within_s: 
     return files.write(order, segments, 1, HASHER, time.monotonic() + within_s)
 
 
+def test_ranks_with_a_gap_are_written_in_two_directories(tmp_path: Path, fd: int) -> None:
+    written = write(tmp_path, fd, (0, 1, 5))
+    assert (written.why, written.nbytes) == ("", 3 * os.fstat(fd).st_size)
+    assert sorted(os.listdir(tmp_path / NAME)) == ["ranks-0-1", "ranks-5-5"]
+
+
 def test_time_that_is_over_is_said_and_nothing_is_left(tmp_path: Path, fd: int) -> None:
     assert write(tmp_path, fd, within_s=-1.0).why == "there was no more time"
     assert find_sets(str(tmp_path)) == []
@@ -49,6 +55,11 @@ def test_full_disk_is_said(tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "fsync", full)
     assert write(tmp_path, fd).why == "No space left on device"
+
+
+def test_directory_that_is_a_file_is_said(tmp_path: Path, fd: int) -> None:
+    (tmp_path / "file").touch()
+    assert write(tmp_path / "file", fd).why == "is a file"
 
 
 def test_file_is_loaded_unless_it_is_missing_or_memory_is_short(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -66,3 +67,11 @@ def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> 
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
     batch_script.stand_in(ended(), ALLOCATED, lambda _text: None, port=1)
     assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
+
+
+def test_a_host_answers_also_by_a_refusal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert batch_script._answers("127.0.0.1", port)
+    assert batch_script._answers("127.0.0.1", port)
+    assert batch_script._answers("no-such-host.invalid", 1)

@@ -143,6 +143,12 @@ def test_command_line_is_read_by_a_torch_without_signals_to_handle(
     assert signal.SIGTERM in line.signals
 
 
+def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path) -> None:
+    """A program that starts launchers without a shell may leave them."""
+    line = parse(["--rdzv-conf='join_timeout=5,timeout=6'", str(script)])
+    assert line.rendezvous_settings == {"join_timeout": "5", "timeout": "6"}
+
+
 def _no_file(*_: object, **__: object) -> int:
     raise OSError(errno.EMFILE, "Too many open files")
 

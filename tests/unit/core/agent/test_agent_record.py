@@ -264,19 +264,6 @@ def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_
         assert told(error=error) == (True, "")
 
 
-def test_kill_by_the_monitor_counts_as_sent_by_the_launcher() -> None:
-    driven = running(watched=False)
-    for number in (18, 9):
-        driven.hear(signalled(0, number))  # type: ignore[arg-type]
-    driven.exits(0, -9)
-    driven.exits(1, -9)
-    assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == [10]
-    assert driven.record.failures() == [
-        "rank 0 killed by SIGKILL",
-        "rank 10 killed by SIGKILL (not sent by ft_launcher)",
-    ]
-
-
 @pytest.mark.parametrize(("error", "kept"), [("ValueError: empty", [0, 10]), ("", [0])])
 def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was_signalled(
     error: str, kept: list[int]

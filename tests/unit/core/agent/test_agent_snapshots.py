@@ -45,12 +45,6 @@ def failed(driven: Driven, kept: Kept) -> None:
     driven.hear(edge.RanksEnded(kept=kept), verdict(node=0))
 
 
-def test_node_is_ready_with_what_its_keeper_has_and_the_number_of_its_ranks() -> None:
-    driven = Driven(max_nodes=2)
-    failed(driven, STOCK)
-    assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
-
-
 def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before() -> None:
     """Otherwise the next cycle would seem to need no segments, and restore a snapshot of another number of ranks."""
     driven = Driven(max_nodes=2)

@@ -159,17 +159,6 @@ def test_time_that_is_nobodys_does_not_count() -> None:
     assert len(asked(driven)) == 1
 
 
-def test_a_coordinator_that_does_not_answer_is_asked_again_but_seldom() -> None:
-    """It is another one by now; or the ranks of another node go on."""
-    driven = watching()
-    driven.wait(TIMEOUT_S + 14.0)
-    assert len(asked(driven)) == 1
-    driven.wait(TIMEOUT_S)
-    assert len(asked(driven)) == 1
-    driven.wait(30.0)
-    assert len(asked(driven)) == 2
-
-
 def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> None:
     driven = watching()
     driven.exits(0)

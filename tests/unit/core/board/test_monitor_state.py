@@ -285,6 +285,19 @@ def test_wake_ups_that_are_a_little_late_hide_no_hang(timeout: float, every: int
     assert timeout < found < timeout * (2.5 if timeout < 10 else 1.3) + 1
 
 
+def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -> None:
+    """Of what was long ago it isn't kept when it was; an outer section may have been open all the time."""
+    began = START + 200_000 * S
+    before = board(sections=(section("epoch", START, None), section("step", 0, 1000.0)))
+    watching = state()
+    now = START
+    while now < began:
+        now = (check_board(watching, before, now).next_look_ns or 0) + 150_000_000
+    assert len(watching.gaps) <= 64
+    hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
+    assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
+
+
 def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=1000.0),))
     watching = state(check_interval=1.0)

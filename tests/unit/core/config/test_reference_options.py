@@ -120,8 +120,3 @@ def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str
     (line,) = read_ft_options(parser().parse_args([word, "0"])).warnings
     assert line.startswith(f"ignored: {word} (")
     assert len(line) > len(f"ignored: {word} (") + 20
-
-
-@pytest.mark.parametrize("given", ["--ft-no-restart-exit-code=93", "--ft-use-infra-group-rank=True"])
-def test_value_that_asks_for_what_is_done_anyway_gets_no_line(given: str) -> None:
-    assert read_ft_options(parser().parse_args([given])).warnings == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec.structs import replace
+
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, collectives_of
@@ -151,6 +153,12 @@ could not be collected:
 collected in 0.100 s
 """
     )
+
+
+def test_the_processes_that_a_rank_has_lost_are_on_the_page() -> None:
+    lost = ("process 7 (python), which exited with code 3", "process 8 (python), which was killed by SIGKILL")
+    page = evidence_text(hang_evidence(note=replace(HANG.note, lost=lost)))
+    assert f"lost:         {lost[0]}\nlost:         {lost[1]}\n" in page
 
 
 def test_unknown_facts_are_empty_in_the_evidence_file_and_left_out_of_its_page() -> None:

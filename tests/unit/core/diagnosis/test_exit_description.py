@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause
-from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, is_by_us
+from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
 from megatron_ft.core.facts.launcher import CauseKind, RankExited
 from megatron_ft.core.facts.shared import RankHung
 
@@ -79,6 +79,12 @@ def view(rank: int, **more: Any) -> RankView:
 )
 def test_exit_of_a_rank_is_described_by_code_signal_and_error(rank_exit: RankExited, words: str) -> None:
     assert describe_exit(rank_exit) == words
+
+
+def test_long_error_is_cut() -> None:
+    text = describe_exit(ended(0, 1, error="ValueError: " + "x" * 1000))
+    assert len(text) < 250
+    assert text.endswith("...")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +194,24 @@ def test_culprit_of_a_hang_out_of_section_is_the_stopped_rank() -> None:
 
 
 LOST = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [
+        (LOST, True),
+        ("DistBackendError: NCCL communicator was aborted on rank 2.", True),
+        ("DistNetworkError: The client socket has timed out after 60000ms", True),
+        # a user's own connections break, too
+        ("ConnectionRefusedError: [Errno 111] Connection refused", False),
+        ("HTTPError: broken pipe, timed out waiting for s3://bucket", False),
+        ("RuntimeError: shape mismatch in nccl_check", False),
+    ],
+)
+def test_error_of_a_rank_that_lost_a_peer_is_a_consequence(error: str, follows: bool) -> None:
+    assert is_secondary_failure(ended(1, 1, error=error)) == follows
+    assert is_secondary_failure(ended(1, -6, error=error)) == follows  # it crashed while its interpreter ended
+    assert not is_secondary_failure(ended(1, -9, error=error))
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,16 @@ def test_stacks_tell_the_missing_rank_without_the_flight_recorder() -> None:
     assert find([*notes, note(3, has_collectives=False, waits_in="barrier")], elapsed_s=10.0).rank is None
 
 
+def test_a_rank_that_has_left_is_what_the_others_wait_for() -> None:
+    assert (
+        find([inside(0, found_hung=True), inside(1), note(2, gone=True, has_collectives=False)], elapsed_s=10.0).rank
+        == 2
+    )
+    finding = find([inside(0, found_hung=True), inside(1), outside(2, closing=True)], elapsed_s=10.0)
+    assert finding.rank == 2
+    assert finding.text.startswith("has ended its monitoring")
+
+
 def unseen(rank: int) -> RankSnapshot:
     """A rank that was found hung, and ended before anything was told of it."""
     return RankSnapshot(rank=rank, iteration=7, found_hung=True)
@@ -277,6 +287,12 @@ def test_neighbours_that_meet_wait_for_nobody() -> None:
     assert waits == {0: frozenset(), 1: frozenset()}
     # a batch of them names no peer
     assert waits_for([between(0, "coalesced"), note(1)]) == {0: frozenset(), 1: frozenset()}
+
+
+def test_a_silent_rank_somewhere_in_torch_may_wait_like_the_others() -> None:
+    silent = note(3, has_collectives=False, is_in_library=True)
+    finding = find([inside(0, found_hung=True), inside(1), inside(2), silent], elapsed_s=10.0)
+    assert finding.rank is None
 
 
 def test_a_single_suspect_that_has_just_moved_is_only_a_candidate() -> None:

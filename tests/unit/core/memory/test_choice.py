@@ -144,15 +144,6 @@ def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], 
     assert choose_files(nodes, FILES) == SnapshotChoice(reason=reason)
 
 
-def test_snapshot_of_files_that_fails_is_restored_once_more_and_then_bad() -> None:
-    choice = SnapshotChoice(EARLIER, files=FILES.name)
-    first = Restore(EARLIER, files=FILES.name)
-    again, _ = next_restore(choice, CycleEnd(0, first, NAN))
-    assert again == replace(first, tries=1)
-    restore, why = next_restore(choice, CycleEnd(1, again, KILLED))
-    assert (restore, why) == (None, "2 cycles that restored iteration 7 failed before a new one")
-
-
 def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
     """What a keeper reports that has segments of its own ranks and of another node's."""
     own = {each.key: each for each in found.snapshots}

@@ -24,17 +24,6 @@ def started(cycle: int, at_s: int) -> CycleStarted:
     return CycleStarted(cycle=cycle, ranks=ranks, met_ns=at_s * S, spawned_ns=at_s * S)
 
 
-def test_time_of_a_running_cycle_is_productive_until_now() -> None:
-    live = LiveGoodput(100 * S)
-    live.hear(started(0, 102), 102 * S)
-    boards = [training(0, first=0, at_s=110, iteration=4)]
-    live.look(boards)
-    found = live.ask(boards, 150 * S)()
-    assert found is not None
-    assert (found.seconds[TimeClass.PRODUCTIVE], found.total_s) == (40.0, 50.0)
-    assert found.share == pytest.approx(0.8)
-
-
 def test_iterations_done_again_after_a_restart_are_redone() -> None:
     live = LiveGoodput(100 * S)
     live.hear(started(0, 100), 100 * S)

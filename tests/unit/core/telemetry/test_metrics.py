@@ -18,11 +18,13 @@ from megatron_ft.core.facts.launcher import (
 from megatron_ft.core.telemetry.metrics import (
     DOWNTIME,
     HANGS,
+    ITERATION,
     METRICS,
     NODE_STATE,
     RANK_LAG,
     REDONE,
     RESTARTS,
+    TIMEOUT,
     GaugeValues,
     JobMetrics,
     Metric,
@@ -80,6 +82,11 @@ def test_cycle_that_two_nodes_record_counts_once_as_place_0_tells_it(first: str)
     found = values(*places, *ended, *((host, agains[host]) for host in order))
     assert (found[RESTARTS][("hang",)], found[RESTARTS][("membership",)]) == (1, 0)
     assert {phase: value for phase, value in found[DOWNTIME].items() if value} == {("stop",): 1.0}
+
+
+def test_section_with_a_timeout_has_a_count_of_hangs_before_the_first_one() -> None:
+    found = values(readings=GaugeValues(timeouts={"step": 30.0}, iteration=5))
+    assert (found[HANGS], found[TIMEOUT], found[ITERATION]) == ({("step",): 0}, {("step",): 30.0}, {(): 5})
 
 
 def test_lost_node_is_shown_until_it_takes_part_again() -> None:

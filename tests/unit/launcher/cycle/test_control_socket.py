@@ -57,14 +57,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.reactor.close()
 
 
-def test_a_description_is_one_plain_line_that_any_terminal_bears(served: Served) -> None:
-    served.tell({**ASK, "description": "a\n\x1b[2J\x07\ud800 b\u202e" + "x" * 10_000})
-    (request,) = served.requests
-    assert request.description.startswith(r"a \x1b[2J\x07\ud800 b\u202exxx")
-    assert request.description.isprintable()
-    assert len(request.description) == 500
-
-
 def test_request_without_a_rank_is_told_of_as_a_process(served: Served) -> None:
     served.tell({**ASK, "rank": None})
     (request,) = served.requests

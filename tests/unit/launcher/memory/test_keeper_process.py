@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,22 +154,6 @@ def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Proce
     assert 6.0 < question.within_s <= 7.0
     processes.keeper.take_stock(lambda kept: None, timeout_s=None)
     assert processes.heard() == [TakeStock(2, None)]
-
-
-def test_killed_keeper_that_is_slow_to_end_holds_up_nothing_and_is_reaped_later(
-    processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = processes.keeper._pidfd
-    monkeypatch.setattr(module, "send_signal", lambda pidfd, number: None)  # it doesn't end
-    began_s = time.monotonic()
-    processes.keeper.take_stock(lambda kept: None, timeout_s=0.01)
-    reactor.run_until(lambda: len(processes.ends) == 2)
-    assert time.monotonic() - began_s < module._STOP_WAIT_S
-    assert killed in processes.keeper._dying
-    os.eventfd_write(killed, 1)
-    reactor.run_once(BOUND_S)
-    assert not processes.keeper._dying
-    os.eventfd_write(processes.keeper._pidfd, 1)  # so that it can be reaped at the end
 
 
 def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, reactor: Reactor) -> None:

@@ -86,6 +86,13 @@ def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromK
     assert heard == [RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")]
 
 
+def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.FromKeeper]) -> None:
+    memory = checkpoints(Recorder(), heard)
+    memory.prepare(1, [4, 5], 8, None)
+    memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
+    assert heard == []
+
+
 def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[edge.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SavedFiles, SnapshotKey
 from megatron_ft.core.messages.keeper import FilesWritten, WriteFiles
@@ -67,14 +66,6 @@ def test_snapshot_that_is_not_whole_is_said_and_the_one_before_is_used(tmp_path:
     assert directory.said == [
         f"the memory checkpoint of iteration 9 in {tmp_path} isn't whole (2 of 4 ranks missing): it isn't used"
     ]
-
-
-def test_directory_is_made_before_the_job_begins_and_a_file_in_its_place_is_a_mistake(tmp_path: Path) -> None:
-    Directory(tmp_path / "new").files.look()
-    assert (tmp_path / "new").is_dir()
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"--ft-memory-checkpoint-dir {tmp_path}/file: is a file"):
-        Directory(tmp_path / "file").files.look()
 
 
 @pytest.mark.parametrize(

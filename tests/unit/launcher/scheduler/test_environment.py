@@ -15,6 +15,7 @@ from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.log_directory import make_log_directory
 from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
 from megatron_ft.launcher.outcome import LauncherEnd, tell_kubernetes
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
@@ -187,6 +188,12 @@ def test_users_signals_are_for_ranks_that_want_them_and_else_a_request_to_stop(m
     assert set(line_in(monkeypatch, STEP).save_signals) == {signal.SIGUSR1, signal.SIGUSR2}
     assert line_in(monkeypatch, STEP, "--ft-forward-signals=USR1").save_signals == (signal.SIGUSR2,)
     assert line_in(monkeypatch, STEP, "--scheduler=none").save_signals == ()
+
+
+def test_nodes_and_lives_of_a_job_share_a_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = {make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="x", job_name="slurm-7") for _ in range(2)}
+    assert made == {str(tmp_path / "megatron_ft" / "slurm-7")}
 
 
 def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,3 +122,11 @@ def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: 
             server.changed_file()
         assert select.select([server.pidfd], [], [], BOUND_S)[0]
         assert process_tree.exit_code_unreaped(server.pid) in (-signal.SIGKILL, 0)
+
+
+@pytest.mark.parametrize("pid", [1 << 22, 1])
+def test_a_rank_is_a_child_of_the_launcher(tmp_path: Path, pid: int) -> None:
+    with ready(tmp_path, {"type": "forked", "pid": pid}) as server:
+        with pytest.raises(ServerError, match=f"^process {pid}, which it names as a rank, is no child of"):
+            server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
+        assert select.select([server.pidfd], [], [], BOUND_S)[0]

@@ -98,12 +98,6 @@ def test_step_does_not_wait_for_a_thread_that_has_ended() -> None:
     assert snapshot.is_given_up
 
 
-def test_step_hardly_waits_for_a_segment_that_is_not_allocated() -> None:
-    snapshot = made(torch.ones(2))
-    snapshot.wait_read(threading.main_thread(), 1e-9)
-    assert snapshot.is_given_up
-
-
 def test_step_after_a_snapshot_that_is_over_waits_for_nothing() -> None:
     snapshot = made(torch.ones(2))
     snapshot.end()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.rank.memory.tensors import Optimizers, apart, gather, memory_of
+from megatron_ft.rank.memory.tensors import Optimizers, apart, gather
 
 
 def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer, Optimizers]:
@@ -80,10 +80,3 @@ def test_every_step_is_announced_beforehand() -> None:
 def test_tensor_of_an_unknown_kind_is_refused(state: Any, message: str) -> None:
     with pytest.raises(SnapshotError, match=message):
         gather(state)
-
-
-def test_memory_of_a_tensor_is_the_tensor_itself() -> None:
-    tensor = torch.zeros(3, dtype=torch.bfloat16)
-    memory_of(tensor)[:2] = torch.ones(1, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
-    assert tensor.tolist() == [1.0, 0.0, 0.0]
-    assert len(memory_of(torch.empty(0))) == 0
