@@ -79,8 +79,8 @@ def test_refusal_says_the_arithmetic() -> None:
 
 def test_allocated_memory_is_not_counted_twice() -> None:
     memory = NodeMemory(100 * GB, 6 * GB)  # 1 is free
-    assert refusal({0: Demand(GB)}, [0], 2 * GB, memory) == ""
-    assert refusal({0: Demand(GB)}, [0], 1 * GB, memory) != ""
+    assert refusal({0: Reserve(GB, 0)}, [0], 2 * GB, memory) == ""
+    assert refusal({0: Reserve(GB, 0)}, [0], 1 * GB, memory) != ""
 
 
 def test_chunk_is_refused_under_pressure() -> None:
