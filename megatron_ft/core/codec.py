@@ -110,21 +110,21 @@ def encode_as(head: bytes, value: Any) -> bytes:
 def decode(kind: Callable[..., _T], raw: bytes | str) -> _T:
     """Return an object of that class from its JSON. Raise `ProtocolError` if it is none."""
     try:
-        found: _T = _decoder(kind).decode(raw)
+        return _decoder(kind).decode(raw)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
     except _UNREADABLE:
         return convert(kind, _loads(raw))
-    return found
 
 
 def convert(kind: Callable[..., _T], document: Any) -> _T:
     """Return an object of that class from an object of JSON or YAML. Raise `ProtocolError` if it is none."""
+    if type(document) is dict:  # msgspec can't skip an unknown name that is no UTF-8
+        document = {name: document[name] for name in kind.__struct_fields__ if name in document}  # type: ignore[attr-defined]
     try:
-        found: _T = _convert(document, kind)
+        return _convert(document, kind)  # type: ignore[no-any-return]
     except (UnicodeError, msgspec.ValidationError) as error:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
-    return found
 
 
 _UNREADABLE = (UnicodeError, msgspec.DecodeError, RecursionError)
