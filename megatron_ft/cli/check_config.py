@@ -9,7 +9,7 @@ from typing import Any
 from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
-from megatron_ft.ipc.config.torchrun import (
+from megatron_ft.ipc.config.torchrun_options import (
     DEFAULT_SIGNALS,
     add_torchrun_options,
     check_forwarded,

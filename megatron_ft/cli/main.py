@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import megatron_ft
 from megatron_ft.cli import check_config, completion, config_template, exporter, node_health, report
-from megatron_ft.cli.slurm import options as slurm
+from megatron_ft.cli.slurm import job_plan as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.config.removed import REMOVED_COMMANDS

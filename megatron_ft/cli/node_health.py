@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, Refused
-from megatron_ft.core.node_health import (
+from megatron_ft.core.node_problems import (
     CHECKS,
     DIRECTORIES_VARIABLE,
     directory_problems,

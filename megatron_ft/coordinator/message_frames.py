@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.messages import Beat, Propose, ToMember
-from megatron_ft.core.messages.secret import Challenge, Welcome
+from megatron_ft.core.messages.secret_messages import Challenge, Welcome
 from megatron_ft.ipc.wire import encode
 
 _BEAT = encode(Beat())

@@ -17,9 +17,9 @@ from megatron_ft.coordinator.strangers import Strangers, source_of
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
+from megatron_ft.core.job.actions import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
 from megatron_ft.core.job.messages import Dismiss, FromMember, Hello, Moved
-from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
+from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import raise_file_limit

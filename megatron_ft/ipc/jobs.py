@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.messages.control import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
+from megatron_ft.core.messages.control_messages import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat

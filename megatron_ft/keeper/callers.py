@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from megatron_ft.core.messages.keeper import BeginSegment, Fetch, KeeperToRank
+from megatron_ft.core.messages.keeper_messages import BeginSegment, Fetch, KeeperToRank
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, accept_peer
 

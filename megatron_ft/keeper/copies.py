@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.memory.retention import refuse_chunk
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.copies import Accepted, Offer, Want
-from megatron_ft.core.messages.keeper import NotKept
+from megatron_ft.core.messages.copy_messages import Accepted, Offer, Want
+from megatron_ft.core.messages.keeper_messages import NotKept
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.keeper import link
 from megatron_ft.keeper.link import Link

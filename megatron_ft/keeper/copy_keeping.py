@@ -11,8 +11,8 @@ from functools import partial
 from megatron_ft.core.memory.copy_pace import CopyPace
 from megatron_ft.core.memory.segment_layout import MAX_LAYOUT_BYTES
 from megatron_ft.core.memory.snapshots import CopyTo, SnapshotKey
-from megatron_ft.core.messages.copies import Offer, Want
-from megatron_ft.core.messages.keeper import OpenDoor, Prepare
+from megatron_ft.core.messages.copy_messages import Offer, Want
+from megatron_ft.core.messages.keeper_messages import OpenDoor, Prepare
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.keeper import copies
 from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy

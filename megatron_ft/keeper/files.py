@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from megatron_ft.core.errors import LayoutError
 from megatron_ft.core.memory.retention import refuse_chunk
 from megatron_ft.core.memory.saved_files import consecutive
-from megatron_ft.core.messages.keeper import FilesWritten, WriteFiles
+from megatron_ft.core.messages.keeper_messages import FilesWritten, WriteFiles
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.ipc.memory import segment_files
 from megatron_ft.ipc.memory.digests import MakeHasher

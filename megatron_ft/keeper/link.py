@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.copies import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
+from megatron_ft.core.messages.copy_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session, new_nonce
 from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode

@@ -18,7 +18,7 @@ from megatron_ft.core.memory import retention
 from megatron_ft.core.memory.retention import Reserve, Reserved, gigabytes
 from megatron_ft.core.memory.segment_layout import Layout
 from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
-from megatron_ft.core.messages.keeper import (
+from megatron_ft.core.messages.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
     Abandon,

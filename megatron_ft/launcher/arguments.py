@@ -18,15 +18,8 @@ from torch.distributed.launcher.api import LaunchConfig
 import megatron_ft
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import (
-    GivenFlag,
-    add_ft_options,
-    group_help,
-    read_ft_options,
-    record_flags,
-    with_hint,
-)
-from megatron_ft.ipc.config.torchrun import (
+from megatron_ft.ipc.config.options import add_ft_options, group_help, read_ft_options, with_hint
+from megatron_ft.ipc.config.torchrun_options import (
     DEFAULT_SIGNALS,
     check_forwarded,
     parse_signals,
@@ -49,8 +42,8 @@ _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "ma
 """Options whose being given matters; those not given may be taken from the scheduler."""
 
 
-def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> CommandLine:
-    """Read and check the command line, and append each of its flags to ``flags``, up to the first mistake.
+def parse(argv: Sequence[str]) -> CommandLine:
+    """Read and check the command line.
 
     Raises:
         ConfigError: a user error.
@@ -64,15 +57,13 @@ def parse(argv: Sequence[str] | None, flags: list[GivenFlag] | None = None) -> C
     version = f"ft_launcher {megatron_ft.__version__} (torch {torch.__version__})"
     parser.add_argument("--version", action="version", version=version)
     group_help(parser)
-    if flags is not None:
-        record_flags(parser, flags)
 
     def error(message: str) -> NoReturn:
         raise ConfigError(with_hint(message, parser))
 
     parser.error = error  # type: ignore[method-assign]
     defaults = _without_defaults(parser)
-    namespace = parser.parse_args(None if argv is None else list(argv))
+    namespace = parser.parse_args(list(argv))
     given = frozenset(name for name in _TELLS if getattr(namespace, name) is not None)
     for name in _TELLS:
         if name not in given:

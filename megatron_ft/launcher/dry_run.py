@@ -17,9 +17,9 @@ from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.wording import columns, printable
 from megatron_ft.ipc.config.options import GivenFlag, refused_values
 from megatron_ft.launcher import arguments
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.environment import rank_environment
+from megatron_ft.launcher.base.rank_environment import rank_environment
 
 _SECRET_NAME = r"[\w-]*(?:secret|token|passw|credential|authorization|api[_-]?key|access[_-]?key)[\w-]*"
 _SECRET = re.compile(rf"(?i)(--{_SECRET_NAME}\s+|\b{_SECRET_NAME}\s*[=:]\s*)(?:(?:bearer|basic)\s+)?[^\s,;]+")
@@ -34,19 +34,19 @@ _NOT_PASSED_ON = "(not passed on)"
 
 
 def is_asked(flags: Sequence[GivenFlag]) -> bool:
-    """Return True if the flags, read up to a mistake, or the environment ask for a dry run."""
+    """Return True if the flags or the environment ask for a dry run."""
     option = LAUNCHER_OPTIONS["dry_run"]
     by_variable = any(os.environ.get(name) not in (None, "", "0") for name in option.variables)
     return by_variable or any(flag.dest == option.dest for flag in flags)
 
 
 def show_mistakes(flags: Sequence[GivenFlag], first: ConfigError) -> int:
-    """Print the flags and every mistake that can be told from them; the exit code."""
-    _print_flags(flags)
+    """Print the known flags and every mistake that can be told from them; the exit code."""
+    _print_flags([flag for flag in flags if flag.dest])
     sys.stdout.flush()
     mistakes = refused_values(flags)
     for text in dict.fromkeys([*mistakes, str(first)]):
-        print(lines.user_mistake(hide_secrets(text)), file=sys.stderr)
+        print(launcher_lines.user_mistake(hide_secrets(text)), file=sys.stderr)
     return MISTAKE_CODE
 
 
@@ -67,29 +67,26 @@ def show(line: CommandLine, flags: Sequence[GivenFlag]) -> int:
     _print_table(
         "environment of the launcher", [each for each in sorted(before.items()) if _ACTED_ON.fullmatch(each[0])]
     )
-    _print_table("environment of the ranks, where it differs", _changes(before, _of_ranks(line)))
+    is_served, watches = line.options.reference_names == "on", line.options.watches_collectives
+    after = rank_environment(os.environ, reference_names=is_served, watches=watches)
+    _print_table("environment of the ranks, where it differs", _changes(before, after))
     print("\nnothing was started: remove --ft-dry-run to launch")
     return 0
 
 
 def _print_flags(flags: Sequence[GivenFlag]) -> None:
     given = [flag for flag in flags if flag.dest != LAUNCHER_OPTIONS["dry_run"].dest]
-    _print_table("flags", [(_as_written(flag), meaning_of_flag(flag)) for flag in given])
-
-
-def _as_written(flag: GivenFlag) -> str:
-    return flag.word if flag.value is None else f"{flag.word} {flag.value}"
+    written = [flag.word if flag.value is None else f"{flag.word} {flag.value}" for flag in given]
+    _print_table("flags", zip(written, map(meaning_of_flag, given), strict=True))
 
 
 def meaning_of_flag(flag: GivenFlag) -> str:
     """Return whose option a flag is, and what differs here."""
-    if flag.ignored:
-        return f"nvidia-resiliency-ext: ignored ({IGNORED[flag.ignored]})"
     field = flag.dest.removeprefix("ft_")
-    if flag.dest != field and field in SERVED:
-        return f"nvidia-resiliency-ext: {SERVED[field] or 'the same'}"
-    if (flag.dest != field and field in LAUNCHER_OPTIONS) or field in ("learn", "learned_floor"):
-        return "megatron_ft only"
+    if flag.dest != field and field in IGNORED:
+        return f"nvidia-resiliency-ext: ignored ({IGNORED[field]})"
+    if flag.dest != field:
+        return f"nvidia-resiliency-ext: {SERVED[field] or 'the same'}" if field in SERVED else "megatron_ft only"
     known = TORCHRUN_OPTIONS.get(flag.dest)
     return f"torchrun: {known.here}" if known is not None and known.here else "torchrun: the same"
 
@@ -106,12 +103,6 @@ def _job(line: CommandLine, ranks: int) -> Iterator[tuple[str, str]]:
     if line.taken:
         yield "from the scheduler", line.taken
     yield "script", f"{namespace.training_script} ({len(namespace.training_script_args)} arguments)"
-
-
-def _of_ranks(line: CommandLine) -> dict[str, str]:
-    options = line.options
-    is_served = options.reference_names == "on"
-    return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str]]:

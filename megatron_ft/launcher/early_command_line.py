@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.rank_variables import without_ranks
-from megatron_ft.launcher.base.environment import rank_environment
+from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.run_ahead.orders import Orders
 
 _FLAGS = {name for each in LAUNCHER_OPTIONS.values() if each.is_flag for name in each.names}

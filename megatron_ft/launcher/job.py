@@ -14,23 +14,23 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.agent.conclusion import stopped
-from megatron_ft.core.agent.edge import LauncherExit
+from megatron_ft.core.agent.effects import LauncherExit
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.job.edge import Begin, LeftOut, StandBy
+from megatron_ft.core.job.actions import Begin, LeftOut, StandBy
 from megatron_ft.core.job.faults import advice
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
-from megatron_ft.launcher import batch_script, outcome
-from megatron_ft.launcher.base import lines, log_directory
+from megatron_ft.launcher import lost_batch_host, outcome
+from megatron_ft.launcher.base import launcher_lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
-from megatron_ft.launcher.cycle.agent import FaultTolerantAgent, JobOverError, LauncherServices
+from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError, LauncherServices
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
@@ -62,7 +62,7 @@ def run(
     Raises:
         ConfigError: a user error found only now; no rank was started.
     """
-    say = lines.sayer(has_others=line.max_nodes > 1)
+    say = launcher_lines.make_printer(has_others=line.max_nodes > 1)
     announce = sayer_for_all(line, place, say)
     say_start(line, place, log_dir, say=say, announce=announce)
     log.write(records.Config(values=line.options.settings(), command=tuple(command)))
@@ -110,7 +110,7 @@ def run(
     log.write(records.RunEnded(exit_code=end.code))
     if place.kind is Kind.COORDINATED:
         port = int(place.endpoints[0].rpartition(":")[2])
-        batch_script.stand_in(result, os.environ, say, port=port)
+        lost_batch_host.requeue_if_batch_host_lost(result, os.environ, say, port=port)
     return end
 
 
@@ -138,7 +138,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
     if place.note:
         announce(place.note)
     if options.observe_only:
-        announce(lines.OBSERVING_ONLY)
+        announce(launcher_lines.OBSERVING_ONLY)
 
 
 def _is_everywhere(line: CommandLine) -> bool:
@@ -288,7 +288,7 @@ class _JobLife:
                 text = str(error)
             case OSError():
                 # a full disk, no descriptor left: a problem of the machine, which a traceback doesn't explain
-                text = lines.launcher_failed(error)
+                text = launcher_lines.launcher_failed(error)
             case _:
                 return launcher_failed(self._line, report_unforeseen(error, self._launcher.log, self._launcher.say))
         self._launcher.say(text)
@@ -297,7 +297,7 @@ class _JobLife:
 
 def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None]) -> str:
     """Report a bug here or in torch that has failed the launcher and log its traceback. Return the printed line."""
-    text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
+    text, trace = launcher_lines.launcher_failed(error), "".join(traceback.format_exception(error))
     log.write(records.LauncherFailed(text=text, traceback=trace))
     if log.path:
         say(f"{text} (its traceback is in {log.path})")

@@ -18,13 +18,12 @@ from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.ipc.net.resolver import ask_again_soon
-from megatron_ft.launcher.base import lines, output_copying
+from megatron_ft.launcher.base import launcher_lines, output_copying
 from megatron_ft.launcher.early_command_line import find_script
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 from megatron_ft.link.reactor import THREAD_PREFIX
 
 if TYPE_CHECKING:
-    from megatron_ft.ipc.config.options import GivenFlag
     from megatron_ft.launcher.base.command_line import CommandLine
     from megatron_ft.launcher.outcome import LauncherEnd
 
@@ -71,7 +70,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(argv, server).code
         except ConfigError as error:
-            put(lines.user_mistake(str(error)))
+            put(launcher_lines.user_mistake(str(error)))
             _tell_kubernetes(str(error), MISTAKE_CODE)
             if server is not None and not server.is_gone:  # the job may have begun, and ended it
                 server.end(set)
@@ -96,8 +95,8 @@ def _start_fork_server(argv: Sequence[str]) -> ServerProcess | None:
 
 def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
     """Report what the launcher can't get before the job begins: files, processes, memory. Return the exit code."""
-    text = lines.cannot_start(error)
-    lines.sayer(has_others=has_others)(text)
+    text = launcher_lines.cannot_start(error)
+    launcher_lines.make_printer(has_others=has_others)(text)
     return _failed(text, server)
 
 
@@ -178,11 +177,13 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEnd:
+    from megatron_ft.ipc.config.options import given_flags
     from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
 
-    flags: list[GivenFlag] = []
+    words = sys.argv[1:] if argv is None else argv
+    flags = given_flags(words)
     try:
-        line = arguments.parse(argv, flags)
+        line = arguments.parse(words)
     except ConfigError as error:
         if dry_run.is_asked(flags):
             return outcome.LauncherEnd(dry_run.show_mistakes(flags, error))
@@ -236,7 +237,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
         except (ConfigError, OSError):
             raise  # reported by the caller
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
-            text = job.report_unforeseen(error, log, lines.sayer(has_others=line.max_nodes > 1))
+            text = job.report_unforeseen(error, log, launcher_lines.make_printer(has_others=line.max_nodes > 1))
             code = _failed(text, server)
             log.write(RunEnded(exit_code=code))
             return outcome.LauncherEnd(code, error=error)

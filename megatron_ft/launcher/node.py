@@ -9,25 +9,25 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import events
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
-from megatron_ft.core.node_health import segment_file
+from megatron_ft.core.node_problems import segment_file
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.ipc.net.secret import read_secret
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
-from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.fault_tolerant_agent import LauncherServices
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
@@ -37,13 +37,13 @@ from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
-from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
+from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks, find_setpriv
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
-from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import inherited_streams
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.link.reactor import Priority, Reactor
@@ -79,7 +79,7 @@ class LauncherNode:
         self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
-        self._inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent] = Inbox()
+        self._inbox: Inbox[events.Event | SignalsArrived | KeeperEvent] = Inbox()
         self.telemetry = self._make_telemetry()
         self._orphan_watch = OrphanWatch(
             self._reactor,
@@ -322,7 +322,7 @@ class LauncherNode:
             except OSError as error:
                 failed.append(error)
         if failed and os.path.exists(self._run_dir.path):
-            what, where = lines.in_one_line(failed[0]), self._run_dir.path
+            what, where = launcher_lines.in_one_line(failed[0]), self._run_dir.path
             self._say(f"cleanup was incomplete ({what}): {where} may be left behind")
 
     def _woken(self) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from megatron_ft.core.agent.edge import Exit, LauncherExit
+from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of

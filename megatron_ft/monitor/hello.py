@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.codec import Raw
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank import FROM_RANK, RankHello
+from megatron_ft.core.messages.rank_messages import FROM_RANK, RankHello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, accept_peer

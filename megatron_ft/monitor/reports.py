@@ -20,8 +20,8 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.shared import Warning_
-from megatron_ft.core.messages.monitor import Observation, Suspect
-from megatron_ft.core.messages.rank import RankHello
+from megatron_ft.core.messages.monitor_messages import Observation, Suspect
+from megatron_ft.core.messages.rank_messages import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog

@@ -18,7 +18,7 @@ from megatron_ft.core.codec import Raw
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.monitor import Detached, Signalled
-from megatron_ft.core.messages.monitor import (
+from megatron_ft.core.messages.monitor_messages import (
     ORDERS,
     Collect,
     ConfirmHang,
@@ -30,7 +30,7 @@ from megatron_ft.core.messages.monitor import (
     Resume,
     Stop,
 )
-from megatron_ft.core.messages.rank import RankHello, RankRefused, RankWelcome, ToRank
+from megatron_ft.core.messages.rank_messages import RankHello, RankRefused, RankWelcome, ToRank
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
@@ -39,8 +39,8 @@ from megatron_ft.learning.messages import Arm, Intervals, Survey
 from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.monitor import hello
+from megatron_ft.monitor.collect_evidence import collect
 from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
-from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.last_look import LastLook, take_sample
 from megatron_ft.monitor.reports import Reports

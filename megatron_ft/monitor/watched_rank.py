@@ -36,7 +36,7 @@ from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
 from megatron_ft.learning.messages import Arm, Intervals, Milestone
 from megatron_ft.learning.minutes import MINUTE_NS
 from megatron_ft.link.file_queue import FileQueue
-from megatron_ft.monitor.evidence import STACK_MEMORY
+from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
-from megatron_ft.core.messages.fork_server import (
+from megatron_ft.core.messages.fork_server_messages import (
     TO_SERVER,
     CheckFiles,
     Failed,

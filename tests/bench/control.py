@@ -27,10 +27,10 @@ from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.codec import Raw, Vocabulary, name_of
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.messages.secret import HANDSHAKE
+from megatron_ft.core.messages.secret_messages import HANDSHAKE
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
@@ -65,12 +65,12 @@ class _StandIn:
         self.code: int | None = None
         self.was_ended = False
 
-    def do(self, effects: list[edge.MemberEffect]) -> None:
+    def do(self, effects: list[actions.MemberEffect]) -> None:
         """Bring about what the machine asks for."""
         now_s = time.monotonic()
         for effect in effects:
             match effect:
-                case edge.Connect(address):
+                case actions.Connect(address):
                     self.close()
                     try:
                         self.peer = tcp.begin(tcp.look_up(*tcp.parse_address(address))[0])
@@ -80,20 +80,20 @@ class _StandIn:
                     self.is_connected = False
                     self.handshake = LauncherHandshake(self.swarm.secret)
                     self.swarm.selector.register(self.peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
-                case edge.Disconnect():
+                case actions.Disconnect():
                     self.close()
-                case edge.Transmit(message):
+                case actions.Transmit(message):
                     if self.peer is not None:
                         self.peer.write(encode(message))
                         self.peer.flush()
-                case edge.OpenStore(held):
+                case actions.OpenStore(held):
                     self.do(self.member.store_opened(held, "127.0.0.1:1", now_s))
-                case edge.Begin(held):
+                case actions.Begin(held):
                     self.cycle, self.place = held.decision.cycle, held.place
                 case m.End():
                     self.was_ended = True
                     self.do(self.member.tell(m.Ready(), now_s))
-                case edge.Leave(code):
+                case actions.Leave(code):
                     self.code = code
                     self.close()
                 case _:

@@ -18,7 +18,7 @@ from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import beat_s
-from megatron_ft.core.messages.secret import HANDSHAKE
+from megatron_ft.core.messages.secret_messages import HANDSHAKE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import Role, SecureChannel

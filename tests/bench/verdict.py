@@ -23,7 +23,7 @@ from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.messages.control import Status
+from megatron_ft.core.messages.control_messages import Status
 from megatron_ft.ipc.jobs import RunningJob, connect_to, find_jobs
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net.tcp import parse_address

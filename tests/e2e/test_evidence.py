@@ -33,7 +33,7 @@ from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor import py_spy
-from megatron_ft.monitor.evidence import STACK_MEMORY, collect
+from megatron_ft.monitor.collect_evidence import STACK_MEMORY, collect
 from tests.support.evidence import exit_evidence
 from tests.support.launching import ROOT, wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.lines import say
+from megatron_ft.launcher.base.launcher_lines import say
 from tests import ROOT
 from tests.support.launching import clean_environment
 
@@ -113,9 +113,9 @@ def test_job_returns_or_raises_to_a_caller_of_main_as_under_torchrun(tmp_path: P
 
 FAILS = """
 import sys, time
-from megatron_ft.core.agent.step import AgentPhase
+from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.launcher import main as launcher_main
-from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
+from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent
 
 def serve(agent, real=FaultTolerantAgent._serve):
     if agent._machine.phase is AgentPhase.RUNNING:

@@ -17,7 +17,7 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import ArmedTimeout
 from megatron_ft.core.facts.monitor import Attached, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor import (
+from megatron_ft.core.messages.monitor_messages import (
     Collect,
     ConfirmHang,
     Observation,
@@ -27,7 +27,7 @@ from megatron_ft.core.messages.monitor import (
 )
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
-from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
+from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.learning.messages import Arm, Armed, Intervals, Milestone, Moment, Survey
 from megatron_ft.link.reactor import Reactor

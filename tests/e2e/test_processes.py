@@ -20,7 +20,7 @@ import pytest
 from megatron_ft.ipc.linux import proc, processes
 from megatron_ft.ipc.linux.proc import waiting_channels
 from megatron_ft.ipc.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes import health_command, process_tree, termination
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
@@ -234,7 +234,7 @@ def test_kill_without_a_free_descriptor_kills_nothing_and_raises_nothing(monkeyp
 
 def test_stuck_processes_are_described_in_words() -> None:
     stat = ProcessStat(7, "sudo", "S", 1, 7, 7)
-    assert lines.stuck([stat, stat._replace(is_anothers=True)]) == (
+    assert launcher_lines.stuck([stat, stat._replace(is_anothers=True)]) == (
         "processes 7 (sudo, state S), 7 (sudo, state S, of another user)"
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.environment import STARTUP, rank_environment
+from megatron_ft.launcher.base.rank_environment import STARTUP, rank_environment
 from megatron_ft.rank.reference.served import PACKAGES, SERVED
 
 

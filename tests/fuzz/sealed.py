@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
+from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.copies import Offer, Want
+from megatron_ft.core.messages.copy_messages import Offer, Want
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.net import tcp
 from megatron_ft.keeper import copies

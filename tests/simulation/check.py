@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.agent.edge import Exit
+from megatron_ft.core.agent.effects import Exit
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
@@ -219,7 +219,7 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
     if not may:
         return "and nothing had happened to its nodes"
     if verdict.node is None:
-        is_unknown = verdict.cause.text == lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
+        is_unknown = verdict.cause.text == job_lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
         is_nobodys = verdict.cause.text.startswith("connection lost ")
         return "" if is_unknown or is_nobodys else "and no node is named"
     launcher = members(job, cycle)[verdict.node]

@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge as agent
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.step import AgentPhase, Options
+from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -22,7 +22,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Ballot, Decision, DecisionKind, Term
 from megatron_ft.core.job.member import Member
@@ -30,7 +30,7 @@ from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, Kept, Passed, Restore
-from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout, Release
+from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
 from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
@@ -214,7 +214,7 @@ class Launcher(Process):
         self.address = _address_on(host, number)
         self.code: int | None = None
         self.left_by = ""
-        self.how: agent.Exit | None = None
+        self.how: effects.Exit | None = None
         self.stays_since_s: float | None = None
         """Its node is left out, and the others go on."""
         self.started_s = job.world.now_s
@@ -225,7 +225,7 @@ class Launcher(Process):
         self.ends_well = True
         """Its ranks end with 0 when they are asked to."""
         self.link: Link | None = None
-        self._effects: Mailbox[edge.MemberEffect | agent.Effect | Told] = Mailbox(self._do, self.counts_effect)
+        self._effects: Mailbox[actions.MemberEffect | effects.Effect | Told] = Mailbox(self._do, self.counts_effect)
         self._begun: Assignment | None = None
         self._error = ""
         self._is_hung = self._waits = self._is_found = False
@@ -262,7 +262,7 @@ class Launcher(Process):
             listener.host_coordinator()
         self._take_endpoint()
         self.later(0.0, self.tick)
-        self.later(0.0, lambda: self.hear(agent.Tick()))
+        self.later(0.0, lambda: self.hear(events.Tick()))
 
     def _take_endpoint(self) -> None:
         """Listen at this host's endpoint as soon as no other process does."""
@@ -297,26 +297,26 @@ class Launcher(Process):
         """Time has passed."""
         self.do(self.member.tick(self.host.clock_s()))
 
-    def do(self, effects: Iterable[edge.MemberEffect | agent.Effect | Told]) -> None:
+    def do(self, asked: Iterable[actions.MemberEffect | effects.Effect | Told]) -> None:
         """Bring about what the machines ask for, one after the other; this process may die in between."""
-        if self._effects.post([each for each in effects if not self._is_about_file(each)]) and self.is_alive:
+        if self._effects.post([each for each in asked if not self._is_about_file(each)]) and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
 
-    def _is_about_file(self, effect: edge.MemberEffect | agent.Effect | Told) -> bool:
+    def _is_about_file(self, effect: actions.MemberEffect | effects.Effect | Told) -> bool:
         """Read or write the file in the log directory, in a thread, if that is asked for."""
         match effect:
-            case edge.RecordCoordinator(address):
+            case actions.RecordCoordinator(address):
                 self.later(_FILE_S, lambda: setattr(self.job, "recorded", address if self.job.shares_logs else ""))
-            case edge.ReadCoordinator():
+            case actions.ReadCoordinator():
                 self.later(_FILE_S, lambda: self.do(self.member.named(self.job.recorded)))
-        return isinstance(effect, edge.RecordCoordinator | edge.ReadCoordinator)
+        return isinstance(effect, actions.RecordCoordinator | actions.ReadCoordinator)
 
-    def hear(self, event: agent.Event) -> None:
+    def hear(self, event: events.Event) -> None:
         """Tell the agent's machine."""
         if self.is_alive:
-            effects = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
+            asked = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
             self._agent_ns = self.agent.alarm_ns
-            self.do([Told(each) if isinstance(each, m.NodeMessage | m.OfSnapshots) else each for each in effects])
+            self.do([Told(each) if isinstance(each, m.NodeMessage | m.OfSnapshots) else each for each in asked])
 
     def _due_s(self) -> float:
         alarm_ns = self._agent_ns
@@ -329,60 +329,66 @@ class Launcher(Process):
             self.tick()
         if self._agent_ns is not None and self.clock() * 1e9 >= self._agent_ns:
             is_early = False
-            self.hear(agent.Tick())
+            self.hear(events.Tick())
         if is_early and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
 
-    def _do(self, effect: edge.MemberEffect | agent.Effect | Told) -> None:
+    def _do(self, effect: actions.MemberEffect | effects.Effect | Told) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
+            case (
+                actions.Connect()
+                | actions.Disconnect()
+                | actions.Transmit()
+                | actions.Announce()
+                | actions.KillCoordinators()
+            ):
                 self._send(effect)
-            case edge.OpenStore(held):
+            case actions.OpenStore(held):
                 store = f"{self.address}:{len(self.job.stores)}"
                 self.job.stores[store] = held.decision.origin
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, store, self.clock())))
-            case edge.Begin(held):
+            case actions.Begin(held):
                 self._begun = held
                 self.hear(effect)
-            case m.End() | m.Verdict() | m.DiagnoseHang() | edge.Leave():
+            case m.End() | m.Verdict() | m.DiagnoseHang() | actions.Leave():
                 self.hear(effect)
             case Reviewed() | Survey() | Intervals() | Killed() | Complete() | Passed() | CopyTo():
                 self.hear(effect)
-            case edge.StandBy() | m.PrintJobLines():
+            case actions.StandBy() | m.PrintJobLines():
                 self.hear(effect)
-            case edge.LeftOut():
+            case actions.LeftOut():
                 self.stays_since_s = self.world.now_s
                 self.hear(effect)
             case Told(message):
                 self._tell(message)
-            case edge.Say(text):
+            case actions.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
                 self.job.said.append(text)
-            case agent.LauncherExit(how, code, text):
+            case effects.LauncherExit(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by, self.how = code, text, how
                 self.die()
             case _:
                 self._do_to_ranks(effect)
 
-    def _send(self, effect: edge.MemberEffect) -> None:
+    def _send(self, effect: actions.MemberEffect) -> None:
         match effect:
-            case edge.Connect(address):
+            case actions.Connect(address):
                 self.world.tell(f"  {self.name} tries {address}")
                 self._connect(address)
-            case edge.Disconnect():
+            case actions.Disconnect():
                 self._disconnect()
-            case edge.Transmit(message) if self.link is not None:
+            case actions.Transmit(message) if self.link is not None:
                 if self.world.story is not None and not isinstance(message, m.Beat):
                     self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
                 self.job.learning.sent(message)
                 self.job.votes.setdefault(self.member.identity.instance, Votes()).sent(message)
                 self.link.send(self, message)
-            case edge.Announce(address, moved):
+            case actions.Announce(address, moved):
                 listener = self.world.listeners.get(address)
                 if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
                     Announcement(self, listener, moved)
-            case edge.KillCoordinators(address):
+            case actions.KillCoordinators(address):
                 for listener in [each for each in self.world.listeners.values() if each.owner is self]:
                     if listener.address != address and listener.coordinator is not None:
                         listener.coordinator.kill()
@@ -445,30 +451,32 @@ class Launcher(Process):
             case _:
                 self.do(self.member.tell(message, self.clock()))
 
-    def _seen(self) -> agent.Readings:
+    def _seen(self) -> events.Readings:
         iteration = int(PER_S * self.world.now_s) if self.job.makes_progress else _SAME_ITERATION
         poisoned = self.job.snapshots.poisoned
         if poisoned is not None and self._restore is not None and self._restore.key == poisoned:
             iteration = min(iteration, poisoned.iteration)
         board = BOARD._replace(first_iteration=0, iteration=iteration)
-        return agent.Readings({0: board}, {0: CrashOutput(self._error, rerun=self._rerun)}, {0: self._is_hung}, {0: {}})
+        return events.Readings(
+            {0: board}, {0: CrashOutput(self._error, rerun=self._rerun)}, {0: self._is_hung}, {0: {}}
+        )
 
-    def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
+    def _do_to_ranks(self, effect: actions.MemberEffect | effects.Effect) -> None:
         chance = self.world.chance
         match effect:
-            case agent.CheckHealth():
+            case effects.CheckHealth():
                 self.later(chance.uniform(0.0, 0.5 if self.ranks is None else 0.01), self._check_health)
-            case agent.StartRanks(restore=restore):
+            case effects.StartRanks(restore=restore):
                 self._restore = restore
                 self.later(chance.uniform(0.0, 0.01), self._start_ranks)
-            case agent.SignalRanks(_, number):
+            case effects.SignalRanks(_, number):
                 code = 0 if self.ends_well and not self._is_hung else -number
                 self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
             case Release() if self._is_found:
                 self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
-            case agent.TerminateRanks():
+            case effects.TerminateRanks():
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
-            case agent.OrderMonitor(_, Collect()):
+            case effects.OrderMonitor(_, Collect()):
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
             case ReadState(path):
                 state = self.job.learning.state
@@ -478,22 +486,22 @@ class Launcher(Process):
             case _:
                 self._do_to_monitor(effect)
 
-    def _do_to_monitor(self, effect: edge.MemberEffect | agent.Effect) -> None:
+    def _do_to_monitor(self, effect: actions.MemberEffect | effects.Effect) -> None:
         chance = self.world.chance
         match effect:
-            case agent.OrderMonitor(_, Arm() as arm):
+            case effects.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
-            case agent.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
+            case effects.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
                 self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
-            case agent.OrderMonitor(_, ConfirmHang()) if self._runs():
+            case effects.OrderMonitor(_, ConfirmHang()) if self._runs():
                 self._confirmed()
-            case agent.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits or self._is_hung:
+            case effects.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits or self._is_hung:
                 self._asked += 1
                 self._later_in_cycle(timeout_s / 2, self._suspects)
 
     def _report_intervals(self, survey: Survey) -> None:
         if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
-            self.hear(agent.MonitorReport(0, self._toy.intervals(survey, self.world.now_s)))
+            self.hear(events.MonitorReport(0, self._toy.intervals(survey, self.world.now_s)))
 
     def _write_state(self, state: Any, moment: Any) -> None:
         self.job.learning.state = state
@@ -503,7 +511,7 @@ class Launcher(Process):
         """The rank takes steps, saves at random moments, and ends."""
         toy = self._toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
         for delay_s, milestone in toy.milestones(left_s):
-            self._later_in_cycle(delay_s, lambda milestone=milestone: self.hear(agent.MonitorReport(0, milestone)))
+            self._later_in_cycle(delay_s, lambda milestone=milestone: self.hear(events.MonitorReport(0, milestone)))
 
     def _check_health(self) -> None:
         if self.agent.phase is AgentPhase.CHECKING:
@@ -516,7 +524,7 @@ class Launcher(Process):
 
     def _start_ranks(self) -> None:
         if not self.agent.wants_ranks:
-            self.hear(agent.NotStarted())
+            self.hear(events.NotStarted())
             return
         held = self.member.memory.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
@@ -526,11 +534,11 @@ class Launcher(Process):
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
-        self.hear(agent.RanksMet([place], place, world, world))
+        self.hear(events.RanksMet([place], place, world, world))
         now_ns = round(self.clock() * 1e9)
         path = STATE_PATH if self.job.learns else ""
         watched = attached(0, cycle, now_ns, state_path=path, learns=self.job.learns)
-        for event in (RankStarted(rank=0, local_rank=0, pid=1, at_ns=now_ns), agent.RanksStarted(), watched):
+        for event in (RankStarted(rank=0, local_rank=0, pid=1, at_ns=now_ns), events.RanksStarted(), watched):
             self.hear(event)
         left_s = max(0.5, self.job.work_s - self.job.done_s)
         if self.job.learns:
@@ -574,7 +582,7 @@ class Launcher(Process):
     def _terminate(self) -> None:
         if self._runs():
             self._exits(-15, by_us=True)
-        self.hear(agent.RanksEnded() if self.keeper is None else agent.RanksEnded(kept=self.keeper.kept()))
+        self.hear(events.RanksEnded() if self.keeper is None else events.RanksEnded(kept=self.keeper.kept()))
 
     def _ranks_ended(self, *, is_failure: bool) -> None:
         trained = self.ranks
@@ -691,7 +699,7 @@ class Launcher(Process):
         """SIGTERM."""
         self.hurt(fault, FOR_GOOD_S)
         self.ends_well = well
-        self.hear(agent.StopAsked(signal.SIGTERM))
+        self.hear(events.StopAsked(signal.SIGTERM))
 
     def abandoned(self, fault: Fault) -> None:
         """Who has started it is gone."""
@@ -882,7 +890,7 @@ class CoordinatorProcess(Process):
             if _tells_of_own_failure(message):
                 self._knows(link, 0.0)
         self._is_asked_to_end |= isinstance(message, m.Shutdown) and link.number in self.numbers
-        self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
+        self._do(self.machine.handle(actions.Heard(link.number, message), self.host.clock_s()))
         self._maybe_settle()
 
     def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
@@ -893,7 +901,7 @@ class CoordinatorProcess(Process):
             self.resets.append(self.world.now_s)
         elif not silent:
             self._knows(link, GRACE_S)
-        self._do(self.machine.handle(edge.Broken(link.number, silent, reset), self.host.clock_s()))
+        self._do(self.machine.handle(actions.Broken(link.number, silent, reset), self.host.clock_s()))
         self._maybe_settle()
 
     def _knows(self, link: Link, grace_s: float) -> None:
@@ -938,9 +946,9 @@ class CoordinatorProcess(Process):
         elif self.is_alive:
             self.wake_at(self.machine.alarm_s, self._alarm)
 
-    def _do(self, effects: list[edge.CoordinatorEffect]) -> None:
-        for effect in effects:
-            if isinstance(effect, edge.Send):
+    def _do(self, asked: list[actions.CoordinatorEffect]) -> None:
+        for effect in asked:
+            if isinstance(effect, actions.Send):
                 self.job.learning.coordinator_sends(self.name, self.world.now_s, effect)
                 self.job.snapshots.sends(self.job, effect)
                 for number in effect.links:
@@ -967,12 +975,12 @@ class CoordinatorProcess(Process):
                     if message.decision.kind is DecisionKind.CYCLE:
                         self.job.snapshots.asks(self, end.instance, message)
 
-    def _do_one(self, effect: edge.CoordinatorEffect) -> None:
-        if isinstance(effect, edge.Drop):
+    def _do_one(self, effect: actions.CoordinatorEffect) -> None:
+        if isinstance(effect, actions.Drop):
             link = self.numbers.pop(effect.link, None)
             if link is not None:
                 link.close(self)
-        elif isinstance(effect, edge.Decided):
+        elif isinstance(effect, actions.Decided):
             decision = effect.held.decision
             self.world.tell(f"{self.name} decides {decision} {effect.members}")
             self.job.snapshots.begins(decision)
@@ -980,10 +988,10 @@ class CoordinatorProcess(Process):
             if self.off_deciding is not None:
                 self.off_deciding(self.host)
             self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
-        elif isinstance(effect, edge.Judged):
+        elif isinstance(effect, actions.Judged):
             self.world.tell(f"{self.name} judges {effect.verdict}")
             self.job.verdicts.append(Judged(self.world.now_s, effect.verdict, self))
-        elif isinstance(effect, edge.Quit):
+        elif isinstance(effect, actions.Quit):
             self.has_quit = True
             self.die()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.ipc.wire import encode
 from megatron_ft.learning.messages import Facts, Intervals, Killed, Milestone, Moment, Observed, Survey
 from megatron_ft.learning.state import LearnedState
@@ -78,7 +78,7 @@ class Learning:
             self.counts[type(message)] += links
             self.bytes[type(message)] += links * len(encode(message))
 
-    def coordinator_sends(self, name: str, now_s: float, send: edge.Send) -> None:
+    def coordinator_sends(self, name: str, now_s: float, send: actions.Send) -> None:
         """A coordinator has sent something."""
         self.sent(send.message, len(send.links))
         if isinstance(send.message, Intervals):

@@ -428,7 +428,7 @@ MUTANTS = (
     Mutant(
         "that a node has cut itself off isn't told where it waits",
         _MEMBER,
-        "[edge.Transmit(report)] if self._is_open else []",
+        "[actions.Transmit(report)] if self._is_open else []",
         "[]",
         unit=f"{_MACHINES}::test_a_coordinator_that_does_not_lead_yet_hears_that_this_node_has_ended_its_ranks_meanwhile",
     ),

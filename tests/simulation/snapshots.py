@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.agent.step import AgentPhase
+from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.memory.copy_pace import CopyPace
@@ -315,7 +315,7 @@ class Snapshots:
                 said = {each: kept for (by, each), kept in self.kept.items() if by == coordinator.name}
                 self.known[proposal.ballot] = said
 
-    def sends(self, job: Job, send: edge.Send) -> None:
+    def sends(self, job: Job, send: actions.Send) -> None:
         """A coordinator sends something."""
         if isinstance(send.message, Complete | Passed):
             self.messages += 1

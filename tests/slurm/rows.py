@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 
-from tests.slurm.cluster import wait_for
 from tests.slurm.run import BIN, ROOT, Run
 
 __all__ = ["ROWS"]
@@ -185,23 +184,25 @@ def learned_timeouts(run: Run) -> None:
         run.problems.append("no timeout of step was learned")
 
 
-def array_chain(run: Run) -> None:
-    """The tasks of an array are the lives; those that aren't needed end with 0, and a job after all of them starts."""
-    run.submit("--hold", HOLD, slurm="--chain", sbatch="--array=1-4%1")
-    array = run.job
-    after = run.directory / "after"
-    run.cluster.command("sbatch", f"--dependency=afterok:{array}", "--output=/dev/null", f"--wrap=touch {after}")
-    run.job = f"{array}_1"
+def dependent_jobs(run: Run) -> None:
+    """Where nothing may be requeued each job is a life, and the next one starts only if that one didn't finish."""
+    fixed = "--exclusive --no-requeue --kill-on-invalid-dep=yes"
+    jobs: list[str] = []
+    for _ in range(3):
+        after = f"--dependency=afternotok:{jobs[-1]}" if jobs else ""
+        run.submit("--hold", HOLD, sbatch=f"{fixed} {after}", launcher=f"--ft-log-dir={run.directory}/ft-logs")
+        jobs.append(run.job)
+    run.job = jobs[0]
     run.wait_at(HOLD)
     run.scancel("--signal=TERM")
     run.end()
     run.go(HOLD)
-    run.job = f"{array}_2"
+    run.job = jobs[1]
     run.end()
     run.expect("stopped", "finished", restarts=0)
-    said = "says that the training is finished"
-    wait_for(lambda: run.output.count(said) == 2, 60, "tasks that aren't needed have ended")
-    wait_for(after.exists, 60, "the job that depends on the array has run")
+    run.job = jobs[2]
+    run.end()
+    run.expect("stopped", "finished", code=None, state="CANCELLED")
 
 
 def excluded_node(run: Run) -> None:
@@ -362,7 +363,7 @@ ROWS: dict[str, Row] = {
         preempted_with_grace_time,
         preempted_without_grace_time,
         learned_timeouts,
-        array_chain,
+        dependent_jobs,
         excluded_node,
         two_jobs_on_one_port,
         two_jobs_on_the_same_nodes,

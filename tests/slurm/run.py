@@ -103,8 +103,8 @@ class Run:
         wait_for(look, bound_s, what)
 
     def scancel(self, *options: str) -> None:
-        """For this job. Of an array's task, Slurm 22.05 calls it an error, and does it."""
-        self.cluster.command("scancel", *options, self.job, check="_" not in self.job)
+        """For this job."""
+        self.cluster.command("scancel", *options, self.job)
 
     def end(self, bound_s: float = _ENDED_S) -> None:
         """Until it has ended for good."""

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options
+from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.codec import name_of
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
@@ -20,13 +20,13 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import actions as job
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.memory.snapshots import Kept
-from megatron_ft.core.messages.monitor import Observation, RankOrder, Suspect
+from megatron_ft.core.messages.monitor_messages import Observation, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
 
 T = TypeVar("T")
@@ -67,21 +67,21 @@ def attached(
     user_code_ns: int | None = None,
     has_group: bool = False,
     **more: Any,
-) -> edge.MonitorReport:
+) -> events.MonitorReport:
     """A rank is watched."""
     facts = {"user_code_ns": user_code_ns, "has_group": has_group, **more}
-    return edge.MonitorReport(local_rank, Attached(rank=10 * local_rank, cycle=cycle, pid=100, at_ns=at_ns, **facts))
+    return events.MonitorReport(local_rank, Attached(rank=10 * local_rank, cycle=cycle, pid=100, at_ns=at_ns, **facts))
 
 
-def detached(local_rank: int, cycle: int, at_ns: int) -> edge.MonitorReport:
+def detached(local_rank: int, cycle: int, at_ns: int) -> events.MonitorReport:
     """A rank has ended its monitoring."""
-    return edge.MonitorReport(local_rank, Detached(rank=10 * local_rank, cycle=cycle, at_ns=at_ns))
+    return events.MonitorReport(local_rank, Detached(rank=10 * local_rank, cycle=cycle, at_ns=at_ns))
 
 
-def trains(local_rank: int, cycle: int, began_ns: int, at_ns: int) -> edge.MonitorReport:
+def trains(local_rank: int, cycle: int, began_ns: int, at_ns: int) -> events.MonitorReport:
     """A rank is through its first step."""
     step = FirstStep(rank=10 * local_rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns)
-    return edge.MonitorReport(local_rank, step)
+    return events.MonitorReport(local_rank, step)
 
 
 def hung(**changes: Any) -> RankHung:
@@ -93,25 +93,25 @@ def hung(**changes: Any) -> RankHung:
 HANG = hung(elapsed_s=3.0, timeout_s=3.0, at_ns=START_NS)
 
 
-def found_hung(local_rank: int, cycle: int, verdict: RankHung, *, observed_only: bool = False) -> edge.MonitorReport:
+def found_hung(local_rank: int, cycle: int, verdict: RankHung, *, observed_only: bool = False) -> events.MonitorReport:
     """A monitor has found its rank hung."""
-    return edge.MonitorReport(local_rank, replace(verdict, cycle=cycle, observed_only=observed_only))
+    return events.MonitorReport(local_rank, replace(verdict, cycle=cycle, observed_only=observed_only))
 
 
-def suspected(local_rank: int, cycle: int, verdict: RankHung) -> edge.MonitorReport:
+def suspected(local_rank: int, cycle: int, verdict: RankHung) -> events.MonitorReport:
     """A monitor asks whether any rank makes progress."""
-    return edge.MonitorReport(local_rank, Suspect(replace(verdict, cycle=cycle)))
+    return events.MonitorReport(local_rank, Suspect(replace(verdict, cycle=cycle)))
 
 
-def observed(local_rank: int, cycle: int, note: RankSnapshot) -> edge.MonitorReport:
+def observed(local_rank: int, cycle: int, note: RankSnapshot) -> events.MonitorReport:
     """A monitor has collected evidence on its rank."""
-    return edge.MonitorReport(local_rank, Observation(cycle, note))
+    return events.MonitorReport(local_rank, Observation(cycle, note))
 
 
-def signalled(local_rank: int, number: int) -> edge.MonitorReport:
+def signalled(local_rank: int, number: int) -> events.MonitorReport:
     """A monitor has sent its rank a signal."""
     name = signal.Signals(number).name
-    return edge.MonitorReport(local_rank, Signalled(rank=10 * local_rank, cycle=0, signal=name))
+    return events.MonitorReport(local_rank, Signalled(rank=10 * local_rank, cycle=0, signal=name))
 
 
 class Driven:
@@ -121,7 +121,7 @@ class Driven:
         self.pauses = Pauses()
         self.agent = Agent(Options(**options), self.pauses, found=found)  # type: ignore[arg-type]
         self.now_ns = START_NS
-        self.done: list[edge.Effect] = []
+        self.done: list[effects.Effect] = []
         self.boards: dict[int, BoardSnapshot | None] = defaultdict(lambda: None)
         self.words: dict[int, CrashOutput] = defaultdict(CrashOutput)
         self.stopped: dict[int, bool] = defaultdict(bool)
@@ -133,45 +133,45 @@ class Driven:
         """Of its cycle."""
         return self.agent.cycle.record
 
-    def hear(self, *events: edge.Event) -> list[edge.Effect]:
+    def hear(self, *told: events.Event) -> list[effects.Effect]:
         """Tell it these; what it asks for then."""
-        effects: list[edge.Effect] = []
-        for event in events:
-            seen = edge.Readings(
+        asked: list[effects.Effect] = []
+        for event in told:
+            seen = events.Readings(
                 self.boards, self.words, self.stopped, self.run_delays_ns, collectives=self.collectives
             )
-            effects += self.agent.handle(event, self.now_ns, seen)
+            asked += self.agent.handle(event, self.now_ns, seen)
             alarm_ns = self.agent.alarm_ns
             # it would ring for ever
-            assert not isinstance(event, edge.Tick) or alarm_ns is None or alarm_ns > self.now_ns, alarm_ns
-        self.done += effects
-        return effects
+            assert not isinstance(event, events.Tick) or alarm_ns is None or alarm_ns > self.now_ns, alarm_ns
+        self.done += asked
+        return asked
 
-    def wait(self, seconds: float, *, late: bool = False) -> list[edge.Effect]:
+    def wait(self, seconds: float, *, late: bool = False) -> list[effects.Effect]:
         """Let time pass, with all its alarms; ``late``: they come when all that time is over."""
-        effects: list[edge.Effect] = []
+        asked: list[effects.Effect] = []
         until_ns = self.now_ns + round(seconds * 1e9)
         while (alarm_ns := self.agent.alarm_ns) is not None and alarm_ns <= until_ns:
             self.now_ns = until_ns if late else max(self.now_ns, alarm_ns)
-            effects += self.hear(edge.Tick())
+            asked += self.hear(events.Tick())
         self.now_ns = until_ns
-        return effects
+        return asked
 
     def run(
         self, ranks: int = 2, cycle: int = 0, *, nodes: int = 1, place: int = 0, restarts: int = 0
-    ) -> list[edge.Effect]:
+    ) -> list[effects.Effect]:
         """A cycle begins, and its ranks are started: local rank n is rank 10 n, and process 100 + n."""
-        met = edge.RanksMet([10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
-        effects = self.hear(edge.Tick(), job.Begin(held(cycle, place=place, nodes=nodes, restarts=restarts)), met)
+        met = events.RanksMet([10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
+        asked = self.hear(events.Tick(), job.Begin(held(cycle, place=place, nodes=nodes, restarts=restarts)), met)
         for local_rank in range(ranks):
-            effects += self.hear(
+            asked += self.hear(
                 RankStarted(rank=10 * local_rank, local_rank=local_rank, pid=100 + local_rank, at_ns=self.now_ns)
             )
-        return effects + self.hear(edge.RanksStarted())
+        return asked + self.hear(events.RanksStarted())
 
     def exits(
         self, local_rank: int, code: int = 0, *, sent: tuple[int, ...] = (), signalled_at_ns: int = 0
-    ) -> list[edge.Effect]:
+    ) -> list[effects.Effect]:
         """A rank ends."""
         event = RankExited(
             rank=self.record.ranks[local_rank],
@@ -187,21 +187,21 @@ class Driven:
 
     def ends(
         self, outcome: Outcome = Outcome.FAILED, *, restarts: bool = True, lost: bool = False, text: str = ""
-    ) -> list[edge.Effect]:
+    ) -> list[effects.Effect]:
         """The coordinator ends the cycle."""
         return self.hear(m.End(self.agent.cycle.record.cycle, outcome, restarts, lost, text))
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[edge.Effect]:
+    def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[effects.Effect]:
         """The launcher is asked to stop."""
-        return self.hear(edge.StopAsked(number, again))
+        return self.hear(events.StopAsked(number, again))
 
     def all_of(self, kind: type[T]) -> list[T]:
         """What it has asked for so far of this kind."""
         return [effect for effect in self.done if isinstance(effect, kind)]
 
-    def orders(self, *kinds: type[RankOrder]) -> list[edge.OrderMonitor]:
+    def orders(self, *kinds: type[RankOrder]) -> list[effects.OrderMonitor]:
         """What it has ordered monitors to do, of these kinds."""
-        return [effect for effect in self.all_of(edge.OrderMonitor) if isinstance(effect.order, kinds)]
+        return [effect for effect in self.all_of(effects.OrderMonitor) if isinstance(effect.order, kinds)]
 
     @property
     def said(self) -> list[str]:
@@ -216,4 +216,4 @@ class Driven:
     @property
     def written(self) -> list[str]:
         """The kinds of its records."""
-        return [name_of(type(effect.record)) for effect in self.all_of(edge.Write)]
+        return [name_of(type(effect.record)) for effect in self.all_of(effects.Write)]

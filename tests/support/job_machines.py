@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.member import Member
@@ -39,23 +39,23 @@ def led(machine: Member, term: tuple[int, str] = (1, "c")) -> Member:
     return machine
 
 
-def answers(machine: Coordinator, effects: list[edge.CoordinatorEffect]) -> list[edge.CoordinatorEffect]:
+def answers(machine: Coordinator, effects: list[actions.CoordinatorEffect]) -> list[actions.CoordinatorEffect]:
     """Take part as launchers do, until there is nothing to say; what was asked for at last."""
     while True:
-        said: list[edge.Heard] = []
+        said: list[actions.Heard] = []
         for effect in effects:
-            if isinstance(effect, edge.Send) and isinstance(effect.message, m.Lead):
-                said += [edge.Heard(link, m.Follow(effect.message.term)) for link in effect.links]
-            elif isinstance(effect, edge.Send) and isinstance(effect.message, m.Propose):
-                said += [edge.Heard(link, m.Accept(effect.message.ballot, "store:1")) for link in effect.links]
+            if isinstance(effect, actions.Send) and isinstance(effect.message, m.Lead):
+                said += [actions.Heard(link, m.Follow(effect.message.term)) for link in effect.links]
+            elif isinstance(effect, actions.Send) and isinstance(effect.message, m.Propose):
+                said += [actions.Heard(link, m.Accept(effect.message.ballot, "store:1")) for link in effect.links]
         if not said:
             return effects
         effects = [effect for event in said for effect in machine.handle(event, 0.0)] + machine.settle(0.0)
 
 
-def links(effects: list[edge.CoordinatorEffect], kind: type) -> list[int]:
+def links(effects: list[actions.CoordinatorEffect], kind: type) -> list[int]:
     """Who is sent such a message."""
-    sent = [effect for effect in effects if isinstance(effect, edge.Send) and isinstance(effect.message, kind)]
+    sent = [effect for effect in effects if isinstance(effect, actions.Send) and isinstance(effect.message, kind)]
     return sorted(link for effect in sent for link in effect.links)
 
 
@@ -63,7 +63,7 @@ def begun(rules: m.Rules, names: str, stock: Sequence[Kept] = ()) -> Coordinator
     """Cycle 0 runs, on these nodes; the connection of each is its number. ``stock``: what each can restore."""
     machine = Coordinator("c", founds=True, now_s=0.0)
     for link, name in enumerate(names):
-        machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=link == 0)), 0.0)
-        machine.handle(edge.Heard(link, m.Ready(stock[link] if stock else Kept())), 0.0)
-    assert any(isinstance(effect, edge.Decided) for effect in answers(machine, machine.settle(0.0)))
+        machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, owns=link == 0)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(stock[link] if stock else Kept())), 0.0)
+    assert any(isinstance(effect, actions.Decided) for effect in answers(machine, machine.settle(0.0)))
     return machine

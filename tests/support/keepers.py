@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.keeper import (
+from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     RANK_TO_KEEPER,
     KeeperHello,

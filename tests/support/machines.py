@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment
 from megatron_ft.core.job.member import Member
@@ -52,35 +52,35 @@ class Launcher:
         """That runs here, or did last."""
         return None if self.begun is None else self.begun.decision.cycle
 
-    def do(self, effects: list[edge.MemberEffect]) -> None:
+    def do(self, effects: list[actions.MemberEffect]) -> None:
         """What its machine asks for."""
         for effect in effects:
             match effect:
-                case edge.Connect():
+                case actions.Connect():
                     self.job.connect(self)
-                case edge.Disconnect():
+                case actions.Disconnect():
                     self.job.break_off(self)
-                case edge.Transmit(message):
+                case actions.Transmit(message):
                     self.job.to_coordinator(self, message)
-                case edge.OpenStore(held):
+                case actions.OpenStore(held):
                     self.do(self.member.store_opened(held, f"{self.name}:store", self.job.now_s))
-                case edge.Begin(held):
+                case actions.Begin(held):
                     self.begun = held
                 case m.End():
                     self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case m.Verdict() | edge.Say() | m.Tell() | m.PrintJobLines():
+                case m.Verdict() | actions.Say() | m.Tell() | m.PrintJobLines():
                     self._hears(effect)
-                case edge.Leave(code, text):
+                case actions.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: m.Verdict | edge.Say | m.Tell | m.PrintJobLines) -> None:
+    def _hears(self, effect: m.Verdict | actions.Say | m.Tell | m.PrintJobLines) -> None:
         match effect:
             case m.Verdict():
                 self.verdicts.append(effect)
-            case edge.Say(text):
+            case actions.Say(text):
                 self.lines.append(text)
                 self.printed.append(text)
             case m.Tell(text, is_copy):
@@ -132,7 +132,7 @@ class Job:
         self.now_s = 0.0
         self.coordinator = Coordinator("c", founds=True, now_s=0.0)
         self.launchers: list[Launcher] = []
-        self.decided: list[edge.Decided] = []
+        self.decided: list[actions.Decided] = []
         self.has_quit = False
         self._owner = owner
         self._links: dict[int, Launcher] = {}
@@ -208,13 +208,17 @@ class Job:
         if launcher.link is not None:
             link, launcher.link = launcher.link, None
             del self._links[link]
-            self._queue.append(lambda: self._coordinate(self.coordinator.handle(edge.Broken(link, silent), self.now_s)))
+            self._queue.append(
+                lambda: self._coordinate(self.coordinator.handle(actions.Broken(link, silent), self.now_s))
+            )
 
     def to_coordinator(self, launcher: Launcher, message: Any) -> None:
         """A message of a launcher's."""
         link = launcher.link
         if link is not None and not launcher.is_silent:
-            self._queue.append(lambda: self._coordinate(self.coordinator.handle(edge.Heard(link, message), self.now_s)))
+            self._queue.append(
+                lambda: self._coordinate(self.coordinator.handle(actions.Heard(link, message), self.now_s))
+            )
 
     def _settle(self) -> None:
         while True:
@@ -226,20 +230,20 @@ class Job:
             if not self._queue and not self.coordinator.needs_settling:
                 return
 
-    def _coordinate(self, effects: list[edge.CoordinatorEffect]) -> None:
+    def _coordinate(self, effects: list[actions.CoordinatorEffect]) -> None:
         for effect in effects:
             match effect:
-                case edge.Send(links, message):
+                case actions.Send(links, message):
                     for link in links:
                         self._queue.append(lambda link=link, message=message: self._deliver(link, message))
-                case edge.Drop(link):
+                case actions.Drop(link):
                     launcher = self._links.pop(link, None)
                     if launcher is not None:
                         launcher.link = None
                         self._queue.append(lambda each=launcher: each.do(each.member.broken(self.now_s)))
-                case edge.Decided():
+                case actions.Decided():
                     self.decided.append(effect)
-                case edge.Quit():
+                case actions.Quit():
                     self.has_quit = True
 
     def _deliver(self, link: int, message: Any) -> None:

@@ -13,7 +13,7 @@ from tests import ROOT
 
 PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
-LINES = ("core/agent/lines.py", "core/job/lines.py", "launcher/base/lines.py")
+LINES = ("core/agent/cycle_lines.py", "core/job/job_lines.py", "launcher/base/launcher_lines.py")
 """Files whose functions each format a line, or a part of one."""
 _FOLDERS = (
     "launcher",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
 from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
-from megatron_ft.cli.analysis.intervals import LoggedInterval, intervals_of, timeouts_in_force
-from megatron_ft.cli.analysis.slow_ranks import SlowRankSummary, slow_ranks_of
+from megatron_ft.cli.analysis.interval_lengths import LoggedInterval, intervals_of, timeouts_in_force
+from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary, slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.goodput.classify import Goodput, classify

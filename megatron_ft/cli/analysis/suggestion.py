@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, of_section
+from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, of_section
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.wording import counted

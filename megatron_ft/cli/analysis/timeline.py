@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megatron_ft.cli.analysis.cycles import RunSummary
-from megatron_ft.cli.analysis.spans import RankSpans, spans_of
+from megatron_ft.cli.analysis.section_spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
 from megatron_ft.cli.logs.runs import Clock, RunLogs
 from megatron_ft.core.facts import shared

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.analysis.intervals import Floats, LoggedInterval, lengths_of
+from megatron_ft.cli.analysis.interval_lengths import Floats, LoggedInterval, lengths_of
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.suggestion import suggested_s
 from megatron_ft.cli.analysis.timeline import Timeline

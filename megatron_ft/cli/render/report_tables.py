@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from megatron_ft.cli.analysis.analysis import Analysis
     from megatron_ft.cli.analysis.cycles import CycleSummary, RestartPhases, RunSummary
-    from megatron_ft.cli.analysis.intervals import LoggedInterval
-    from megatron_ft.cli.analysis.slow_ranks import SlowRankSummary
+    from megatron_ft.cli.analysis.interval_lengths import LoggedInterval
+    from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary
     from megatron_ft.core.goodput.classify import Goodput
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")

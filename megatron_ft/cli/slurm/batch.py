@@ -23,7 +23,7 @@ from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job import batch_script
 from megatron_ft.core.job.faults import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives
-from megatron_ft.core.signals import Asked, SecondRequest
+from megatron_ft.core.signal_rules import Asked, SecondRequest
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -44,12 +44,6 @@ class Plan:
     """The user's settings, and the allocation."""
 
     job: str
-    array: str
-    """Number of the array if each of its tasks is a life; else empty."""
-    later_tasks: str = ""
-    """Tasks of the array after this one, as "8-20"; empty for none."""
-    is_later_task: bool = False
-    """True if a task of the array came before this one."""
     nodes: int
     """Number of nodes in the allocation."""
     limits: Limits
@@ -64,7 +58,7 @@ class Batch:
 
     def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
         self._plan = plan
-        self._environ = commands.srun_environment(environ, requeues="" if plan.array else plan.job)
+        self._environ = commands.srun_environment(environ, requeues=plan.job)
         self._asked: list[signal.Signals] = []
         self._requests = SecondRequest()
         self._is_to_pass_on = False
@@ -75,10 +69,6 @@ class Batch:
         flag = self._environ.get("FAULT_TOL_FINISHED_FLAG_FILE", "")
         if flag and os.path.exists(flag):
             say(f"nothing to do: {flag} is there, the training is finished")
-            return 0
-        last = self._lives().last if self._plan.is_later_task else None
-        if not flag and last is not None and last.outcome is Ending.FINISHED:
-            say(f"nothing to do: {lives_path(self._plan.log_dir)} says that the training is finished")
             return 0
         ours = [name for name in sorted(self._environ) if name.startswith(_OURS) and name not in commands.FOR_LAUNCHERS]
         missing = commands.not_exported(commands.export_of(self._plan.srun_options), ours)
@@ -102,7 +92,6 @@ class Batch:
                 if follows.action is BatchAction.REQUEUE:
                     return self._again(follows, lives, "" if job is None else job.state)
                 say(follows.why)
-                self._end_array(well=not follows.code)
                 return follows.code
 
     def print_commands(self) -> None:
@@ -115,18 +104,10 @@ class Batch:
         print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join(commands.stop_steps(plan.job))}")
         print(f"# then, from {lives_path(plan.log_dir)}:")
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
-        if plan.array:
-            print("#   stopped, or lost with too few nodes: end with 0, and the array's next task continues the job")
-            released = commands.release_array(plan.array, plan.later_tasks or "N-MAX")
-            print(f"#   finished: {shlex.join(released)}, and they exit with 0")
-            print(f"#   no progress: {shlex.join(commands.end_array(plan.array))}")
-        else:
-            most = plan.limits.lives
-            again = (
-                f"{shlex.join(batch_script.requeue(plan.job))}, for up to {most} lives" if most > 1 else "end: 1 life"
-            )
-            print(f"#   stopped, or lost with too few nodes: {again}")
-            print("#   finished: end with 0; no progress: end with 93")
+        most = plan.limits.lives
+        again = f"{shlex.join(batch_script.requeue(plan.job))}, for up to {most} lives" if most > 1 else "end: 1 life"
+        print(f"#   stopped, or lost with too few nodes: {again}")
+        print("#   finished: end with 0; no progress: end with 93")
         if plan.excludes_bad_nodes:
             print(f"#   before that, to exclude bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")
 
@@ -194,9 +175,6 @@ class Batch:
     # -- what follows -----------------------------------------------------------------------------------------
 
     def _again(self, follows: Next, lives: Lives, state: str) -> int:
-        if self._plan.array:
-            say(f"{follows.why}; the array's next task continues the job")
-            return 0
         if state not in ("", "RUNNING", "TIMEOUT", "NODE_FAIL"):
             say(f"{follows.why}; not requeueing: Slurm reports the job as {state}")
             return TRY_AGAIN_CODE
@@ -208,12 +186,6 @@ class Batch:
             return TRY_AGAIN_CODE
         time.sleep(_REQUEUED_S)  # Slurm ends this process now, whatever its exit code
         return 0
-
-    def _end_array(self, *, well: bool) -> None:
-        """Let the tasks that come later end at once: with 0 after ``well``, else cancelled."""
-        if self._plan.later_tasks:
-            words = commands.release_array(self._plan.array, self._plan.later_tasks)
-            self._command(words if well else commands.end_array(self._plan.array))
 
     def _excluded(self, nodes: int) -> list[str]:
         """Return the bad nodes of this allocation that aren't needed."""

@@ -52,10 +52,10 @@ def srun_environment(environ: Mapping[str, str], *, requeues: str) -> dict[str, 
     """Return the environment of srun.
 
     Drops variables about which launchers would warn although the options above have overruled them, and has bad nodes
-    reported here. ``requeues``: job that is requeued if there is more to train; empty for none.
+    reported here. ``requeues``: job that is requeued if there is more to train.
     """
-    kept = {name: value for name, value in environ.items() if name not in (*_DEFEATS, REQUEUES)}
-    return {**kept, _TELLS: "megatron-ft slurm", **({REQUEUES: requeues} if requeues else {})}
+    kept = {name: value for name, value in environ.items() if name not in _DEFEATS}
+    return {**kept, _TELLS: "megatron-ft slurm", REQUEUES: requeues}
 
 
 def stop_steps(job: str) -> list[str]:
@@ -71,19 +71,6 @@ def on_each_node(job: int, *, nodes: int, status: Sequence[str]) -> list[str]:
     shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     beside = ["--overlap", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
     return ["srun", f"--jobid={job}", *shape, *beside, "--export=ALL", "--label", *status]
-
-
-def end_array(array: str) -> list[str]:
-    """Return the command that cancels the tasks of an array that haven't begun."""
-    return ["scancel", "--state=PENDING", array]
-
-
-def release_array(array: str, tasks: str) -> list[str]:
-    """Return the command that has these tasks of a finished chain run at once, on one node each.
-
-    Cancelled tasks would break ``--dependency=afterok``; each of these finds the training finished and exits with 0.
-    """
-    return ["scontrol", "update", f"JobId={array}_[{tasks}]", "NumNodes=1", "TimeLimit=1", "ArrayTaskThrottle=0"]
 
 
 def avoid(job: str, nodes: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
+from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDetection
 from megatron_ft.ipc.jobs import RunningJob, find_jobs, order
 
 _NOTHING_DONE = 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.signals import signal_name
+from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, TimeoutUse, most_urgent
 from megatron_ft.core.wording import counted
 

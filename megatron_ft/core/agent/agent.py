@@ -11,17 +11,17 @@ from signal import Signals
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge, lines
+from megatron_ft.core.agent import cycle_lines, effects, events
 from megatron_ft.core.agent.conclusion import EndOfCycle, LeaveReason, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
-from megatron_ft.core.agent.edge import Effect, Exit, LauncherExit, Write
+from megatron_ft.core.agent.effects import Effect, Exit, LauncherExit, Write
 from megatron_ft.core.agent.hang import write_finding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_ended
 from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
-from megatron_ft.core.agent.step import AgentPhase, Options, Step
+from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import (
@@ -37,9 +37,9 @@ from megatron_ft.core.facts.launcher import (
     Stuck,
 )
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import actions as job
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.assignment import NodeAssignments
-from megatron_ft.core.job.edge import Say
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
     End,
@@ -102,7 +102,7 @@ class Agent:
         """When this node began to wait for the cycle that is about to start, or runs; 0 for the first."""
         self._options = options
         self._pauses = pauses
-        self._turn = Step(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
+        self._turn = Turn(now_ns=0, seen=events.Readings({}, {}, {}, {}))
         self._orders = CoordinatorView(assignment or NodeAssignments())
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
@@ -130,9 +130,9 @@ class Agent:
         self._begun_ns: int | None = None
         self._ending_ns: int | None = None
 
-    def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
-        """Return what is to be done. At most one effect is an `edge.Work`; the next one follows after its result."""
-        self._turn = Step(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
+    def handle(self, event: events.Event, now_ns: int, seen: events.Readings) -> list[Effect]:
+        """Return what is to be done. At most one effect is an `effects.Work`; the next one follows after its result."""
+        self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         self._learning.tick(self._turn)
@@ -180,15 +180,15 @@ class Agent:
 
     # -- what happens -----------------------------------------------------------------------------------------
 
-    def _hear(self, event: edge.Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         match event:
-            case edge.StopAsked():
+            case events.StopAsked():
                 self._stop_asked(event)
-            case edge.Continued():
+            case events.Continued():
                 self.cycle.excuse_stop(self._turn.now_ns)
             case Abandoned(text=text) if not self._leaving.abandoned:
                 self._leaving.abandon(text)
-                self._do(Say(lines.abandoned(text)), Write(event))
+                self._do(Say(cycle_lines.abandoned(text)), Write(event))
             case NodeHealth() if self.phase is AgentPhase.CHECKING:
                 if self._health.take_result(event, self._turn):
                     self._get_ready()
@@ -205,7 +205,7 @@ class Agent:
             case _:
                 self._hear_of_cycle(event)
 
-    def _hear_of_cycle(self, event: edge.Event) -> None:
+    def _hear_of_cycle(self, event: events.Event) -> None:
         match event:
             case Survey() | Intervals() | Killed() | StateRead() | StateWritten():
                 self._learning.hear(event, self._turn)
@@ -251,47 +251,46 @@ class Agent:
         found, local_ranks = self._found, ran if kept.snapshots else self._found.local_ranks
         self._kept = replace(kept, local_ranks=local_ranks, files=found.files, reads_files=found.reads_files)
 
-    def _new_cycle(self, number: int, met: edge.RanksMet | None) -> NodeCycle:
-        return NodeCycle(self._options, number, met, self._learning, now_ns=self._turn.now_ns)
-
     def _would_be_hang(self, review: Reviewed) -> None:
         """Report, once per job, what an interval waits for that exceeds a report-only timeout."""
         interval = review.timed, review.iteration
         if interval not in self._would_hang:
             self._would_hang.add(interval)
-            self._turn.say_for_all(lines.would_be_hang(review, observes_only=self._options.observe_only))
+            self._turn.say_for_all(cycle_lines.would_be_hang(review, observes_only=self._options.observe_only))
             self._learning.reported(review.timed, self._turn)
 
-    def _hear_of_ranks(self, event: edge.Event) -> None:
+    def _hear_of_ranks(self, event: events.Event) -> None:
         match event:
-            case edge.RanksMet():
-                self.cycle = self._new_cycle(self.cycle.record.cycle, event)
+            case events.RanksMet():
+                self.cycle = NodeCycle(
+                    self._options, self.cycle.record.cycle, event, self._learning, now_ns=self._turn.now_ns
+                )
                 place, world_size = event.group_rank, event.world_size
                 self._learning.begin(self.cycle.record, self._turn, place=place, world_size=world_size)
-            case edge.RanksStarted():
+            case events.RanksStarted():
                 self._ranks_started()
-            case edge.NotStarted(cause):
+            case events.NotStarted(cause):
                 self._move(PhaseEvent.START_GIVEN_UP if self._leaving.is_due else PhaseEvent.NOT_STARTED)
                 if cause is not None:
                     self._report(NodeState.UNHEALTHY, cause)
-            case edge.RanksEnded():
+            case events.RanksEnded():
                 self._ranks_ended(event)
             case RestoreFailed() if self._orders.is_over:
                 pass  # its rank was terminated
-            case edge.MonitorReport(local_rank, Milestone() | Intervals() as report):
+            case events.MonitorReport(local_rank, Milestone() | Intervals() as report):
                 self._learning.hear_monitor(local_rank, report, self._turn)
-            case edge.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
+            case events.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
                 self.cycle.would_hang(verdict, self._turn)
-            case edge.MonitorReport(report=RankHung(observed_only=True) as verdict):
-                self._do(Say(lines.observed(verdict)), Write(would_have_ended(verdict)))
+            case events.MonitorReport(report=RankHung(observed_only=True) as verdict):
+                self._do(Say(cycle_lines.observed(verdict)), Write(would_have_ended(verdict)))
             case _:
                 self.cycle.hear(event, self._turn)
-                if isinstance(event, edge.MonitorReport):
+                if isinstance(event, events.MonitorReport):
                     self._learning.hear_monitor(event.local_rank, event.report, self._turn)
         if self._downtime is not None and self._downtime.report_end(self.cycle.record, self._turn):
             self._downtime = None
 
-    def _stop_asked(self, event: edge.StopAsked) -> None:
+    def _stop_asked(self, event: events.StopAsked) -> None:
         self._leaving.asked(event)
         if self.phase is AgentPhase.ENDING and self._ending is not None:
             self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
@@ -314,8 +313,9 @@ class Agent:
                 self._between()
             case AgentPhase.RUNNING:
                 self._run()
-            case AgentPhase.ENDING:
-                self._wait_for_ranks()
+            case AgentPhase.ENDING if self._ending is not None and self._ending.is_over(self._turn.now_ns):
+                self._move(PhaseEvent.RANKS_DUE)
+                self._do(self._ending.order(self._turn.now_ns))
             case AgentPhase.JUDGING:
                 self._wait_for_verdict()
             case AgentPhase.DONE if self._leaving.signals:
@@ -344,16 +344,18 @@ class Agent:
             self._stop(well=self._orders.stands_by)
         elif left is not None and left.code == 1 and left.text:
             self._over(
-                LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), lines.shut_down_between(left.text)
+                LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), cycle_lines.shut_down_between(left.text)
             )
         elif left is not None:
             text = left.text or ("its health check failed" if self._health.is_aside else "")
             self._over(LauncherExit(Exit.LEFT, left.code, text))
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
-        elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
+        elif self.phase is AgentPhase.JOINING or (
+            self.phase is AgentPhase.ASIDE and self._turn.now_ns >= self._health.retry_ns
+        ):
             self._move(PhaseEvent.CHECK_DUE)
-            self._do(edge.CheckHealth())
+            self._do(effects.CheckHealth())
         elif self.phase is AgentPhase.READY and self._orders.assignment.has_begun:
             self._start()
 
@@ -369,9 +371,9 @@ class Agent:
         decision = self._orders.assignment.take().decision
         self._move(PhaseEvent.BEGIN)
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
-        self.cycle = self._new_cycle(decision.cycle, None)
+        self.cycle = NodeCycle(self._options, decision.cycle, None, self._learning, now_ns=self._turn.now_ns)
         self._restore, self._back, self._begun_ns = decision.restore, decision.back, self._turn.now_ns
-        self._do(edge.StartRanks(self.restarts_left, shift=decision.shift, restore=decision.restore))
+        self._do(effects.StartRanks(self.restarts_left, shift=decision.shift, restore=decision.restore))
 
     def _ranks_started(self) -> None:
         self._move(PhaseEvent.STARTED)
@@ -379,7 +381,7 @@ class Agent:
         self.cycle.started(self._pauses, self._turn)
         record, met = self.cycle.record, self.cycle.met
         assert met is not None
-        self._turn.say_for_all(lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes))
+        self._turn.say_for_all(cycle_lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes))
         started = CycleStarted(
             cycle=record.cycle,
             ranks=tuple(record.started.values()),
@@ -435,7 +437,7 @@ class Agent:
         if outcome is Outcome.FAILED:
             self._report_own_failure()
         if signals:
-            self._do(edge.TellStop(len(record.running)))
+            self._do(effects.TellStop(len(record.running)))
         self._ending = RankShutdown(
             self._options,
             record,
@@ -447,13 +449,7 @@ class Agent:
         )
         self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
 
-    def _wait_for_ranks(self) -> None:
-        assert self._ending is not None
-        if self._ending.is_over(self._turn.now_ns):
-            self._move(PhaseEvent.RANKS_DUE)
-            self._do(self._ending.order(self._turn.now_ns))
-
-    def _ranks_ended(self, event: edge.RanksEnded) -> None:
+    def _ranks_ended(self, event: events.RanksEnded) -> None:
         record, met = self.cycle.record, self.cycle.met
         self._move(PhaseEvent.RANKS_ENDED)
         self._take_stock(event.kept)
@@ -485,14 +481,14 @@ class Agent:
             self._finish_part()
             return
         if self._outcome is Outcome.EXCLUDED:
-            self._exclude(record.request_cause(), "")
+            self._say_goodbye(self._leaving.leave_out(record.request_cause(), ""))
             return
         if self._leaving.signals:
-            self._do(edge.TellStop(0))
+            self._do(effects.TellStop(0))
         decision, cause = conclude(known, self._outcome)
         if self._stuck and decision.action is Action.RESTART:
             # new ranks would need what the stuck processes hold: devices, memory, ports
-            self._exclude(cause, self._stuck)
+            self._say_goodbye(self._leaving.leave_out(cause, self._stuck))
             return
         # otherwise it is logged already
         if verdict is not None and verdict.node == orders.assignment.place and record.found is None:
@@ -503,7 +499,7 @@ class Agent:
         elif decision.action is Action.GIVE_UP:
             self._finish_part()
         else:
-            self._do(edge.CycleRetrying())
+            self._do(effects.CycleRetrying())
             self._join()
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
@@ -521,7 +517,7 @@ class Agent:
         if cause is not None:
             self.failed = ended
             self._downtime = Downtime(record, self._turn)
-            line = lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
+            line = cycle_lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
             is_own = self._known is None or self._known.is_own_end
             self._do(*([Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
         self._do(Write(ended))
@@ -535,32 +531,26 @@ class Agent:
 
     def _wait_for_the_end(self) -> None:
         """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""
-        assert self._known is not None
-        if self._orders.left is not None:
-            self._finish(self._known, self._orders.left)
+        known, left = self._known, self._orders.left
+        assert known is not None
+        cause = None if self.ended is None else self.ended.cause
+        if left is not None and cause is not None:
+            self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))
+        elif left is not None:
+            text = "" if known.verdict is None else known.verdict.cause.text
+            over = LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict)
+            self._over(over, text or cycle_lines.run_finished(self._cycles))
         elif self._orders.assignment.has_begun:
             self._join()
-        elif (again := self._known.judged_again) is not None:
+        elif (again := known.judged_again) is not None:
             self._outcome = again.outcome
             self._conclude(again)
-
-    def _finish(self, known: EndOfCycle, left: job.Leave) -> None:
-        cause = None if self.ended is None else self.ended.cause
-        if cause is not None:
-            self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))
-            return
-        text = "" if known.verdict is None else known.verdict.cause.text
-        self._over(LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
 
     def _stop(self, *, well: bool = False) -> None:
         """Stop. ``well``: no rank of this node takes part in what the others run."""
         if self._leaving.signals:
-            self._do(edge.TellStop(0))
+            self._do(effects.TellStop(0))
         self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
-
-    def _exclude(self, cause: Cause, stuck: str) -> None:
-        """Leave the job because a rank asked for it, or can't be killed: the others go on, if they are enough."""
-        self._say_goodbye(self._leaving.leave_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self._move(PhaseEvent.GOODBYE)

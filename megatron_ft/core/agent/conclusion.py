@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import lines
+from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
-from megatron_ft.core.agent.edge import Exit, LauncherExit, Readings, StopAsked
+from megatron_ft.core.agent.effects import Exit, LauncherExit
+from megatron_ft.core.agent.events import Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options
+from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job.edge import Leave
+from megatron_ft.core.job.actions import Leave
 from megatron_ft.core.job.messages import Goodbye, Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 
@@ -101,7 +102,7 @@ class LeaveReason:
 
 def stopped(number: int, well: bool) -> LauncherExit:
     """Return the end of a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
-    text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks exited with 0"])
+    text = cycle_lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks exited with 0"])
     return LauncherExit(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
 
 
@@ -153,7 +154,7 @@ def conclude(known: EndOfCycle, outcome: Outcome) -> tuple[RestartDecision, Caus
     record, verdict = known.record, known.verdict
     stops = RestartDecision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
     if verdict is None and known.leaving.signals:
-        text = lines.stopped(known.leaving.signals[0].name, record.failures())
+        text = cycle_lines.stopped(known.leaving.signals[0].name, record.failures())
         return stops, Cause(kind=CauseKind.REQUEST, text=text)
     if verdict is None and known.leaving.abandoned:
         return stops, Cause(kind=CauseKind.MEMBERSHIP, text=known.leaving.abandoned)
@@ -163,7 +164,7 @@ def conclude(known: EndOfCycle, outcome: Outcome) -> tuple[RestartDecision, Caus
         )
         return replace(stops, reason=""), cause
     if verdict is None:
-        text, follows = lines.taken_for_lost(known.orders.lost)
+        text, follows = cycle_lines.taken_for_lost(known.orders.lost)
         if known.orders.is_cut_off:
             text, follows = known.orders.lost, "reconnecting to the job"
         again = RestartDecision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)

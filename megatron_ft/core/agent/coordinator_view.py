@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from megatron_ft.core.job.actions import Begin, Leave, LeftOut, StandBy
 from megatron_ft.core.job.assignment import NodeAssignments
-from megatron_ft.core.job.edge import Begin, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
@@ -60,7 +60,9 @@ class CoordinatorView:
     def report(self, report: Report) -> bool:
         """Note a report that is about to be sent. Return False if it is no news."""
         told = self.told
-        if told is not None and _news(told) == _news(report):
+        if told is not None and (told.state, told.cause.follows, told.is_mixed) == (
+            *(report.state, report.cause.follows, report.is_mixed),
+        ):
             return False
         self.told = report
         return True
@@ -101,7 +103,3 @@ class CoordinatorView:
     def verdict(self) -> Verdict | None:
         """Verdict on the cycle; None while it is unknown."""
         return None if self.assignment.has_begun else self._verdict
-
-
-def _news(report: Report) -> tuple[NodeState, bool, bool]:
-    return report.state, report.cause.follows, report.is_mixed

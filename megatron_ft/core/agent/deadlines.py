@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, SignalRanks, Write
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import OrderMonitor, SignalRanks, Write
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import LATE_NS, Options, Step
+from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.edge import Say
-from megatron_ft.core.messages.monitor import Collect
+from megatron_ft.core.job.actions import Say
+from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 
@@ -49,7 +49,7 @@ class _Wait:
 class Deadlines:
     """Deadlines of one cycle's ranks, from their start. ``pauses``: times in which hang detection is suspended."""
 
-    def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Step) -> None:
+    def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Turn) -> None:
         self._options = options
         self._record = record
         self._pauses = pauses
@@ -74,7 +74,7 @@ class Deadlines:
         """Drop the deadline of a rank that has begun its monitoring, maybe for the second time."""
         self._waits.pop(local_rank, None)
 
-    def detached(self, local_rank: int, at_ns: int, turn: Step) -> None:
+    def detached(self, local_rank: int, at_ns: int, turn: Turn) -> None:
         """Start the exit deadline of a rank that has ended its monitoring; a replacement monitor repeats the event."""
         timeout_s = self._options.exit_timeout_s
         if timeout_s is not None and local_rank in self._record.started and local_rank not in self._waits:
@@ -104,7 +104,7 @@ class Deadlines:
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
         return earliest(*times, self._collect_until_ns)
 
-    def go_on(self, turn: Step, *, is_stopping: bool) -> None:
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
         for local_rank in self._record.exits:
             self._waits.pop(local_rank, None)
@@ -121,7 +121,7 @@ class Deadlines:
 
     # -- ranks that are late --------------------------------------------------------------------------------------
 
-    def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Step) -> None:
+    def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Turn) -> None:
         due_ns = max(turn.now_ns, since_ns + round(timeout_s * 1e9))
         wait = self._waits[local_rank] = _Wait(
             kind=kind, local_rank=local_rank, since_ns=since_ns, timeout_s=timeout_s, asked_ns=since_ns, due_ns=due_ns
@@ -129,7 +129,7 @@ class Deadlines:
         if self._stopped_ns > since_ns:  # the wait began before a stop of the node, and its event came after that
             self._excuse(wait, self._stopped_ns)
 
-    def _check(self, wait: _Wait, turn: Step, *, is_stopping: bool) -> None:
+    def _check(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
         now_ns = turn.now_ns
         if self._pauses.since_ns is not None:
             wait.check_in(now_ns, _PAUSED_NS)
@@ -151,7 +151,7 @@ class Deadlines:
         wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
         wait.asked_ns = now_ns
 
-    def _report_late(self, wait: _Wait, elapsed_s: float, turn: Step) -> None:
+    def _report_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
         local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]
         verdict = RankHung(
             rank=self._record.ranks[local_rank],
@@ -169,11 +169,11 @@ class Deadlines:
         )
         turn.do(Write(msgspec.structs.replace(verdict, text=describe_hang(verdict))))
         if verdict.observed_only:
-            turn.do(Say(lines.observed(verdict)))
+            turn.do(Say(cycle_lines.observed(verdict)))
             return
         if wait.kind == "exit" and self._record.only_exits_are_missing(turn.seen):
             self._record.finished_late(local_rank)
-            turn.do(Say(lines.finished_late(verdict)))
+            turn.do(Say(cycle_lines.finished_late(verdict)))
         else:
             self._record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._blame(verdict, wait, turn)
@@ -184,7 +184,7 @@ class Deadlines:
         if self._collect_until_ns is None:
             self._collect_until_ns = turn.now_ns + round(EVIDENCE_S * 1e9)
 
-    def _ask(self, local_rank: int, turn: Step, *, ends: bool) -> bool:
+    def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
         """Have evidence collected on a rank, once. Return False without a monitor. ``ends``: it is about to be
         terminated.
 
@@ -197,7 +197,7 @@ class Deadlines:
             self._asked.add(local_rank)
         return local_rank in self._asked
 
-    def _blame(self, verdict: RankHung, late: _Wait, turn: Step) -> None:
+    def _blame(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
         """Suspect all ranks that are late: they may wait for each other. If exactly one is stopped, suspect only that
         one."""
         others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
@@ -209,13 +209,13 @@ class Deadlines:
         for local_rank in others:
             self._ask(local_rank, turn, ends=False)
 
-    def end(self, local_ranks: set[int], turn: Step) -> None:
+    def end(self, local_ranks: set[int], turn: Turn) -> None:
         """Terminate the ranks as their monitors would: only the processes themselves, with SIGKILL after a grace."""
         for local_rank in sorted(local_ranks):
             self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=turn.now_s)
             self._advance(local_rank, turn)
 
-    def _advance(self, local_rank: int, turn: Step) -> None:
+    def _advance(self, local_rank: int, turn: Turn) -> None:
         number = self._escalations[local_rank].advance(turn.now_s, lambda: turn.seen.run_delays_ns[local_rank])
         if number is not None:
             # pending for the main thread when SIGCONT lets it go on

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from megatron_ft.core.agent.edge import OrderMonitor, Write
+from megatron_ft.core.agent.effects import OrderMonitor, Write
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options, Step
+from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.core.diagnosis.exceptions import collective_raised_in
 from megatron_ft.core.diagnosis.exits import one_line
@@ -22,7 +22,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, Finding, RankExite
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, RankSnapshots
-from megatron_ft.core.messages.monitor import Collect, Release
+from megatron_ft.core.messages.monitor_messages import Collect, Release
 from megatron_ft.learning.launcher_part import LauncherLearning
 
 LAST_NOTES_NS = 150_000_000
@@ -51,7 +51,7 @@ class NodeHangDiagnosis:
         self._is_told = False
         self._is_over = False
 
-    def found(self, verdict: RankHung, turn: Step, *, is_seen: bool = True) -> None:
+    def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
         """Start the diagnosis of a hung rank. ``is_seen``: its monitor found it, and is collecting evidence already."""
         if self._is_over:
             turn.do(Release(self._record.cycle))
@@ -62,11 +62,11 @@ class NodeHangDiagnosis:
         from_ns = verdict.at_ns if is_seen else turn.now_ns
         self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
 
-    def diagnose(self, turn: Step) -> None:
+    def diagnose(self, turn: Turn) -> None:
         """Collect evidence on the ranks of this node, because a rank of another node hangs."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
 
-    def lost_peer(self, end: RankExited, turn: Step) -> None:
+    def lost_peer(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
         if self._is_over or self._bound_ns is not None or self._options.min_healthy or self._options.observe_only:
             return
@@ -89,7 +89,7 @@ class NodeHangDiagnosis:
         if self._decides and self._verdict is not None and self._verdict.kind == LOST_PEER:
             self._is_over = True
 
-    def noted(self, note: RankSnapshot, turn: Step) -> None:
+    def noted(self, note: RankSnapshot, turn: Turn) -> None:
         """Record a monitor's snapshot of its rank."""
         if self._is_over:
             turn.do(Release(self._record.cycle))
@@ -102,7 +102,7 @@ class NodeHangDiagnosis:
             note = msgspec.structs.replace(before, found_hung=before.found_hung or note.found_hung)
         self._notes[note.local_rank] = note
 
-    def close(self, turn: Step) -> None:
+    def close(self, turn: Turn) -> None:
         """End the diagnosis with the cycle: collect no more evidence, and let the monitors end the hung ranks."""
         self._is_over = True
         turn.do(Release(self._record.cycle))
@@ -119,7 +119,7 @@ class NodeHangDiagnosis:
             return None
         return self._bound_ns - LAST_NOTES_NS
 
-    def go_on(self, turn: Step) -> None:
+    def go_on(self, turn: Turn) -> None:
         """Send the snapshots, or decide, once evidence on all ranks has come, or the bound is near."""
         alarm_ns = self.alarm_ns
         has_all = self._asked & self._record.observed <= self._notes.keys()
@@ -136,7 +136,7 @@ class NodeHangDiagnosis:
                 turn.do(*write_finding(self._record.cycle, found))
             self.close(turn)
 
-    def _begin(self, turn: Step, *, from_ns: int, known: set[int]) -> None:
+    def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
         """Have evidence collected on all ranks but ``known`` ones, on which it is being collected."""
         if self._bound_ns is not None or self._is_over:
             return
@@ -158,12 +158,12 @@ def write_finding(cycle: int, cause: Cause) -> list[Write]:
     return []
 
 
-def complete_notes(record: CycleRecord, notes: Mapping[int, RankSnapshot], turn: Step) -> list[RankSnapshot]:
+def complete_notes(record: CycleRecord, notes: Mapping[int, RankSnapshot], turn: Turn) -> list[RankSnapshot]:
     """Return the snapshots (by local rank) of all ranks that were started."""
     return [notes.get(local_rank) or _note_unseen(record, local_rank, turn) for local_rank in sorted(record.started)]
 
 
-def _note_unseen(record: CycleRecord, local_rank: int, turn: Step) -> RankSnapshot:
+def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapshot:
     """Return the known facts of a rank without evidence from its monitor."""
     board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
     end = ended or record.end_of_its_exception(local_rank, turn.seen)
@@ -202,7 +202,7 @@ def _as_found(note: RankSnapshot, verdict: RankHung) -> RankSnapshot:
     )
 
 
-def tell_notes(turn: Step, cycle: int, notes: Iterable[RankSnapshot], *, passive: bool = False) -> None:
+def tell_notes(turn: Turn, cycle: int, notes: Iterable[RankSnapshot], *, passive: bool = False) -> None:
     """Send the snapshots to the coordinator, in as many messages as needed. One snapshot always fits."""
     parts: list[tuple[RankSnapshot, ...]] = [()]
     room = _PART_CHARS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Write
-from megatron_ft.core.agent.step import Step
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import Write
+from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import NodeUnfit
 
 _FIRST_S = 2.0
@@ -29,35 +29,31 @@ class HealthGate:
         """True if the coordinator was told to do without this node."""
         return self._failures > 0
 
-    def is_due(self, turn: Step) -> bool:
-        """Return True if the node is to be checked again."""
-        return turn.now_ns >= self.retry_ns
-
-    def take_result(self, event: NodeHealth, turn: Step) -> bool:
+    def take_result(self, event: NodeHealth, turn: Turn) -> bool:
         """Log and report the result of a check. Return True if the node is fit."""
         turn.do(Write(event))
         if event.good:
             if self._failures:
-                turn.do(Say(lines.fit_again(self._failures)))
+                turn.do(Say(cycle_lines.fit_again(self._failures)))
             return True
         self._failures += 1
         if self._failures == 1:
             turn.do(NodeUnfit(event.text))
         delay_s = retry_delay_s(self._failures)
         if is_told(self._failures, is_new=event.text != self._last):
-            turn.do(Say(lines.unfit(event.text, event.last_line, retry_s=delay_s)))
+            turn.do(Say(cycle_lines.unfit(event.text, event.last_line, retry_s=delay_s)))
         self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
         return False
 
-    def take_result_while_running(self, event: NodeHealth, turn: Step) -> None:
+    def take_result_while_running(self, event: NodeHealth, turn: Turn) -> None:
         """Log and report the result of a check beside ranks, which run on whatever it says."""
         turn.do(Write(event))
         before, self._while_running = self._while_running, "" if event.good else event.text
         if event.good:
             if before:
-                turn.do(Say(lines.fit_while_running()))
+                turn.do(Say(cycle_lines.fit_while_running()))
         elif event.text != before:
-            turn.do(Say(lines.unfit_while_running(event.text, event.last_line)))
+            turn.do(Say(cycle_lines.unfit_while_running(event.text, event.last_line)))
 
 
 def retry_delay_s(failures: int) -> float:

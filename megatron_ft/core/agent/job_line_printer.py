@@ -9,9 +9,10 @@ The printing launcher is at the lowest place of the cycle; when it is lost, the 
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Event, Exit, LauncherExit
-from megatron_ft.core.job.edge import Begin, Leave, LeftOut, Say, StandBy
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import Exit, LauncherExit
+from megatron_ft.core.agent.events import Event
+from megatron_ft.core.job.actions import Begin, Leave, LeftOut, Say, StandBy
 from megatron_ft.core.job.messages import End, PrintJobLines, Report
 from megatron_ft.core.job.restart_policy import NodeState
 
@@ -50,13 +51,13 @@ class JobLinePrinter:
     def failed(self, report: Report) -> list[Say]:
         """Return the line on failed ranks of this node, if another launcher prints why the cycle ended."""
         is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
-        return [Say(lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
+        return [Say(cycle_lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
     def over(self, over: LauncherExit, left: Leave | None, said: str) -> list[Say]:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
-            said = over.text if over.code else lines.job_went_on(over.text)
+            said = over.text if over.code else cycle_lines.job_went_on(over.text)
             is_for_all = bool(over.code) and left is not None and left.is_of_all
         if self._shares_output and _is_same_for_all(over, left):
             return [Say(said)] if said and (self._says_all or self._is_the_one) else []

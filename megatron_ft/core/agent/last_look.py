@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import msgspec
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, Write
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import OrderMonitor, Write
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options, Step
+from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.facts.launcher import MoreTime
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import Hang, Reviewed
-from megatron_ft.core.messages.monitor import ConfirmHang, ExtendTimeout
+from megatron_ft.core.messages.monitor_messages import ConfirmHang, ExtendTimeout
 from megatron_ft.learning.rule import MOST_EXTENDED
 
 _MORE = 1.25
@@ -44,7 +44,7 @@ class LastLook:
         """Time and text of the last progress."""
         self._is_over = False
 
-    def suspected(self, verdict: RankHung, turn: Step) -> None:
+    def suspected(self, verdict: RankHung, turn: Turn) -> None:
         """Have all ranks of the job examined, because a timeout of a rank of this node is over."""
         if self._is_over:
             return
@@ -56,12 +56,12 @@ class LastLook:
             self._decide(self._progress[1], None, turn)
         elif verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
             if verdict.enforced and not self._options.observe_only:
-                turn.do(Say(lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s)))
+                turn.do(Say(cycle_lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s)))
             self._decide("", None, turn)
         else:
             turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
 
-    def reviewed(self, review: Reviewed, turn: Step) -> RankHung | None:
+    def reviewed(self, review: Reviewed, turn: Turn) -> RankHung | None:
         """Confirm the suspects that hang, and let the others go on.
 
         With ``min-healthy``, return the verdict on the rank of this node that keeps the others waiting, if its own
@@ -95,7 +95,7 @@ class LastLook:
         """Stop: all ranks are about to be terminated."""
         self._suspects, self._is_over = {}, True
 
-    def _decide(self, progress: str, review: Reviewed | None, turn: Step) -> None:
+    def _decide(self, progress: str, review: Reviewed | None, turn: Turn) -> None:
         suspects, self._suspects = self._suspects, {}
         extended = []
         for local_rank, verdict in sorted(suspects.items()):
@@ -107,24 +107,24 @@ class LastLook:
                 extended.append(verdict)
             elif review is not None and self._only_waits(verdict, review):
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
-                turn.do(Say(lines.only_waits(verdict, review.text)))
+                turn.do(Say(cycle_lines.only_waits(verdict, review.text)))
             else:
                 turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
         news = [each for each in extended if each.enforced and _key(each) not in self._said]
         self._said |= {_key(each) for each in news}
         if news:
-            turn.do(Say(lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s)))
+            turn.do(Say(cycle_lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s)))
 
     def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
         is_running = verdict.local_rank in self._record.running
         waits = bool(review.hanging) and verdict.rank not in review.hanging
         return self._options.min_healthy and verdict.enforced and waits and is_running
 
-    def _count_events(self, turn: Step) -> dict[int, int]:
+    def _count_events(self, turn: Turn) -> dict[int, int]:
         boards = ((local_rank, turn.seen.boards[local_rank]) for local_rank in self._record.observed)
         return {local_rank: board.ring_head for local_rank, board in boards if board is not None}
 
-    def _own_progress(self, turn: Step) -> str:
+    def _own_progress(self, turn: Turn) -> str:
         """Return what a rank of this node has done since the first suspicion, in words."""
         for local_rank, events in self._count_events(turn).items():
             if events > self._events.get(local_rank, events):

@@ -6,15 +6,15 @@ import itertools
 
 import msgspec
 
-from megatron_ft.core.agent import edge, lines
-from megatron_ft.core.agent.collectives import NodeCollectiveWatch
+from megatron_ft.core.agent import cycle_lines, events
 from megatron_ft.core.agent.deadlines import Deadlines
-from megatron_ft.core.agent.edge import KeepEvidence, Write
+from megatron_ft.core.agent.effects import KeepEvidence, Write
 from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.last_look import LastLook
+from megatron_ft.core.agent.node_collective_watch import NodeCollectiveWatch
+from megatron_ft.core.agent.node_waits import NodeWaits
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options, Step
-from megatron_ft.core.agent.waits import NodeWaits
+from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -24,7 +24,7 @@ from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signal
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.core.job.restart_policy import NodeState, Reached
-from megatron_ft.core.messages.monitor import Observation, RankReport, Suspect
+from megatron_ft.core.messages.monitor_messages import Observation, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.learning.launcher_part import LauncherLearning
@@ -34,7 +34,7 @@ class NodeCycle:
     """One cycle on this node. ``met`` is None before the nodes have met."""
 
     def __init__(
-        self, options: Options, number: int, met: edge.RanksMet | None, learning: LauncherLearning, *, now_ns: int
+        self, options: Options, number: int, met: events.RanksMet | None, learning: LauncherLearning, *, now_ns: int
     ) -> None:
         self.met = met
         self.record = CycleRecord(number, () if met is None else met.ranks, met_ns=now_ns)
@@ -48,7 +48,7 @@ class NodeCycle:
         """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, without consequence.
         """
 
-    def started(self, pauses: Pauses, turn: Step) -> None:
+    def started(self, pauses: Pauses, turn: Turn) -> None:
         """Watch deadlines and collectives from now on: all ranks were created."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
         self._collectives = NodeCollectiveWatch(self._options, self.record, pauses, turn.now_ns)
@@ -63,7 +63,7 @@ class NodeCycle:
         if self._collectives is not None:
             self._collectives.excuse_stop(now_ns)
 
-    def state(self, turn: Step) -> NodeState:
+    def state(self, turn: Turn) -> NodeState:
         """Return the state of this node to report to the coordinator now."""
         record = self.record
         if not record.ranks or self.diagnosis.is_deciding:
@@ -73,7 +73,7 @@ class NodeCycle:
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
-    def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Step) -> None:
+    def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Turn) -> None:
         """Collect evidence for the coordinator, or act on its review of all ranks."""
         if isinstance(event, DiagnoseHang) and not event.passive:
             self.diagnosis.diagnose(turn)
@@ -85,36 +85,28 @@ class NodeCycle:
                 self._end_missing(verdict, event, turn)
         elif isinstance(event, DiagnoseHang):
             self._collectives.collect(turn, looks=event.looks)
-        else:
-            self._reviewed(event, self._collectives, self.met.group_rank, turn)
-
-    def _reviewed(self, review: Reviewed, collectives: NodeCollectiveWatch, place: int, turn: Step) -> None:
-        verdict = collectives.reviewed(review, place, turn)
-        if verdict is None:
+        elif (verdict := self._collectives.reviewed(event, self.met.group_rank, turn)) is None:
             return
-        if not self._options.min_healthy:
-            self.diagnosis.found(verdict, turn, is_seen=False)
+        elif self._options.min_healthy:
+            self._end_missing(verdict, event, turn)
         else:
-            self._end_missing(verdict, review, turn)
+            self.diagnosis.found(verdict, turn, is_seen=False)
 
-    def _end_missing(self, verdict: RankHung, review: Reviewed, turn: Step) -> None:
+    def _end_missing(self, verdict: RankHung, review: Reviewed, turn: Turn) -> None:
         """Terminate the rank of this node that keeps the others waiting; these go on."""
         if self._deadlines is not None:
             self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
 
-    def would_hang(self, verdict: RankHung, turn: Step) -> None:
+    def would_hang(self, verdict: RankHung, turn: Turn) -> None:
         """Ask all nodes what keeps a rank beyond a report-only timeout."""
         is_here = verdict.cycle == self.record.cycle and verdict.local_rank in self.record.started
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
             self._reported.add((verdict.timed, verdict.iteration))
-            turn.do(
-                Hang(self.record.cycle, verdict, passive=True),
-                Write(would_have_ended(verdict)),
-            )
+            turn.do(Hang(self.record.cycle, verdict, passive=True), Write(would_have_ended(verdict)))
 
-    def hear(self, event: edge.Event, turn: Step) -> None:
+    def hear(self, event: events.Event, turn: Turn) -> None:
         """Take an event of a rank, or of its monitor; a monitor's may be about an earlier cycle."""
         match event:
             case RankStarted():
@@ -124,13 +116,13 @@ class NodeCycle:
             case RestoreFailed() if event.cycle == self.record.cycle and event.rank in self.record.ranks:
                 self.record.not_restored(event)
                 turn.do(Write(event))
-            case edge.MonitorReport(local_rank, Signalled() as signalled):
+            case events.MonitorReport(local_rank, Signalled() as signalled):
                 self.record.signalled(local_rank, signalled)
-            case edge.MonitorReport(local_rank, report):
+            case events.MonitorReport(local_rank, report):
                 if report.cycle == self.record.cycle and local_rank < len(self.record.ranks):
                     self._hear_monitor(local_rank, report, turn)
 
-    def _hear_monitor(self, local_rank: int, report: RankReport, turn: Step) -> None:
+    def _hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
         match report:
             case Attached():
                 self.record.attached(local_rank, report)
@@ -151,7 +143,7 @@ class NodeCycle:
                 self.record.found_by_monitor(report, turn.now_s, turn.seen)
                 self.diagnosis.found(report, turn)
 
-    def _noted(self, note: RankSnapshot, turn: Step) -> None:
+    def _noted(self, note: RankSnapshot, turn: Turn) -> None:
         if note.local_rank in self.record.hung:
             self.record.hang_notes.setdefault(note.local_rank, note)
         if self._deadlines is not None:
@@ -160,7 +152,7 @@ class NodeCycle:
             self._collectives.noted(note)
         self.diagnosis.noted(note, turn)
 
-    def _exited(self, event: RankExited, turn: Step) -> None:
+    def _exited(self, event: RankExited, turn: Turn) -> None:
         ended = self.record.exited(event, turn.seen)
         turn.do(Write(ended, at_ns=ended.at_ns))
         # otherwise it may be the cause, though it was signalled
@@ -172,7 +164,7 @@ class NodeCycle:
             elif is_secondary_failure(ended):
                 self.diagnosis.lost_peer(ended, turn)
 
-    def told(self, message: Lags, turn: Step) -> None:
+    def told(self, message: Lags, turn: Turn) -> None:
         """Ranks lag, or do so no more."""
         if message.cycle == self.record.cycle and self.waits is not None:
             self.waits.hear(message, turn)
@@ -188,7 +180,7 @@ class NodeCycle:
             None if grace_due_s is None else round(grace_due_s * 1e9),
         )
 
-    def go_on(self, turn: Step, *, is_stopping: bool) -> None:
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Do what is due. ``is_stopping``: the launcher was asked to stop."""
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
@@ -213,13 +205,13 @@ def would_have_ended(verdict: RankHung) -> WouldHaveEnded:
 class Downtime:
     """Time from a cycle's failure to the next one's first steps; the failed ranks are gone now."""
 
-    def __init__(self, failed: CycleRecord, turn: Step) -> None:
+    def __init__(self, failed: CycleRecord, turn: Turn) -> None:
         noticed_ns = failed.noticed_ns()
         self._noticed_ns = turn.now_ns if noticed_ns is None else noticed_ns
         self._stopped_ns = turn.now_ns
         self._reached = _iterations(failed, turn)
 
-    def report_end(self, record: CycleRecord, turn: Step) -> bool:
+    def report_end(self, record: CycleRecord, turn: Turn) -> bool:
         """Log the phases of the start once all ranks here have completed their first step. Return True then."""
         phases = record.phases_ns()
         if phases is None or record.met_ns < self._stopped_ns:
@@ -227,14 +219,14 @@ class Downtime:
         moments = {"stop": self._stopped_ns, **phases}
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}
-        turn.say_for_all(lines.training_again(record.cycle, seconds))
+        turn.say_for_all(cycle_lines.training_again(record.cycle, seconds))
         before, now = self._reached, _iterations(record, turn)
         redone = None if before is None or now is None else max(0, before.last - now.first)
         turn.do(Write(TrainingAgain(cycle=record.cycle, seconds=seconds, redone=redone)))
         return True
 
 
-def _iterations(record: CycleRecord, turn: Step) -> Reached | None:
+def _iterations(record: CycleRecord, turn: Turn) -> Reached | None:
     """Return the first and last iteration of the ranks of this node; None if they report none."""
     reached = None if record.last_iteration(turn.seen) is None else record.reached(turn.seen)
     return None if reached is None or reached.first < 0 else reached

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 
 from megatron_ft.core import state_table
-from megatron_ft.core.agent.step import AgentPhase
+from megatron_ft.core.agent.turn import AgentPhase
 
 
 class PhaseEvent(enum.Enum):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence, Set
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import SignalRanks, TerminateRanks, TerminationMode
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import SignalRanks, TerminateRanks, TerminationMode
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options, Step
+from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.escalation import GRACE_S
-from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.restart_policy import Outcome
 
 _MONITOR_ENDS_S = GRACE_S + 1.0
@@ -35,7 +35,7 @@ class RankShutdown:
         by_signals: bool,
         restarts: bool,
         by_themselves: bool = False,
-        turn: Step,
+        turn: Turn,
     ) -> None:
         self._options = options
         self._record = record
@@ -48,7 +48,7 @@ class RankShutdown:
         self.alarm_ns = turn.now_ns + round(patience_s * 1e9)
         """Time at which ``is_over`` is True in any case."""
 
-    def _patience(self, turn: Step) -> tuple[Set[int], float]:
+    def _patience(self, turn: Turn) -> tuple[Set[int], float]:
         """Return the ranks to wait for, and the seconds."""
         record, options = self._record, self._options
         request = record.shutdown_request or record.exclude_request
@@ -70,7 +70,7 @@ class RankShutdown:
             return asking or record.running, options.stop_timeout_s
         return set(), 0.0
 
-    def stop_asked(self, numbers: Sequence[signal.Signals], hurry: signal.Signals | None, turn: Step) -> None:
+    def stop_asked(self, numbers: Sequence[signal.Signals], hurry: signal.Signals | None, turn: Turn) -> None:
         """Pass a request to stop on to the ranks, if they end because of it.
 
         A Python rank alone gets the signal: its data-loader workers would die of it and take the last checkpoint with
@@ -84,7 +84,7 @@ class RankShutdown:
             running = sorted(self._record.running)
             turn.do(*(SignalRanks(running, number, not self._options.ranks_are_python) for number in numbers))
         elif self._is_asked and hurry is not None and not was_hurried:
-            turn.do(Say(lines.killing_at_once(hurry.name)))
+            turn.do(Say(cycle_lines.killing_at_once(hurry.name)))
 
     def is_over(self, now_ns: int) -> bool:
         """Return True if no rank is to be waited for any more."""

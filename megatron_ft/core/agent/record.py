@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from megatron_ft.core.agent.edge import Readings
+from megatron_ft.core.agent.events import Readings
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
@@ -20,7 +20,7 @@ from megatron_ft.core.escalation import Grace
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted, RestoreFailed
 from megatron_ft.core.facts.monitor import Attached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.lines import restore_failed
+from megatron_ft.core.job.job_lines import restore_failed
 from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.rerun import rerun_meaning
 

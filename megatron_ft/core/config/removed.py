@@ -14,6 +14,7 @@ REMOVED: dict[str, str] = {
     "learn_timeouts": "use learn: report, on or off (--ft-learn)",
     "false_kill_budget": "there is none: --ft-learned-floor and --ft-safety-factor make learned timeouts longer",
     "calculated_timeout_floor": "use learned_floor (--ft-learned-floor)",
+    "chain": "give every job the same --ft-log-dir, and sbatch --dependency=afternotok:JOBID (docs/slurm.md)",
 }
 """Replacement by the option's name as a key of YAML."""
 

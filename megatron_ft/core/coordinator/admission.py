@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
@@ -105,9 +105,9 @@ class Admission:
 def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
     """Return the answer to a launcher of another job, or with other options; None if it is let in."""
     if is_another(hello, defined):
-        return Dismiss(REFUSED, lines.another_job(_name(defined), _name(hello.definition)))
+        return Dismiss(REFUSED, job_lines.another_job(_name(defined), _name(hello.definition)))
     if hello.rules != defined.rules:
-        return Dismiss(REFUSED, lines.other_options(differences(hello.rules, defined.rules)))
+        return Dismiss(REFUSED, job_lines.other_options(differences(hello.rules, defined.rules)))
     return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from megatron_ft.core.coordinator.admission import OtherLead
 from megatron_ft.core.coordinator.nodes import Node, candidates, instances_of, names_of
 from megatron_ft.core.coordinator.votes import Proposal, Visitors
+from megatron_ft.core.job.actions import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.decisions import (
     AcceptedProposal,
     Assignment,
@@ -21,7 +22,6 @@ from megatron_ft.core.job.decisions import (
     Term,
     is_quorum,
 )
-from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.memory.snapshots import Restore

@@ -19,11 +19,11 @@ from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.coordinator.slow_ranks import SlowRanks
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.diagnosis.waits import Waits
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.actions import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.coordinator_locator import LONGEST_SKIP_S
 from megatron_ft.core.job.decisions import Assignment, Ballot, Decision, DecisionKind
-from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.restart_policy import Outcome
@@ -187,9 +187,9 @@ class Coordinator:
         if founding == decision.founding:
             pass
         elif (moved.number, moved.age_s) > (decision.number, now_s - self._began_s):
-            cycle.asked_to_end(None, lines.rival_is_older(moved.address, moved.number))
+            cycle.asked_to_end(None, job_lines.rival_is_older(moved.address, moved.number))
         elif is_news:
-            self._out.append(Send([speaker.link], m.Tell(lines.rival_is_younger(moved.address))))
+            self._out.append(Send([speaker.link], m.Tell(job_lines.rival_is_younger(moved.address))))
         self._out.append(Send([speaker.link], m.Rival(moved.address)))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
@@ -404,7 +404,7 @@ class Coordinator:
         for node in [node for node in self._nodes.values() if node.owns]:
             self._consensus.leaves(node)  # before it votes elsewhere a launcher kills its coordinator
             if self._cycle is not None and self._cycle.is_seated(node):
-                self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
+                self._cycle.lose(node.place or 0, job_lines.LAUNCHER_ENDED)
             if node.link is not None:
                 self._out.append(Drop(node.link))
                 self._gone(node, silent=False)
@@ -414,7 +414,7 @@ class Coordinator:
         """All nodes that vote have left: dismiss the nodes on standby, which alone can't go on."""
         for link, node in list(self._links.items()):
             if node.memory.accepted is None and self._admission.rules is not None:
-                self._out.append(Send([link], m.Dismiss(self._admission.rules.try_again_code, lines.ALL_HAVE_LEFT)))
+                self._out.append(Send([link], m.Dismiss(self._admission.rules.try_again_code, job_lines.ALL_HAVE_LEFT)))
                 self._gone(node, silent=True)
 
     def _look_for_lost(self) -> None:
@@ -444,9 +444,9 @@ class Coordinator:
 
     def _why_gone(self, node: Node) -> str:
         if node.has_exited(self._clock.slept_s):
-            return lines.LAUNCHER_ENDED
+            return job_lines.LAUNCHER_ENDED
         now_s = self._clock.now_s
-        return lines.reset(now_s - node.gone_s) if node.was_reset else lines.silent(now_s - node.heard_s)
+        return job_lines.reset(now_s - node.gone_s) if node.was_reset else job_lines.silent(now_s - node.heard_s)
 
     @property
     def _missing_s(self) -> float:

@@ -15,9 +15,9 @@ from megatron_ft.core.coordinator.snapshot_copies import SnapshotCopies
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
+from megatron_ft.core.job.actions import Send
 from megatron_ft.core.job.decisions import Decision
-from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
@@ -179,9 +179,9 @@ class JobCycle:
             since_s = self.seats[place].missing_s or 0.0
             if place in silent:
                 self.seats[place].learn_name(silent[place])
-                self.lose(place, lines.HOST_SILENT)
+                self.lose(place, job_lines.HOST_SILENT)
             elif now_s >= since_s + after_s:
-                self.lose(place, lines.silent(after_s))
+                self.lose(place, job_lines.silent(after_s))
             else:
                 self._wake(since_s + after_s)
 
@@ -284,7 +284,7 @@ class JobCycle:
     def why_lost(self, node: Node) -> str:
         """Why that launcher has no place in this cycle any more, or none in it at all."""
         place = self.place_of(node)
-        return lines.without(self.decision.cycle) if place is None else self.seats[place].report.cause.text
+        return job_lines.without(self.decision.cycle) if place is None else self.seats[place].report.cause.text
 
     def is_missing(self, place: int) -> bool:
         """Whether that place may yet be claimed by the launcher that had it."""
@@ -309,7 +309,7 @@ class JobCycle:
 
     def too_few(self, left: int) -> str:
         """Why the job can't continue with that many nodes; empty if it can."""
-        return lines.too_few_left(left=left, min_nodes=self.rules.min_nodes) if left < self.rules.min_nodes else ""
+        return job_lines.too_few_left(left=left, min_nodes=self.rules.min_nodes) if left < self.rules.min_nodes else ""
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
@@ -396,7 +396,7 @@ class JobCycle:
         place, text = self.shutdown or (None, "")
         if place is None or len(self.seats) == 1:
             return text
-        return lines.on(place, self.seats[place].name, text)
+        return job_lines.on(place, self.seats[place].name, text)
 
     @property
     def awaited(self) -> int:
@@ -447,9 +447,9 @@ class JobCycle:
         assert self.outcome is not None
         found, diagnosis = None, self.diagnosis
         if diagnosis is not None and (found := diagnosis.cause(several=len(self.seats) > 1)) is not None:
-            unheard = [lines.node(place, self.seats[place].name) for place in diagnosis.unheard]
+            unheard = [job_lines.node(place, self.seats[place].name) for place in diagnosis.unheard]
             if found.rank is None and unheard:
-                found = replace(found, detail=lines.joined([found.detail, lines.no_evidence(unheard)]))
+                found = replace(found, detail=job_lines.joined([found.detail, job_lines.no_evidence(unheard)]))
         return verdict_on(
             self.rules,
             self.seats,
@@ -461,7 +461,7 @@ class JobCycle:
             found=found if self.outcome is Outcome.FAILED else None,
             shutdown=self.shutdown,
             nodes_left=nodes_left,
-            joining=lines.nodes_waiting(self._joining),
+            joining=job_lines.nodes_waiting(self._joining),
             restored=self.decision.restore is not None,
             reached=self._how_far,
         )

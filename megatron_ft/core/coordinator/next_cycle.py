@@ -14,7 +14,7 @@ from megatron_ft.core.coordinator.job_phases import JobState
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, rotated_slots, usable
 from megatron_ft.core.coordinator.votes import Proposal
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
@@ -191,7 +191,7 @@ class NextCycle:
         elif self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - usable(self._ready, rules.segment)
             aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
-            text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
+            text = job_lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
 
     @property
@@ -219,7 +219,7 @@ class NextCycle:
             names += [seat.name for seat in cycle.seats if seat.name and not seat.instance] if cycle else []
         back_s = [at_s for at_s in until_s if at_s > now_s]
         if left + len(back_s) < rules.min_nodes:
-            return lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=names)
+            return job_lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=names)
         self.alarm_s = earliest(self.alarm_s, *back_s)
         return ""
 

@@ -21,9 +21,9 @@ from megatron_ft.core.coordinator.places import usable
 from megatron_ft.core.coordinator.verdict import GOOD
 from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
+from megatron_ft.core.job.actions import Send
 from megatron_ft.core.job.decisions import DecisionKind
-from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.messages import NodePhase, PrintJobLines, Rules, Tell
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.times import earliest
@@ -89,11 +89,11 @@ class Notices:
         """A line that the ranks of all nodes have restored their state from memory."""
         restore = cycle.decision.restore
         assert restore is not None
-        return self._to_those_concerned(cycle, (), lines.restored(restore))
+        return self._to_those_concerned(cycle, (), job_lines.restored(restore))
 
     def without_snapshot(self, cycle: JobCycle, reason: str) -> Iterable[Send]:
         """A line that a cycle which begins goes on from no snapshot, though there are some."""
-        return self._to_those_concerned(cycle, (), lines.without_snapshot(cycle.decision.cycle, reason))
+        return self._to_those_concerned(cycle, (), job_lines.without_snapshot(cycle.decision.cycle, reason))
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
@@ -107,10 +107,10 @@ class Notices:
                 bad.append(place)
         if not bad or not rules.min_healthy or len(cycle.seats) == 1:
             return  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
-        told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.cause.text) for p in bad)
-        text = lines.node_changed(
+        told = (job_lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.cause.text) for p in bad)
+        text = job_lines.node_changed(
             cycle=cycle.decision.cycle,
-            told=lines.joined(told),
+            told=job_lines.joined(told),
             good=cycle.count(*GOOD),
             min_nodes=rules.min_nodes,
             has_store=0 in bad and cycle.seats[0].state in (NodeState.LOST, NodeState.EXCLUDED),
@@ -126,7 +126,7 @@ class Notices:
             others = cycle.count(NodeState.HEALTHY)
             seated = cycle.links(self._nodes.values())
             links = [seated[place] for place in due if place in seated]
-            yield Send(links, Tell(lines.waiting_for_others(cycle=cycle.decision.cycle, others=others)))
+            yield Send(links, Tell(job_lines.waiting_for_others(cycle=cycle.decision.cycle, others=others)))
         for at_s in self._finished.values():
             self._wake(at_s)
 
@@ -147,9 +147,9 @@ class Notices:
         if not new:
             return
         running = len(cycle.seats) - cycle.count(NodeState.LOST, NodeState.EXCLUDED)
-        yield Send([node.link for node in new if node.link is not None], Tell(lines.standing_by(running)))
+        yield Send([node.link for node in new if node.link is not None], Tell(job_lines.standing_by(running)))
         names = sorted((node.name for node in new), key=natural)
-        yield from self._to_those_concerned(cycle, (), lines.others_stand_by(names))
+        yield from self._to_those_concerned(cycle, (), job_lines.others_stand_by(names))
 
     def _departures(self, cycle: JobCycle) -> Iterable[Send]:
         """Nodes that have left, for the launcher that prints the lines of the job."""
@@ -167,12 +167,14 @@ class Notices:
         unfit = (NodePhase.ASIDE, NodePhase.EXCLUDED)
         fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
         told = (
-            lines.leaves(place, cycle.seats[place].name, report.cause.text)
+            job_lines.leaves(place, cycle.seats[place].name, report.cause.text)
             if report.state is NodeState.EXCLUDED
-            else lines.bad(place, cycle.seats[place].name, report.state.value, report.cause.text)
+            else job_lines.bad(place, cycle.seats[place].name, report.state.value, report.cause.text)
             for place, report in gone
         )
-        text = lines.lost_between(told=lines.joined(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes)
+        text = job_lines.lost_between(
+            told=job_lines.joined(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes
+        )
         yield from self._to_those_concerned(cycle, [], text)
 
     def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Iterable[Send]:
@@ -202,7 +204,7 @@ class Notices:
             taken = {node.place for node in nodes if cycle.is_seated(node)}
             back = Counter(node.name for node in ready if not cycle.is_seated(node))
             for place, seat in enumerate(cycle.seats):
-                name = seat.name or lines.node(place, "")
+                name = seat.name or job_lines.node(place, "")
                 if cycle.is_missing(place):
                     missing.append(name)
                 elif place not in taken and back[name]:
@@ -210,7 +212,7 @@ class Notices:
                 elif place not in taken:
                     lost.append(name)
         enough = usable(ready, rules.segment)
-        return lines.waiting_for_nodes(
+        return job_lines.waiting_for_nodes(
             here=sorted((node.name for node in ready), key=natural),
             more=max(rules.min_nodes - enough, len(missing), 0),
             room=rules.max_nodes - enough,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.core.job.rotation import Rotation, rotation_for
@@ -104,7 +104,7 @@ def verdict_on(
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
     rotation = _rotation(rerun, decision.action, nodes=len(seats))
     if rerun is not None and rerun.cause.rerun in WANTS_ANOTHER_GPU:
-        decision = replace(decision, change=lines.rotation(rotation))
+        decision = replace(decision, change=job_lines.rotation(rotation))
     return Verdict(
         cycle=cycle,
         outcome=outcome,
@@ -160,16 +160,16 @@ def _cause(
         return found, decided_by, True
     if outcome is Outcome.MEMBERSHIP:
         left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        told = lines.joined(lines.leaves(place, seat.name, seat.report.cause.text) for place, seat in left)
+        told = job_lines.joined(job_lines.leaves(place, seat.name, seat.report.cause.text) for place, seat in left)
         text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     good, place = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
     is_mixed = decided_by is not None and seats[decided_by].report.is_mixed
     if rules.min_healthy and len(seats) > 1 and good < len(seats) and not is_mixed:
-        text = lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_bad(seats, GOOD))
+        text = job_lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_bad(seats, GOOD))
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), place, True
     if place is None:
-        return Cause(kind=CauseKind.MEMBERSHIP, text=lines.UNKNOWN_FAILURE), None, True
+        return Cause(kind=CauseKind.MEMBERSHIP, text=job_lines.UNKNOWN_FAILURE), None, True
     return seats[place].report.cause, place, False
 
 
@@ -188,7 +188,7 @@ def finished(seats: Sequence[Seat]) -> str:
     count = sum(seat.has_finished for seat in seats)
     if count == len(seats):
         return ""
-    return lines.finished_without(finished=count, nodes=len(seats), told=_bad(seats, (NodeState.SUCCEEDED,)))
+    return job_lines.finished_without(finished=count, nodes=len(seats), told=_bad(seats, (NodeState.SUCCEEDED,)))
 
 
 def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:
@@ -208,8 +208,8 @@ def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:
 
 
 def _bad(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:
-    return lines.joined(
-        lines.bad(place, seat.name, seat.state.value, seat.report.cause.text)
+    return job_lines.joined(
+        job_lines.bad(place, seat.name, seat.state.value, seat.report.cause.text)
         for place, seat in enumerate(seats)
         if seat.state not in good and not seat.leaving
     )

@@ -25,7 +25,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU
-from megatron_ft.core.signals import signal_name
+from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.core.wording import counted
 
 COLLECTIVES = "collectives"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.job import edge, lines
+from megatron_ft.core.job import actions, job_lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import AcceptorState, Decision, DecisionKind
 from megatron_ft.core.job.restart_policy import Action
@@ -49,7 +49,7 @@ def unreached(identity: m.Identity, problems: str) -> str:
 
 def give_up(
     identity: m.Identity, memory: AcceptorState, standing: m.NodeStatus, problems: str, *, is_unowned: bool
-) -> edge.Leave:
+) -> actions.Leave:
     """Return the end of a launcher whose time is over.
 
     ``problems``: why no coordinator was reached at which address. ``is_unowned``: no process was ever reached at the
@@ -57,30 +57,30 @@ def give_up(
     """
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is DecisionKind.END:
-        return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
+        return actions.Leave(accepted.held.decision.code, accepted.held.decision.text)
     if verdict is not None and verdict.decision.action is not Action.RESTART:
-        return edge.Leave(verdict.code, verdict.cause.text)
+        return actions.Leave(verdict.code, verdict.cause.text)
     if standing.phase is m.NodePhase.EXCLUDED:
         # the other nodes may still train, and a scheduler may end their job at any other code
-        return edge.Leave(0, "no coordinator is reachable any more")
+        return actions.Leave(0, "no coordinator is reachable any more")
     text = "no coordinator reachable that can continue the job: start the job again"
     if is_new(memory, standing):
         if is_unowned and not identity.has_known_host:
-            text = lines.nobody_owns(identity.endpoints[0], _join_timeout(identity), problems)
-            return edge.Leave(MISTAKE_CODE, text)
+            text = job_lines.nobody_owns(identity.endpoints[0], _join_timeout(identity), problems)
+            return actions.Leave(MISTAKE_CODE, text)
         text = f"no coordinator reached for {_join_timeout(identity)} ({problems})"
-    return edge.Leave(identity.rules.try_again_code, text)
+    return actions.Leave(identity.rules.try_again_code, text)
 
 
-def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> edge.Leave:
+def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> actions.Leave:
     """How to leave when the end of the job was decided.
 
     A launcher that never trained mustn't say that its job has finished if that may have been another one.
     """
     has_part = standing.cycle >= 0 or standing.phase is m.NodePhase.EXCLUDED
     if decision.code == 0 and decision.world and not (has_part or identity.is_named):
-        return edge.Leave(MISTAKE_CODE, lines.not_proven(identity.job))
-    return edge.Leave(decision.code, decision.text, is_of_all=True)
+        return actions.Leave(MISTAKE_CODE, job_lines.not_proven(identity.job))
+    return actions.Leave(decision.code, decision.text, is_of_all=True)
 
 
 def _join_timeout(identity: m.Identity) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import Cause, NodeLost
-from megatron_ft.core.job import edge, give_up_policy
+from megatron_ft.core.job import actions, give_up_policy
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator_locator import CoordinatorLocator
 from megatron_ft.core.job.decisions import AcceptorState, Assignment, CoordinatorHost, DecisionKind, Term
@@ -54,7 +54,7 @@ class Member:
         self._found_silent: CoordinatorHost | None = None
         self._chance = chance
         self._clock = OwnClock(now_s)
-        self._out: list[edge.MemberEffect] = []
+        self._out: list[actions.MemberEffect] = []
         self._search = CoordinatorLocator(identity.endpoints, own=identity.address)
         self._session = 0
         self._connect_s = max(_CONNECT_S, beat_s(identity.rules.max_nodes))  # thousands may come at once
@@ -91,7 +91,7 @@ class Member:
 
     # -- the connection ---------------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> list[edge.MemberEffect]:
+    def tick(self, now_s: float) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
         now = self._clock.now_s
         if self._leave_s is not None and now >= self._leave_s:
@@ -108,14 +108,14 @@ class Member:
             self._seek(at_once=True)
         elif self._is_open and now >= self._beat_s:
             self._beat_s = now + beat_s(self._nodes)
-            self._out.append(edge.Transmit(m.Beat()))
+            self._out.append(actions.Transmit(m.Beat()))
         if not self.is_led:
             self._look_whether_cut_off()
         if self._announce_s is not None and now >= self._announce_s:
             self._announce()
         return self._take()
 
-    def opened(self, now_s: float) -> list[edge.MemberEffect]:
+    def opened(self, now_s: float) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
         self._is_open = True
         self._search.reached()
@@ -131,19 +131,19 @@ class Member:
             found_silent=self._found_silent,
             now_s=now_s,
         )
-        self._out.append(edge.Transmit(hello))
+        self._out.append(actions.Transmit(hello))
         if self._leaving is not None:
-            self._out.append(edge.Transmit(self._leaving))
+            self._out.append(actions.Transmit(self._leaving))
         return self._take()
 
-    def failed(self, now_s: float, problem: str = "", *, is_unowned: bool = True) -> list[edge.MemberEffect]:
+    def failed(self, now_s: float, problem: str = "", *, is_unowned: bool = True) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
         if not is_unowned:
             self._search.reached()
         self._seek(problem=problem)
         return self._take()
 
-    def broken(self, now_s: float, *, silent: bool = False) -> list[edge.MemberEffect]:
+    def broken(self, now_s: float, *, silent: bool = False) -> list[actions.MemberEffect]:
         """The connection has ended. ``silent``: no packet is answered any more from there."""
         self._clock.set(now_s)
         was_led, self._is_open = self.is_led, False
@@ -155,7 +155,7 @@ class Member:
         self._seek(at_once=was_led, problem="" if silent else "the connection was closed there")
         return self._take()
 
-    def named(self, address: str) -> list[edge.MemberEffect]:
+    def named(self, address: str) -> list[actions.MemberEffect]:
         """Another launcher has recorded that the job is coordinated there: it may be so."""
         self._search.named(address)
         return self._take()
@@ -172,8 +172,8 @@ class Member:
 
     def _seek(self, *, at_once: bool = False, problem: str = "") -> None:
         if self._is_open:
-            self._out += [edge.Transmit(m.Away())] if self.is_led else []
-            self._out.append(edge.Disconnect())
+            self._out += [actions.Transmit(m.Away())] if self.is_led else []
+            self._out.append(actions.Disconnect())
         self._search.tried(self._clock.now_s, is_answered=self._is_answered, problem=problem)
         self._unled()
         self._is_open, self._until_s = False, None
@@ -184,7 +184,7 @@ class Member:
         address = self._search.next(knows_job=self.memory.decided is not None, now_s=self._clock.now_s)
         self._retry_s, self._until_s = None, self._clock.now_s + self._connect_s
         self._is_answered = self._has_lost_lead = False
-        self._out.append(edge.Connect(address))
+        self._out.append(actions.Connect(address))
 
     def _unled(self) -> None:
         self._announce_s = None
@@ -196,11 +196,11 @@ class Member:
         first, own = self.identity.endpoints[0], self.identity.address
         self._announce_s = None if self.led_at == first else self._clock.now_s + MOVED_S
         if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
-            self._out.append(edge.Announce(first, self._moved()))
+            self._out.append(actions.Announce(first, self._moved()))
 
     def _record(self) -> None:
         if self.memory.decided is not None and self.led_at in self._owned:
-            self._out.append(edge.RecordCoordinator(self.led_at, self.memory.number))
+            self._out.append(actions.RecordCoordinator(self.led_at, self.memory.number))
 
     def _moved(self) -> m.Moved:
         decided = self.memory.decided
@@ -215,8 +215,8 @@ class Member:
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or too few nodes left)"
                 report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
                 self.standing = replace(self.standing, phase=m.NodePhase.BUSY, report=report)
-                self._out += [edge.Transmit(report)] if self._is_open else []  # its hello said that the ranks run
-                self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
+                self._out += [actions.Transmit(report)] if self._is_open else []  # its hello said that the ranks run
+                self._out.append(actions.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 end = m.End(
                     self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True
                 )
@@ -227,10 +227,10 @@ class Member:
             and self._is_new
         ):
             self._has_said_unreached = True
-            self._out.append(edge.Say(give_up_policy.unreached(self.identity, self._search.problems)))
+            self._out.append(actions.Say(give_up_policy.unreached(self.identity, self._search.problems)))
         if unled_s >= self._read_s and self._is_new:
             self._read_s = unled_s + give_up_policy.read_s(self.identity)
-            self._out.append(edge.ReadCoordinator())
+            self._out.append(actions.ReadCoordinator())
         if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
             gives_up = give_up_policy.give_up(
                 self.identity,
@@ -261,17 +261,17 @@ class Member:
         self.standing = m.NodeStatus(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
         self._leaving = self._leave_s = None
         self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
-        self._out.append(edge.LeftOut())
+        self._out.append(actions.LeftOut())
         self._seek(at_once=True)
 
     def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
         if not self._is_over:
             self._is_over = True
-            self._out.append(edge.Leave(code, text, is_of_all))
+            self._out.append(actions.Leave(code, text, is_of_all))
 
     # -- messages of the coordinator --------------------------------------------------------------------------
 
-    def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
+    def heard(self, message: m.ToMember, now_s: float) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
         self._search.reached()
@@ -286,7 +286,7 @@ class Member:
             case m.Commit():
                 self._committed(message)
             case m.Rival(address):
-                self._out.append(edge.Announce(address, self._moved()))
+                self._out.append(actions.Announce(address, self._moved()))
             case m.Stay() if self._leaving is not None:
                 self._stay()
             case m.Dismiss(m.REFUSED, text) if (
@@ -332,14 +332,14 @@ class Member:
         if self._leaving is not None:
             return  # a launcher that has said goodbye to one coordinator votes at no other
         if term < self.memory.promised:
-            self._out.append(edge.Transmit(m.Newer(self.memory.promised)))
+            self._out.append(actions.Transmit(m.Newer(self.memory.promised)))
             return
         self.memory = self.memory.follow(term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
         if self._owned - {self._search.address}:
-            self._out.append(edge.KillCoordinators(self._search.address))
-        self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
+            self._out.append(actions.KillCoordinators(self._search.address))
+        self._out.append(actions.Transmit(m.Follow(term, self.memory.accepted)))
         self._record()
         self._announce()
 
@@ -361,16 +361,16 @@ class Member:
         held = Assignment(proposal.decision, proposal.place, proposal.votes)
         self.memory = self.memory.accept(proposal.ballot, held)
         if held.place == 0 and held.decision.kind is DecisionKind.CYCLE:
-            self._out.append(edge.OpenStore(held))
+            self._out.append(actions.OpenStore(held))
         else:
-            self._out.append(edge.Transmit(m.Accept(proposal.ballot)))
+            self._out.append(actions.Transmit(m.Accept(proposal.ballot)))
 
-    def store_opened(self, held: Assignment, address: str, now_s: float) -> list[edge.MemberEffect]:
+    def store_opened(self, held: Assignment, address: str, now_s: float) -> list[actions.MemberEffect]:
         """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
         accepted, votes = self.memory.accepted, self._is_open and self._leaving is None
         if accepted is not None and accepted.held.decision == held.decision and votes:
-            self._out.append(edge.Transmit(m.Accept(accepted.ballot, address)))
+            self._out.append(actions.Transmit(m.Accept(accepted.ballot, address)))
         return self._take()
 
     def _committed(self, commit: m.Commit) -> None:
@@ -389,9 +389,9 @@ class Member:
             self._leave(end.code, end.text, is_of_all=end.is_of_all)
         elif held.starts_ranks(self.standing.cycle):
             self.standing = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
-            self._out.append(edge.Begin(held))
+            self._out.append(actions.Begin(held))
         elif decision.kind is DecisionKind.CYCLE:
-            self._out.append(edge.StandBy())
+            self._out.append(actions.StandBy())
 
     def _ended(self, end: m.End) -> None:
         if end.cycle != self.standing.cycle:
@@ -403,7 +403,7 @@ class Member:
 
     # -- reports of this node ---------------------------------------------------------------------------------
 
-    def tell(self, message: m.NodeMessage, now_s: float) -> list[edge.MemberEffect]:
+    def tell(self, message: m.NodeMessage, now_s: float) -> list[actions.MemberEffect]:
         """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within its ``within_s``.
 
         A later coordinator is told the state of the node again, but not the events of its ranks.
@@ -429,7 +429,7 @@ class Member:
             case m.Goodbye():
                 self._leaving, self._leave_s = message, self._clock.now_s + message.within_s
         if self._is_open:  # else the next hello says it
-            self._out.append(edge.Transmit(message))
+            self._out.append(actions.Transmit(message))
         return self._take()
 
     @property
@@ -440,7 +440,7 @@ class Member:
     def _lost_s(self) -> float:
         return lost_s(self._nodes)
 
-    def _take(self) -> list[edge.MemberEffect]:
+    def _take(self) -> list[actions.MemberEffect]:
         taken = self._out[:]
         self._out.clear()
         return taken

@@ -16,7 +16,7 @@ from megatron_ft.core.diagnosis.waits import Lags, Waits
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Ballot, CoordinatorHost, Decision, Term
 from megatron_ft.core.job.restart_policy import (
     AnyFailed,
@@ -106,7 +106,7 @@ class Verdict(Message, frozen=True):
         """Why, in the words for the node that has that place (None: for one that has none)."""
         if self.node is None or self.node == place or self.nodes == 1 or self.names_nodes:
             return self.cause
-        tell = lines.on if self.outcome is Outcome.STOPPED else lines.at
+        tell = job_lines.on if self.outcome is Outcome.STOPPED else job_lines.at
         return replace(self.cause, text=tell(self.node, self.cause.host, self.cause.text))
 
 

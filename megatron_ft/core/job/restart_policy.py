@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from megatron_ft.core.codec import Int, Message
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.rerun import Rerun
 
 
@@ -111,7 +111,7 @@ class RestartPolicy(ABC):
         left = max(0, self.max_restarts - used)
         too_few = ""
         if nodes_left is not None and nodes_left < self.min_nodes:
-            too_few = lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)
+            too_few = job_lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)
         match outcome:
             case Outcome.SUCCEEDED:
                 return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
@@ -119,16 +119,16 @@ class RestartPolicy(ABC):
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
             case Outcome.FAILED if rerun is Rerun.CONCLUDED:
                 # the checkpoint holds the re-run: each cycle would end in the same way, whichever nodes take part
-                reason = lines.RERUN_CONCLUDED
+                reason = job_lines.RERUN_CONCLUDED
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
             case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled and not restored:
-                reason = lines.no_progress(advance.stalled, first=advance.first, last=advance.last)
+                reason = job_lines.no_progress(advance.stalled, first=advance.first, last=advance.last)
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
-                reason = lines.failed_starts(advance.starts)
+                reason = job_lines.failed_starts(advance.starts)
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if used > self.max_restarts:
                 reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"

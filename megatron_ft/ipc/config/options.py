@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from megatron_ft.core.config.option import Option, check_all, spellings
 from megatron_ft.core.config.option_groups import FIRST, GROUPS
 from megatron_ft.core.config.reference import IGNORED, describe, is_said
 from megatron_ft.core.config.removed import removed
-from megatron_ft.core.errors import ConfigError, nearest
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
+from megatron_ft.core.errors import ConfigError, near
 from megatron_ft.core.facts.launcher import Setting
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
 
@@ -25,8 +26,7 @@ _IN_FILES = {name: each for name, each in {**FIELDS, **LAUNCHER_OPTIONS}.items()
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
     """Add the group "fault tolerance" to torchrun's parser.
 
-    Every option has several spellings, of which ``--help`` shows one. Values stay texts: `read_ft_options` checks them,
-    so that a bad one gives one line instead of a usage dump.
+    Values stay texts: `read_ft_options` checks them, so that a bad one gives one line instead of a usage dump.
     """
     group = parser.add_argument_group(
         "fault tolerance", "Durations are seconds, null means no limit. Options win over the YAML file."
@@ -42,6 +42,8 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
 def group_help(parser: argparse.ArgumentParser) -> None:
     """Have ``--help`` show the options that a new user needs first, and ``--help-all`` all of them, in groups."""
     shown = {action.dest: action for action in parser._actions if action.help != argparse.SUPPRESS}
+    for action in shown.values():  # torchrun's own have a second spelling, with underscores
+        action.option_strings = [word for word in action.option_strings if "_" not in word] or action.option_strings
     about = [shown.pop("help"), parser.add_argument("--help-all", action=_HelpAll, help="show all options and exit")]
     about += [shown.pop("version"), shown.pop("training_script"), shown.pop("training_script_args")]
     parser.usage = "%(prog)s [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
@@ -101,14 +103,12 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
     if text := removed(name):
         return text
-    # of equally near spellings the last one is proposed: the first one that --help shows
-    actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
-    known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]
-    hint = nearest(name, known)
-    for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
-        for word in each.spellings[1:]:  # other spellings of it are taken, and aren't proposed
-            hint = hint.replace(f"'{word}'", f"'{each.spellings[0]}'")
-    return message + (hint if "did you mean" in hint else see)
+    known = {word: each for word, each in parser._option_string_actions.items() if word.startswith("--")}
+    meant = near(name, known)
+    if meant is None:
+        return message + see
+    shown = next(word for word in known[meant].option_strings if word.startswith("--"))
+    return f"{message} (did you mean '{shown}'?)"
 
 
 def as_text(value: object) -> str:
@@ -140,18 +140,17 @@ def _refuse_abbreviations(parser: argparse.ArgumentParser, group: argparse._Argu
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    """Add an option with all its spellings, of which help and error messages show the first."""
     given = next((os.environ[name] for name in option.variables if name in os.environ), None)
-    told = "" if option.is_flag or "Default: " in option.help else f" Default: {default_text(option)}."
-    shown, *others = option.spellings
     if option.is_flag:
         # a flag's variable is read as torchrun reads its PET_ variables of options without a value
         is_on = True if given not in (None, "", "0") else None
         known: dict[str, Any] = {"action": "store_const", "const": True, "default": is_on}
     else:
-        known = {"default": given}
-    metavar: dict[str, Any] = {} if option.is_flag else {"metavar": option.kind.metavar}
-    group.add_argument(shown, dest=option.dest, help=option.help + told, **metavar, **known)
-    group.add_argument(*others, dest=option.dest, help=argparse.SUPPRESS, **known)
+        known = {"default": given, "metavar": option.kind.metavar}
+    told = "" if option.is_flag or "Default: " in option.help else f" Default: {default_text(option)}."
+    action = group.add_argument(*option.spellings, dest=option.dest, help=option.help + told, **known)
+    action.option_strings = option.spellings[:1]
 
 
 class _Ignore(argparse.Action):
@@ -217,30 +216,33 @@ class ResolvedOptions(LauncherOptions):
 
 @dataclass(frozen=True)
 class GivenFlag:
-    """A flag of a command line, as the parser understood it."""
+    """A flag as it was written; ``dest`` is empty for an option that isn't in this package's tables."""
 
     dest: str
     word: str
-    value: str | None
-    """Text of the value; None for a flag without one."""
-    ignored: str = ""
-    """Name of the ignored option of nvidia-resiliency-ext; "" for any other flag."""
+    value: str | None = None
+    """None for a flag without one."""
 
 
-def record_flags(parser: argparse.ArgumentParser, into: list[GivenFlag]) -> None:
-    """Have the parser append each flag that it meets."""
-    for action in parser._actions:
-        action.__class__ = _recording(type(action), into)
-
-
-def _recording(kind: type[argparse.Action], into: list[GivenFlag]) -> type[argparse.Action]:
-    def record(self: argparse.Action, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        if option_string is not None:
-            ignored = self.name if isinstance(self, _Ignore) else ""
-            into.append(GivenFlag(self.dest, option_string, None if self.nargs == 0 else str(values), ignored))
-        kind.__call__(self, parser, namespace, values, option_string)
-
-    return type(kind.__name__, (kind,), {"__call__": record})
+def given_flags(words: Sequence[str]) -> list[GivenFlag]:
+    """Return the flags of a command line, up to the script. Only torchrun's may be abbreviated."""
+    every: list[Option | TorchrunOption] = [*TORCHRUN_OPTIONS.values(), *FIELDS.values(), *LAUNCHER_OPTIONS.values()]
+    known = {word: (each.dest, each.is_flag) for each in every for word in each.spellings}
+    for name in IGNORED:
+        known |= dict.fromkeys((*spellings(f"ft-param-{name}"), *spellings(f"ft-{name}")), (f"ft_{name}", False))
+    rest, flags = list(words), []
+    while rest and rest[0].startswith("-"):
+        word, equals, value = rest.pop(0).partition("=")
+        if not word.startswith("--") and len(word) > 2:  # -r3
+            word, equals, value = word[:2], "=", word[2:]
+        meant = known.get(word) or next(
+            (known[each] for torchs in TORCHRUN_OPTIONS.values() for each in torchs.spellings if each.startswith(word)),
+            ("", False),
+        )
+        if not meant[1] and not equals:
+            value = rest.pop(0) if rest else ""
+        flags.append(GivenFlag(meant[0], word, None if meant[1] else value))
+    return flags
 
 
 def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
@@ -264,11 +266,12 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     """
     warnings: list[str] = []
     given = command_line_values(namespace)
-    ours = dict(_launcher_values(namespace))
+    told = {name: getattr(namespace, each.dest, None) for name, each in LAUNCHER_OPTIONS.items()}
+    ours = {name: _parse(LAUNCHER_OPTIONS[name], value) for name, value in told.items() if value is not None}
     section = _read_file(namespace, bool(given), warnings)
     ignored = list(getattr(namespace, "ft_ignored_options", None) or [])
     layers: list[Layer] = []
-    sources = {name: source_of(LAUNCHER_OPTIONS[name], getattr(namespace, f"ft_{name}")) for name in ours}
+    sources = {name: source_of(LAUNCHER_OPTIONS[name], told[name]) for name in ours}
     if section is not None:
         theirs = [name for name, value in section.values.items() if name in IGNORED and is_said(name, value)]
         ignored += [(name, f"{name} ({section.where(name)})") for name in theirs]
@@ -292,14 +295,6 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         },
         **effective,
     )
-
-
-def _launcher_values(namespace: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """Yield the launcher's own options set on the command line or by an environment variable."""
-    for name, each in LAUNCHER_OPTIONS.items():
-        given = getattr(namespace, each.dest, None)
-        if given is not None:
-            yield name, _parse(each, given)
 
 
 def _parse(option: Option, given: Any) -> Any:

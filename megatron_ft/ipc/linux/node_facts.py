@@ -8,7 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from megatron_ft.core.node_health import Port
+from megatron_ft.core.node_problems import Port
 
 _KERNEL_LOG = "/dev/kmsg"
 _LONGEST_RECORD = 8192

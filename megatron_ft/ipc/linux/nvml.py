@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.core.node_health import Gpu
+from megatron_ft.core.node_problems import Gpu
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.messages.secret import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
+from megatron_ft.core.messages.secret_messages import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, Session, new_nonce
 
 HANDSHAKE_BYTES = 4096

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 
 _PREFIX = "megatron_ft-"
 _OWNER = "owner"
@@ -59,9 +59,9 @@ class RunDirectory:
                 os.close(held)
             for _, listen_again in self._sockets:
                 listen_again()
-            text = lines.run_dir_removed(self.path)
+            text = launcher_lines.run_dir_removed(self.path)
         except OSError as error:
-            text = lines.run_dir_lost(str(error))
+            text = launcher_lines.run_dir_lost(str(error))
         if not self._is_reported:
             self._say(text)
         self._is_reported = True

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.decisions import Assignment, Ballot
@@ -20,7 +20,7 @@ from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 from megatron_ft.link.reactor import Reactor, Timer
 
-CoordinatorDecision = edge.Begin | edge.StandBy | edge.LeftOut | edge.Leave | m.PrintJobLines | m.OfCycle
+CoordinatorDecision = actions.Begin | actions.StandBy | actions.LeftOut | actions.Leave | m.PrintJobLines | m.OfCycle
 
 
 class Coordination:
@@ -53,7 +53,7 @@ class Coordination:
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
         self.assignment = NodeAssignments()
-        self.left: edge.Leave | None = None
+        self.left: actions.Leave | None = None
         """This launcher's job is over."""
         self._on_decision = on_decision
         self._open_store = open_store
@@ -68,7 +68,7 @@ class Coordination:
         """The decision for which a store was opened last, and its address."""
         self._wants_store: Assignment | None = None
         """The last decision for which one is wanted, while one is being opened; else None."""
-        self._mailbox: Mailbox[edge.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
+        self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
         self._transport = transport(self)
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class Coordination:
     def gave_up(self, text: str) -> None:
         """This launcher can't keep a coordinator alive; where the job begins, there is none then."""
         if self.member.memory.decided is None and self.member.identity.address == self.member.identity.endpoints[0]:
-            self._leave(edge.Leave(1, text))
+            self._leave(actions.Leave(1, text))
         else:
             self._say(text)
 
@@ -117,7 +117,7 @@ class Coordination:
 
     # -- what follows -----------------------------------------------------------------------------------------
 
-    def _do(self, effects: Iterable[edge.MemberEffect]) -> None:
+    def _do(self, effects: Iterable[actions.MemberEffect]) -> None:
         if not self._mailbox.post(effects):
             return
         if self._timer is not None:
@@ -128,39 +128,46 @@ class Coordination:
     def _tick(self) -> None:
         self._do(self.member.tick(time.monotonic()))
 
-    def _carry_out(self, effect: edge.MemberEffect) -> None:
+    def _carry_out(self, effect: actions.MemberEffect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.KillCoordinators():
+            case (
+                actions.Connect()
+                | actions.Disconnect()
+                | actions.Transmit()
+                | actions.Announce()
+                | actions.KillCoordinators()
+            ):
                 self._send(effect)
-            case edge.RecordCoordinator(address, decision):
+            case actions.RecordCoordinator(address, decision):
                 self._file.write(address, decision)
-            case edge.ReadCoordinator():
+            case actions.ReadCoordinator():
                 self._file.read(lambda address: self._do(self.member.named(address)))
-            case edge.OpenStore(held):
+            case actions.OpenStore(held):
                 self._provide_store(held)
-            case edge.Say(text):
+            case actions.Say(text):
                 self._say(text)
             case m.Tell(text, is_copy):
                 if self._says_all or not is_copy:
                     self._say(text)
-            case edge.Leave():
+            case actions.Leave():
                 self._leave(effect)
             case _:
                 self._on_decision(effect)
 
     def _send(
-        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.KillCoordinators
+        self,
+        effect: actions.Connect | actions.Disconnect | actions.Transmit | actions.Announce | actions.KillCoordinators,
     ) -> None:
         match effect:
-            case edge.Connect(address):
+            case actions.Connect(address):
                 self._transport.connect(address)
-            case edge.Disconnect():
+            case actions.Disconnect():
                 self._transport.disconnect()
-            case edge.Transmit(message):
+            case actions.Transmit(message):
                 self._transport.transmit(message)
-            case edge.Announce(address, moved):
+            case actions.Announce(address, moved):
                 self._announce(address, moved)
-            case edge.KillCoordinators(address):
+            case actions.KillCoordinators(address):
                 self._kill_coordinators(address)
 
     def _provide_store(self, held: Assignment) -> None:
@@ -179,7 +186,7 @@ class Coordination:
             self._store = held.decision.value, address()
             self._provide_store(wanted)
 
-    def _leave(self, leave: edge.Leave) -> None:
+    def _leave(self, leave: actions.Leave) -> None:
         if self.left is None:
             self.left = leave
             self._on_decision(leave)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.messages import Dismiss, FromMember, Moved, ToMember
-from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake
+from megatron_ft.core.messages.secret_messages import HANDSHAKE, Challenge, Handshake
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, LauncherHandshake, SecretError

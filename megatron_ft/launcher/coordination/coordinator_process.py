@@ -17,7 +17,7 @@ from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job.messages import JobDefinition
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.net.tcp import format_address
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 _QUICK_S = 10.0
@@ -158,7 +158,7 @@ class CoordinatorProcess:
             self._quick = 0
             self._start_on_first_connection()  # the job is over, for all who were there
         else:
-            self._ended(f"exited ({lines.exit_code(code)})", tries_again=code != MISTAKE_CODE)
+            self._ended(f"exited ({launcher_lines.exit_code(code)})", tries_again=code != MISTAKE_CODE)
 
     def _ended(self, how: str, *, tries_again: bool = True) -> None:
         lived_s = time.monotonic() - self._started_s

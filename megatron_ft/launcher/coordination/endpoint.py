@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Open
+from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Open
 from megatron_ft.core.wording import listed, printable
 from megatron_ft.ipc.linux.listeners import PortHolder, holders
 from megatron_ft.ipc.net import tcp

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job.messages import FromMember, ToMember
 from megatron_ft.link.reactor import Reactor, Timer
 
@@ -77,12 +77,12 @@ class InProcess:
     def disconnect(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            self._reactor.call_later(0.0, lambda: self._tell(edge.Broken(link)))
+            self._reactor.call_later(0.0, lambda: self._tell(actions.Broken(link)))
 
     def transmit(self, message: FromMember) -> None:
         link = self._link
         if link is not None:
-            self._reactor.call_later(0.0, lambda: self._tell(edge.Heard(link, message)))
+            self._reactor.call_later(0.0, lambda: self._tell(actions.Heard(link, message)))
 
     def close(self, within_s: float = 0.5) -> None:
         self._link = self._machine = None
@@ -101,7 +101,7 @@ class InProcess:
         self._link = None
         self._listener.broken()
 
-    def _tell(self, event: edge.CoordinatorEvent) -> None:
+    def _tell(self, event: actions.CoordinatorEvent) -> None:
         if self._machine is not None:
             self._do(self._machine.handle(event, time.monotonic()))
 
@@ -110,15 +110,15 @@ class InProcess:
         if self._machine is not None:
             self._do(self._machine.settle(time.monotonic()))
 
-    def _do(self, effects: list[edge.CoordinatorEffect]) -> None:
+    def _do(self, effects: list[actions.CoordinatorEffect]) -> None:
         for effect in effects:
             match effect:
-                case edge.Send(links, message):
+                case actions.Send(links, message):
                     for link in links:
                         self._hear(link, message)
-                case edge.Drop(link):
+                case actions.Drop(link):
                     self._later(link, self._break)
-                case edge.Quit():
+                case actions.Quit():
                     self._machine = None
                     if self._link is not None:
                         self._later(self._link, self._break)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.control import (
+from megatron_ft.core.messages.control_messages import (
     REQUESTS,
     Answer,
     Ok,

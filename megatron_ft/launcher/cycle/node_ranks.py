@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.facts.launcher import Cause, RankExited
@@ -22,7 +22,7 @@ from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
-from megatron_ft.launcher.processes.device_memory import DeviceMemoryWait
+from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
@@ -64,10 +64,10 @@ class NodeRanks:
 
     # -- what is read -----------------------------------------------------------------------------------------
 
-    def readings(self, cycle: int) -> edge.Readings:
+    def readings(self, cycle: int) -> events.Readings:
         """Return the state of the ranks: each value is read on its first access, and not again."""
         monitors = self._monitors
-        return edge.Readings(
+        return events.Readings(
             boards=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).snapshot),
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
@@ -144,28 +144,28 @@ class NodeRanks:
 
     # -- what is done to them ---------------------------------------------------------------------------------
 
-    def act(self, effect: edge.Effect) -> None:
+    def act(self, effect: effects.Effect) -> None:
         """Carry out an effect of the launcher's machine."""
         match effect:
-            case edge.SignalRanks(local_ranks, number, whole_group):
+            case effects.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
             case TellStateWritten(value):
                 for local_rank in self._workers:
                     self._monitors[local_rank].state_written(value)
-            case edge.KeepEvidence(ended):
+            case effects.KeepEvidence(ended):
                 words, stderr = self._words(ended.local_rank, ended.cycle), self._stderrs.get(ended.local_rank, "")
                 snapshot = self._monitors[ended.local_rank].reading(ended.cycle).snapshot
                 self._crash_evidence.keep(ended, words, snapshot=snapshot, stderr=stderr)
 
-    def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
+    def terminate(self, work: effects.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
         """Terminate the ranks as ordered, then call ``end_rest``. Return processes that couldn't be ended."""
         workers = list(self._workers.values())
-        if work.way is edge.TerminationMode.KILLED:
+        if work.way is effects.TerminationMode.KILLED:
             self._termination.kill(workers)
             if work.leftover_grace_s is not None:
                 self._termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
-        elif work.way is edge.TerminationMode.FINISHED:
+        elif work.way is effects.TerminationMode.FINISHED:
             self._termination.clear(workers, quietly=False)
         end_rest()
         return self._termination.still_there(workers)

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from megatron_ft.core.job.rotation import rotated
 from megatron_ft.core.rank_variables import WATCH_VARIABLE
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.environment import rank_environment
+from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.cycle import reference_names
@@ -25,7 +25,7 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Spawn, Worker
-from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext

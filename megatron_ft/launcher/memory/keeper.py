@@ -24,7 +24,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.job.messages import OfSnapshots, StockTaken
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Saved, SnapshotKey
-from megatron_ft.core.messages.keeper import (
+from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     DropSegment,
     FilesWritten,
@@ -44,7 +44,7 @@ from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_l
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.memory.copy_door import CopyDoor
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
 
@@ -320,7 +320,7 @@ class Keeper:
             process, pidfd = self._process, self._pidfd
             self._end()
             self._reap(pidfd)
-            self._ended(f"exited ({lines.exit_code(process.returncode)})")
+            self._ended(f"exited ({launcher_lines.exit_code(process.returncode)})")
 
     def _replace(self, reason: str, *, was_silent: bool = False) -> None:
         self._end()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import OfSnapshots, StockTaken
 from megatron_ft.core.memory.snapshots import Complete, KeeperPort, Kept, Restore, Saved
-from megatron_ft.core.messages.keeper import Prepare, RankRestored
+from megatron_ft.core.messages.keeper_messages import Prepare, RankRestored
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent, KeeperReplaced
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 
@@ -16,7 +16,7 @@ from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 class MemoryCheckpoints:
     """One launcher's. ``to_machine`` takes the events for the machine."""
 
-    def __init__(self, keeper: Keeper, files: SnapshotFiles, to_machine: Callable[[edge.FromKeeper], None]) -> None:
+    def __init__(self, keeper: Keeper, files: SnapshotFiles, to_machine: Callable[[events.FromKeeper], None]) -> None:
         self._keeper = keeper
         self._files = files
         self._to_machine = to_machine
@@ -38,12 +38,12 @@ class MemoryCheckpoints:
         if isinstance(fact, Complete):
             self._files.superseded(fact.key)
 
-    def take_stock(self, way: edge.TerminationMode, then: Callable[[Kept], None]) -> None:
+    def take_stock(self, way: effects.TerminationMode, then: Callable[[Kept], None]) -> None:
         """Call back with everything that a next cycle can restore here; at once if none can follow, or no keeper runs.
 
         Ranks that finish or stop have no next cycle: the end of their job waits for no keeper.
         """
-        if way is edge.TerminationMode.TERMINATED:
+        if way is effects.TerminationMode.TERMINATED:
             self._keeper.take_stock(then)
         else:
             then(Kept())

@@ -6,17 +6,17 @@ import os
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import events
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.core.messages.control import PauseDetection, ResumeDetection
-from megatron_ft.core.messages.monitor import Release
+from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDetection
+from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
-from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
+from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.link.reactor import Reactor
 
@@ -42,7 +42,7 @@ class Monitors:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
-        on_event: Callable[[edge.MonitorReport], None],
+        on_event: Callable[[events.MonitorReport], None],
         on_check: Callable[[], None],
         on_minute: Callable[[Minute], None],
     ) -> None:
@@ -124,11 +124,11 @@ class Monitors:
         if since_ns is None:
             for slot in self._slots:
                 slot.pause(now_ns)
-            line, record = lines.paused(by), records.Paused(by=by)
+            line, record = launcher_lines.paused(by), records.Paused(by=by)
         else:
             for slot in self._slots:
                 slot.resume()
-            line, record = lines.resumed(by, (now_ns - since_ns) / 1e9), records.Resumed(by=by)
+            line, record = launcher_lines.resumed(by, (now_ns - since_ns) / 1e9), records.Resumed(by=by)
         text = self._pause_lines.admit(line, now_ns / 1e9)
         if text is not None:
             self._say(text)

@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import events
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import MonitorReplaced
 from megatron_ft.core.facts.monitor import Attached, Minute
 from megatron_ft.core.facts.shared import RankHung, Warning_
-from megatron_ft.core.messages.monitor import (
+from megatron_ft.core.messages.monitor_messages import (
     REPORTS,
     GuardGroup,
     Logged,
@@ -40,8 +40,8 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
-from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
+from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.learning.messages import Arm
 from megatron_ft.link.reactor import Priority, Reactor
@@ -69,7 +69,7 @@ class MonitorSlot:
         log: EventLog,
         minutes: NodeMinutes,
         say: Callable[[str], None],
-        on_event: Callable[[edge.MonitorReport], None],
+        on_event: Callable[[events.MonitorReport], None],
     ) -> None:
         self.local_rank = local_rank
         self.socket_path = socket_path
@@ -267,7 +267,7 @@ class MonitorSlot:
         assert self._process is not None
         self._take_all()
         self._let_go()
-        self._replace(f"exited ({lines.exit_code(self._process.returncode)})")
+        self._replace(f"exited ({launcher_lines.exit_code(self._process.returncode)})")
 
     def _let_go(self) -> None:
         """Reap the process and close its descriptors."""
@@ -294,7 +294,7 @@ class MonitorSlot:
         # a process that fails at once must not be restarted a thousand times a second
         self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
         self._pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
-        self._say(lines.monitor_replaced(self._name(), reason, self._pause_s))
+        self._say(launcher_lines.monitor_replaced(self._name(), reason, self._pause_s))
         replaced = MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=self._process.pid)
         self._log.write(replaced)
         self._process = None
@@ -311,7 +311,7 @@ class MonitorSlot:
         except OSError as error:
             # the node is out of some resource; ranks are unwatched until it works again, which is reported
             self._pause_s = _LONGEST_PAUSE_S
-            self._say(lines.monitor_replaced(self._name(), f"can't be started: {error}", self._pause_s))
+            self._say(launcher_lines.monitor_replaced(self._name(), f"can't be started: {error}", self._pause_s))
             self._reactor.call_later(self._pause_s, self._spawn_again)
 
     def _take_all(self) -> str | None:
@@ -390,7 +390,7 @@ class MonitorSlot:
         return f"local rank {self.local_rank}" if rank is None else f"rank {rank}"
 
 
-def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
+def event_of(local_rank: int, report: Report) -> events.MonitorReport | None:
     """Return a monitor's report as an event of the launcher's machine; None if it isn't about a rank."""
     if not isinstance(report, RankReport):
         return None
@@ -399,4 +399,4 @@ def event_of(local_rank: int, report: Report) -> edge.MonitorReport | None:
             report = replace(report, local_rank=local_rank)
         case Suspect(verdict):
             report = Suspect(replace(verdict, local_rank=local_rank))
-    return edge.MonitorReport(local_rank, report)
+    return events.MonitorReport(local_rank, report)

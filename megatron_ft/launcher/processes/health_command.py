@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.node_health import DIRECTORIES_VARIABLE
+from megatron_ft.core.node_problems import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.config.options import ResolvedOptions
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
-from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.environment import without_secret
+from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.launcher.base.rank_environment import without_secret
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import find_setpriv
 from megatron_ft.link.reactor import Priority, Reactor
@@ -107,7 +107,7 @@ class HealthCheck:
         if code is None:
             return checked(f"took longer than {self._timeout_s:g} s", None)
         if code < 0:
-            return checked(f"was killed by {lines.exit_code(code)}", code)
+            return checked(f"was killed by {launcher_lines.exit_code(code)}", code)
         return checked(f"exited with code {code}" if code else "", code)
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class HealthCheck:
         left = process_tree.left_behind([pid], self._known_children())
         if shell is not None and shell.state not in "ZX":
             left.append(shell)
-        return lines.stuck([with_owner(stat) for stat in left]) if left else f"process {pid}"
+        return launcher_lines.stuck([with_owner(stat) for stat in left]) if left else f"process {pid}"
 
 
 def last_line(output: bytes) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from megatron_ft.ipc.linux.processes import ProcessStat, read_stat, with_owner
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.link.reactor import Reactor
@@ -80,7 +80,7 @@ class Termination:
         stuck = [worker.pid for worker in hoped_for if not worker.poll_end()]
         if stuck:
             self._given_up.update(stuck)
-            self._say(lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
+            self._say(launcher_lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
 
     def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
         """Return live processes of these ranks and their groups that could not be ended; reap those that have ended."""
@@ -146,7 +146,7 @@ class Termination:
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
             self._left += left
-            self._say(lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=_KILL_WAIT_S))
+            self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=_KILL_WAIT_S))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
         return process_tree.left_behind(_pids(ended), self._known_children())

@@ -15,7 +15,7 @@ from megatron_ft.core.facts import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
 from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread, would_end_by
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.processes import ending_together, process_tree
 
@@ -212,6 +212,6 @@ class Ranks:
             return
         ranks = [worker.local_rank for worker in passed_on]
         without = [worker.local_rank for worker in unready]
-        self._say(lines.forwarded(number.name, ranks=ranks, unready=without))
+        self._say(launcher_lines.forwarded(number.name, ranks=ranks, unready=without))
         forwarded = records.SignalForwarded(signal=number.name, local_ranks=tuple(ranks), unready=tuple(without))
         self._log.write(forwarded)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.messages.fork_server import (
+from megatron_ft.core.messages.fork_server_messages import (
     FROM_SERVER,
     CheckFiles,
     Failed,
@@ -29,7 +29,7 @@ from megatron_ft.core.messages.fork_server import (
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
-from megatron_ft.launcher.base.environment import with_startup
+from megatron_ft.launcher.base.rank_environment import with_startup
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.run_ahead.orders import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Orders

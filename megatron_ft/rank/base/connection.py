@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from megatron_ft.core.codec import Fact, Message
 from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, NotUnderLauncherError, ProtocolError, RankMonitorClientError
-from megatron_ft.core.messages.rank import TO_RANK, RankHello, RankRefused
+from megatron_ft.core.messages.rank_messages import TO_RANK, RankHello, RankRefused
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect

@@ -42,7 +42,7 @@ from megatron_ft.core.diagnosis.exceptions import (
 )
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, user_frame
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank import Answer, Question
+from megatron_ft.core.messages.rank_messages import Answer, Question
 from megatron_ft.core.rerun import rerun_entry
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
@@ -51,7 +51,7 @@ from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives, own_rank
-from megatron_ft.rank.crash_reporter.rerun import current_rerun_state
+from megatron_ft.rank.crash_reporter.rerun_machine import current_rerun_state
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
-from megatron_ft.core.messages.keeper import (
+from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_RANK,
     KeeperHello,
     KeeperToRank,

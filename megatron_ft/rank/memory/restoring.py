@@ -12,7 +12,7 @@ from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.segment_layout import Layout, Path, TensorAt, TensorEntry, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import Fetch, RankRestored
+from megatron_ft.core.messages.keeper_messages import Fetch, RankRestored
 from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher

@@ -13,7 +13,7 @@ from typing import Any
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, Layout, Path, encode, name_of
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import Abandon, BeginSegment, CommitSegment, Verified
+from megatron_ft.core.messages.keeper_messages import Abandon, BeginSegment, CommitSegment, Verified
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
 from megatron_ft.rank.base.agreement import RankInfo

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.edge import OrderMonitor
+from megatron_ft.core.agent.effects import OrderMonitor
 from megatron_ft.core.agent.last_look import LastLook
 from megatron_ft.core.coordinator import consensus, coordinator, job_cycle, next_cycle
 from megatron_ft.core.coordinator.consensus import Consensus
@@ -21,7 +21,7 @@ from megatron_ft.core.coordinator.next_cycle import NextCycle, RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job import edge, give_up_policy, lines, member
+from megatron_ft.core.job import actions, give_up_policy, job_lines, member
 from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.faults import fault_of
 from megatron_ft.core.job.liveness import OwnClock
@@ -29,7 +29,7 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import End, NodePhase, Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.core.messages.monitor import ConfirmHang
+from megatron_ft.core.messages.monitor_messages import ConfirmHang
 from tests.simulation import simulate as simulate_module
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
@@ -389,7 +389,7 @@ def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
 def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
         verdict = verdict_on(*arguments, **more)
-        return replace(verdict, node=None, cause=replace(verdict.cause, text=lines.UNKNOWN_FAILURE))
+        return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
 
     monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
@@ -494,7 +494,7 @@ def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tells_all_but_one_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(self: Coordinator, take: Callable[..., Any] = Coordinator._take) -> list[Any]:
-        told = lambda effect: isinstance(effect, edge.Send) and isinstance(effect.message, Verdict)  # noqa: E731
+        told = lambda effect: isinstance(effect, actions.Send) and isinstance(effect.message, Verdict)  # noqa: E731
         return [dataclasses.replace(each, links=each.links[1:]) if told(each) else each for each in take(self)]
 
     monkeypatch.setattr(Coordinator, "_take", take)

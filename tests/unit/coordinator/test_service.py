@@ -17,9 +17,9 @@ from megatron_ft.coordinator.service import Service
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.actions import Broken, CoordinatorEffect, CoordinatorEvent, Heard
 from megatron_ft.core.job.decisions import Decision, DecisionKind
-from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Heard
-from megatron_ft.core.messages.secret import Challenge, Welcome
+from megatron_ft.core.messages.secret_messages import Challenge, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 

@@ -27,7 +27,7 @@ from megatron_ft.core.facts import launcher, monitor
 from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
 from megatron_ft.core.facts.shared import RankHung, Warning_
-from megatron_ft.core.messages import keeper
+from megatron_ft.core.messages import keeper_messages
 from tests.support.arrived import logged
 
 
@@ -140,5 +140,5 @@ def test_fields_at_their_default_are_left_out_of_messages_and_written_in_records
 
 
 def test_same_name_in_messages_as_in_version_0_1_0() -> None:
-    kinds = (RankHung, launcher.RankExited, launcher.MoreTime, monitor.Minute, Warning_, keeper.KeeperSays)
+    kinds = (RankHung, launcher.RankExited, launcher.MoreTime, monitor.Minute, Warning_, keeper_messages.KeeperSays)
     assert [*map(name_of, kinds)] == ["verdict", "rank_exited", "more_time", "minute", "warning", "says"]

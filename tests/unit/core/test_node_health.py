@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.errors import Refused
-from megatron_ft.core.node_health import (
+from megatron_ft.core.node_problems import (
     LEAST_FREE_BYTES,
     Gpu,
     Port,

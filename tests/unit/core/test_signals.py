@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.signals import Asked, SecondRequest, signal_name
+from megatron_ft.core.signal_rules import Asked, SecondRequest, signal_name
 
 FIRST, SAME, AGAIN = Asked.FIRST, Asked.SAME, Asked.AGAIN
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.agent import phases
-from megatron_ft.core.agent.step import AgentPhase
+from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.coordinator import job_phases
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.state_table import as_table, check

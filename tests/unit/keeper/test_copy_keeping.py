@@ -8,8 +8,8 @@ import time
 import pytest
 
 from megatron_ft.core.memory.snapshots import CopyTo, SnapshotKey
-from megatron_ft.core.messages.copies import Offer
-from megatron_ft.core.messages.keeper import OpenDoor, Prepare
+from megatron_ft.core.messages.copy_messages import Offer
+from megatron_ft.core.messages.keeper_messages import OpenDoor, Prepare
 from megatron_ft.ipc.net import tcp
 from megatron_ft.keeper import copies
 from megatron_ft.keeper.copies import Copying

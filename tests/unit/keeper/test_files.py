@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.memory.saved_files import set_name
-from megatron_ft.core.messages.keeper import FilesWritten, WriteFiles
+from megatron_ft.core.messages.keeper_messages import FilesWritten, WriteFiles
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.segment_files import SegmentToWrite, find_sets
 from megatron_ft.keeper import files

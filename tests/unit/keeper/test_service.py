@@ -18,7 +18,7 @@ import torch
 from megatron_ft.core.memory.retention import NodeMemory, Reserve
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
-from megatron_ft.core.messages.keeper import (
+from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
     BeginSegment,

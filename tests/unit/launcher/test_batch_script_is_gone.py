@@ -11,7 +11,7 @@ from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.files.event_log import NullEventLog
-from megatron_ft.launcher import batch_script
+from megatron_ft.launcher import lost_batch_host
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
 
 ALLOCATED = {"FT_SLURM_REQUEUES": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
@@ -47,16 +47,16 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     slurm = Slurm()
-    monkeypatch.setattr(batch_script, "_run", slurm.run)
-    monkeypatch.setattr(batch_script, "_answers", lambda _host, _port: slurm.host_answers)
-    monkeypatch.setattr(batch_script.time, "sleep", slurm.sleep)
+    monkeypatch.setattr(lost_batch_host, "_run", slurm.run)
+    monkeypatch.setattr(lost_batch_host, "_answers", lambda _host, _port: slurm.host_answers)
+    monkeypatch.setattr(lost_batch_host.time, "sleep", slurm.sleep)
     return slurm
 
 
 def test_launcher_requeues_the_job_once_slurm_knows_of_the_lost_host(slurm: Slurm) -> None:
     told: list[str] = []
     slurm.told = iter([SHOWN.format("RUNNING", "node[1-3]")] * 2 + [SHOWN.format("RUNNING", "node[2-3]")])
-    batch_script.stand_in(ended(Ending.LOST), ALLOCATED, told.append, port=1)
+    lost_batch_host.requeue_if_batch_host_lost(ended(Ending.LOST), ALLOCATED, told.append, port=1)
     assert (slurm.ran, slurm.slept) == (["scontrol requeue 7"], 20.0)
     says = "the batch script's host is lost; this launcher runs what the script would have run: "
     assert told == [f"{says}scontrol requeue 7"]
@@ -65,13 +65,13 @@ def test_launcher_requeues_the_job_once_slurm_knows_of_the_lost_host(slurm: Slur
 def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> None:
     slurm.forbids = True
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
-    batch_script.stand_in(ended(), ALLOCATED, lambda _text: None, port=1)
+    lost_batch_host.requeue_if_batch_host_lost(ended(), ALLOCATED, lambda _text: None, port=1)
     assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
 
 
 def test_a_host_answers_also_by_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert batch_script._answers("127.0.0.1", port)
-    assert batch_script._answers("127.0.0.1", port)
-    assert batch_script._answers("no-such-host.invalid", 1)
+        assert lost_batch_host._answers("127.0.0.1", port)
+    assert lost_batch_host._answers("127.0.0.1", port)
+    assert lost_batch_host._answers("no-such-host.invalid", 1)

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from megatron_ft.core.messages.fork_server import ImportsReady
+from megatron_ft.core.messages.fork_server_messages import ImportsReady
 from megatron_ft.launcher import job
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
-from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
 
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=first:1")
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.messages import Reviewed
-from megatron_ft.core.messages.monitor import Release
+from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.learning.launcher_part import (
     ANSWER_NS,
     READ_NS,
@@ -70,7 +70,7 @@ def next_cycle(driven: Driven, cycle: int, *, attaches: bool = True, learns: boo
     driven.exits(0, 7)
     driven.exits(1, -15, sent=(15,))
     driven.ends()
-    driven.hear(edge.RanksEnded(), verdict(cycle - 1, node=0, rank=0, text="rank 0 hung"))
+    driven.hear(events.RanksEnded(), verdict(cycle - 1, node=0, rank=0, text="rank 0 hung"))
     driven.run(cycle=cycle)
     if attaches:
         driven.hear(rank_attached(0, cycle, driven.now_ns, state_path=PATH, learns=learns))
@@ -191,8 +191,8 @@ def test_ranks_are_told_at_once_that_nothing_is_written_at_the_end() -> None:
 def test_milestones_are_passed_on_once_per_node_and_the_end_when_no_rank_is_in_the_run() -> None:
     driven = attached()
     for local_rank, count in [(0, 10), (1, 10), (1, 32), (0, 32)]:
-        driven.hear(edge.MonitorReport(local_rank, Milestone(0, Moment.STEPS, count)))
-    driven.hear(edge.MonitorReport(1, Milestone(0, Moment.END)))
+        driven.hear(events.MonitorReport(local_rank, Milestone(0, Moment.STEPS, count)))
+    driven.hear(events.MonitorReport(1, Milestone(0, Moment.END)))
     told = [(said.moment, said.count) for said in driven.told if isinstance(said, Milestone)]
     assert told == [(Moment.STEPS, 10), (Moment.STEPS, 32)]
     driven.exits(0, 0)
@@ -208,10 +208,10 @@ def test_survey_is_answered_with_maxima_when_all_ranks_have_answered() -> None:
     driven = loaded()
     survey = Survey(0, 1, Moment.SAVE)
     driven.hear(survey)
-    assert driven.orders(Survey) == [edge.OrderMonitor(rank, survey) for rank in range(2)]
-    driven.hear(edge.MonitorReport(0, seen(3.0, learns=True)))
+    assert driven.orders(Survey) == [effects.OrderMonitor(rank, survey) for rank in range(2)]
+    driven.hear(events.MonitorReport(0, seen(3.0, learns=True)))
     assert answers(driven) == []
-    driven.hear(edge.MonitorReport(1, seen(2.0, saved=True)))
+    driven.hear(events.MonitorReport(1, seen(2.0, saved=True)))
     facts = Facts(learns=True, saved=True)
     assert answers(driven) == [Intervals(0, 1, Moment.SAVE, {"step": Observed(9, 3.0)}, facts)]
 
@@ -219,12 +219,12 @@ def test_survey_is_answered_with_maxima_when_all_ranks_have_answered() -> None:
 def test_survey_does_not_wait_for_a_rank_that_is_silent_or_has_exited_and_knows_its_last_answer() -> None:
     driven = loaded()
     driven.hear(Survey(0, 1))
-    driven.hear(*(edge.MonitorReport(rank, seen(2.0 + rank)) for rank in range(2)))
-    driven.hear(Survey(0, 2), edge.MonitorReport(0, seen(2.5, number=2)))
+    driven.hear(*(events.MonitorReport(rank, seen(2.0 + rank)) for rank in range(2)))
+    driven.hear(Survey(0, 2), events.MonitorReport(0, seen(2.5, number=2)))
     driven.wait(ANSWER_NS / 1e9 - 0.01)
     assert len(answers(driven)) == 1
     driven.wait(0.02)
-    driven.hear(Survey(0, 3), edge.MonitorReport(0, seen(2.5, number=3)))
+    driven.hear(Survey(0, 3), events.MonitorReport(0, seen(2.5, number=3)))
     driven.exits(1)
     assert [(each.number, each.seen["step"].longest_s) for each in answers(driven)] == [(1, 3.0), (2, 3.0), (3, 3.0)]
 
@@ -325,7 +325,7 @@ def test_unopened_section_is_named_once_with_the_one_meant() -> None:
     driven = loaded(learns=False, configured={"rank_section_timeouts": {"stpe": 3.0, "io": 4.0, "checkpointing": 5.0}})
     driven.hear(result(moment=Moment.STEPS, facts=REPORTED, step=1.0))
     assert not [line for line in driven.said if line.startswith("section")], "it may come in the first ten steps"
-    driven.hear(edge.MonitorReport(0, Milestone(0, Moment.STEPS, 10)))
+    driven.hear(events.MonitorReport(0, Milestone(0, Moment.STEPS, 10)))
     for _ in range(2):
         driven.hear(result(moment=Moment.STEPS, facts=REPORTED, step=1.0))
     head = "has a timeout, but no rank has opened it in the first 10 iterations"
@@ -425,7 +425,7 @@ def test_hang_that_is_only_reported_is_diagnosed_on_all_nodes_once_and_ends_noth
         driven.hear(replace(REVIEW, text=text))
     assert driven.said.count(f"would be a hang: {text}{follows}") == 1
     driven.wait(60.0)
-    assert not driven.all_of(edge.SignalRanks)
+    assert not driven.all_of(effects.SignalRanks)
     assert not driven.all_of(Release)
     assert not [said for said in driven.told if isinstance(said, m.Report | Killed)]
 

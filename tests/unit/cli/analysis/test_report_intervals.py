@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.cli.analysis.intervals import OUT_OF_SECTION
+from megatron_ft.cli.analysis.interval_lengths import OUT_OF_SECTION
 from megatron_ft.cli.render.html_page import page
 from megatron_ft.cli.render.report_tables import interval_notes, print_analysis
 from tests.support.generated_logs import END, ITERATION, START

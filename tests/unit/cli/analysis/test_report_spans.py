@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.cli.analysis.spans import RankSpans, spans_of
+from megatron_ft.cli.analysis.section_spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, join, parse_progress
 from megatron_ft.cli.logs.read import EventLogFile, parse_log
 from tests.support.arrived import line

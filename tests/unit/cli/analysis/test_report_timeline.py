@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.analysis import Analysis, analyze
-from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, LoggedInterval
+from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, LoggedInterval
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render.png import unit_of

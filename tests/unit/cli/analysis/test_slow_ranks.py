@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from megatron_ft.cli.analysis.slow_ranks import slow_ranks_of
+from megatron_ft.cli.analysis.slow_rank_summary import slow_ranks_of
 from megatron_ft.core.facts.launcher import CycleEnded, SlowRank
 from megatron_ft.core.facts.timed import Timed
 

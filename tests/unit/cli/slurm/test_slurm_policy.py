@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.cli.main import main
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.batch import Batch
-from megatron_ft.cli.slurm.options import plan
+from megatron_ft.cli.slurm.job_plan import plan
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.faults import Fault, FaultKind
@@ -125,16 +125,15 @@ def test_srun_is_told_that_nobody_ends_with_another() -> None:
     assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--exclude=b", "--container-image=x"} <= set(words)
     assert words[-2:] == ["ft_launcher", "t.py"]
     outer = {"SLURM_WAIT": "60", "SLURM_KILL_BAD_EXIT": "1", "A": "b", "FT_SLURM_REQUEUES": "6"}
-    environ = {"A": "b", "FT_BAD_NODES_TOLD_BY": "megatron-ft slurm"}
-    assert commands.srun_environment(outer, requeues="") == environ
-    assert commands.srun_environment(outer, requeues="7") == {**environ, "FT_SLURM_REQUEUES": "7"}
+    environ = {"A": "b", "FT_BAD_NODES_TOLD_BY": "megatron-ft slurm", "FT_SLURM_REQUEUES": "7"}
+    assert commands.srun_environment(outer, requeues="7") == environ
 
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "17", "SLURM_SUBMIT_DIR": "/home/u"}
 
 
 def arguments(*words: str, **changes: object) -> argparse.Namespace:
-    known = {"spares": 0, "max_lives": 20, "max_failures": 3, "chain": False, "exclude_bad_nodes": False}
+    known = {"spares": 0, "max_lives": 20, "max_failures": 3, "exclude_bad_nodes": False}
     known |= {"dry_run": False, "nodes": None}
     return argparse.Namespace(
         **{**known, "srun": [], "launcher": "ft_launcher", "arguments": list(words or ["t.py"]), **changes}
@@ -153,12 +152,6 @@ def test_launcher_options_of_the_user_win_over_ours() -> None:
     assert (made.log_dir, made.limits.nodes) == ("/logs", 12)
 
 
-def test_the_tasks_of_an_array_have_one_directory() -> None:
-    made = plan(arguments(chain=True), {**JOB, "SLURM_ARRAY_JOB_ID": "5"})
-    assert (made.array, made.log_dir) == ("5", "/home/u/ft-5")
-    assert plan(arguments(), {**JOB, "SLURM_ARRAY_JOB_ID": "5"}).array == ""
-
-
 @pytest.mark.parametrize(
     ("changes", "environ", "match"),
     [
@@ -169,7 +162,6 @@ def test_the_tasks_of_an_array_have_one_directory() -> None:
         ({"spares": 17}, JOB, "--spares 17: the job has 17 nodes"),
         ({"spares": -1}, JOB, "--spares -1: must be at least 0"),
         ({"max_lives": 0}, JOB, "--max-lives 0"),
-        ({"chain": True}, JOB, "--chain needs an array"),
         ({"arguments": ["ft_launcher", "t.py"]}, JOB, "ft_launcher after --: only ft_launcher's arguments"),
         ({"arguments": ["t.py"]}, {**JOB, "SLURM_STEP_NUM_TASKS": "2"}, "srun has started .* 2 times"),
         ({"arguments": ["--nnodes=x", "t.py"]}, JOB, "--nnodes: 'x'"),
@@ -186,12 +178,13 @@ def test_mistaken_slurm_options_are_refused_with_a_message(
     ("words", "complaint"),
     [
         ("--spares 1 --nproc-per-node 8 t.py", "-- is missing before --nproc-per-node: .* --spares 1 -- --nproc-per"),
-        ("t.py --chain", "-- is missing before t.py"),
+        ("t.py --dry-run", "-- is missing before t.py"),
         ("--dry-run t.py", "-- is missing before t.py: .* --dry-run -- t.py"),
         ("-m package", "-- is missing before -m"),
         ("--anything=1 t.py", "-- is missing before --anything=1"),
         ("--nnodes 2 -- t.py", "-- is missing before --nnodes"),
         ("--ft_log_dir=x -- t.py", "-- is missing before --ft_log_dir=x"),
+        ("--chain -- t.py", r"no option chain any more: .* sbatch --dependency=afternotok:JOBID"),
         ("--sparse 1 -- t.py", "did you mean '--spares'"),
         ("", "comes after --"),
     ],
@@ -234,7 +227,7 @@ def test_bad_nodes_that_are_not_needed_are_left_out_of_a_step(
 def test_dry_run_on_a_login_node_needs_no_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID"):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_SUBMIT_DIR"):
         monkeypatch.delenv(name, raising=False)
     assert (
         main(["slurm", "--dry-run", "--nodes", "17", "--spares", "1", "--launcher", "ft_launcher", "--", "t.py"]) == 0
@@ -245,32 +238,6 @@ def test_dry_run_on_a_login_node_needs_no_job(
     assert "scontrol requeue JOBID, for up to 20 lives" in out
     assert main(["slurm", "--dry-run", "--max-lives", "1", "--", "t.py"]) == 0
     assert "requeue" not in capsys.readouterr().out
-    assert main(["slurm", "--dry-run", "--chain", "--", "t.py"]) == 0
-    assert "scancel --state=PENDING ARRAYJOBID" in capsys.readouterr().out
-
-
-TASK = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "20"}
-
-
-@pytest.mark.parametrize(("task", "later", "is_later"), [("1", "2-20", False), ("7", "8-20", True), ("20", "", True)])
-def test_later_tasks_of_a_chain_are_those_after_this_one(task: str, later: str, is_later: bool) -> None:
-    made = plan(arguments(chain=True), {**TASK, "SLURM_ARRAY_TASK_ID": task})
-    assert (made.later_tasks, made.is_later_task) == (later, is_later)
-
-
-def test_released_task_on_one_node_is_no_mistake() -> None:
-    one = {**TASK, "SLURM_JOB_NUM_NODES": "1"}
-    assert plan(arguments(chain=True, spares=1), {**one, "SLURM_ARRAY_TASK_ID": "9"}).limits.nodes == 1
-    with pytest.raises(ConfigError, match="--spares 1"):
-        plan(arguments(chain=True, spares=1), {**one, "SLURM_ARRAY_TASK_ID": "1"})
-
-
-def test_released_task_of_a_finished_chain_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    finished = Lives(lives=(Life(job="j", outcome=Ending.FINISHED),))
-    (tmp_path / "result.json").write_text(finished.to_text())
-    made = plan(arguments(f"--ft-log-dir={tmp_path}", "t.py", chain=True), {**TASK, "SLURM_ARRAY_TASK_ID": "9"})
-    assert Batch(made, {}).run() == 0
-    assert "the training is finished" in capsys.readouterr().err
 
 
 def test_status_of_a_job_is_asked_for_on_each_of_its_nodes() -> None:

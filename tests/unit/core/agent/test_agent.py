@@ -7,16 +7,16 @@ import signal
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge
-from megatron_ft.core.agent.edge import Exit, TerminationMode
-from megatron_ft.core.agent.step import AgentPhase
+from megatron_ft.core.agent import effects, events
+from megatron_ft.core.agent.effects import Exit, TerminationMode
+from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
-from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import actions as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.messages.monitor import Collect, Release
+from megatron_ft.core.messages.monitor_messages import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from megatron_ft.learning.messages import Killed
@@ -41,16 +41,16 @@ def succeeded() -> Driven:
     driven.exits(0)
     driven.exits(1)
     driven.ends(Outcome.SUCCEEDED, restarts=False)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
     return driven
 
 
-def excluded(*heard: edge.Event) -> Driven:
+def excluded(*heard: events.Event) -> Driven:
     """A node one of whose ranks has asked to be left out."""
     driven = running()
     driven.hear(EXCLUDE)
     driven.exits(0, 1)
-    driven.hear(edge.RanksEnded(), *heard)
+    driven.hear(events.RanksEnded(), *heard)
     return driven
 
 
@@ -59,7 +59,7 @@ def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
 
 
 def over(driven: Driven) -> tuple[Exit, int]:
-    (effect,) = driven.all_of(edge.LauncherExit)
+    (effect,) = driven.all_of(effects.LauncherExit)
     return effect.how, effect.code
 
 
@@ -68,21 +68,21 @@ def over(driven: Driven) -> tuple[Exit, int]:
 
 def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
     driven = Driven()
-    assert driven.hear(edge.Tick()) == [m.Ready()]
-    assert driven.hear(edge.Tick()) == []
-    assert driven.hear(job.Begin(held(restarts=1))) == [edge.StartRanks(0)]
+    assert driven.hear(events.Tick()) == [m.Ready()]
+    assert driven.hear(events.Tick()) == []
+    assert driven.hear(job.Begin(held(restarts=1))) == [effects.StartRanks(0)]
     assert driven.agent.wants_ranks
 
 
 def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
-    assert driven.hear(edge.Tick()) == [edge.CheckHealth()]
+    assert driven.hear(events.Tick()) == [effects.CheckHealth()]
     driven.hear(replace(ILL, last_line="no disk"))
     assert driven.told == [m.NodeUnfit("exited with code 3")]
     assert driven.wait(1.9) == []
-    assert driven.wait(0.2) == [edge.CheckHealth()]
+    assert driven.wait(0.2) == [effects.CheckHealth()]
     driven.hear(replace(ILL, last_line="no disk"))
-    assert driven.wait(4.1) == [edge.CheckHealth()]
+    assert driven.wait(4.1) == [effects.CheckHealth()]
     driven.hear(replace(ILL, good=True, text="", exit_code=0))
     assert driven.told[1:] == [m.Ready()]
     assert driven.said == [
@@ -103,7 +103,7 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
 )
 def test_ready_node_leaves_when_the_job_ends(left: job.Leave, said: list[str]) -> None:
     driven = Driven()
-    driven.hear(edge.Tick(), left)
+    driven.hear(events.Tick(), left)
     assert driven.said == said
     assert over(driven) == (Exit.FAILED if said and left.code == 1 else Exit.LEFT, left.code)
 
@@ -111,20 +111,20 @@ def test_ready_node_leaves_when_the_job_ends(left: job.Leave, said: list[str]) -
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
 def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: signal.Signals, code: int) -> None:
     driven = Driven()
-    driven.hear(edge.Tick())
+    driven.hear(events.Tick())
     goodbye = m.Goodbye(f"its launcher received {number.name}")
-    assert driven.stop(number) == [edge.TellStop(0), goodbye]
+    assert driven.stop(number) == [effects.TellStop(0), goodbye]
     driven.hear(job.Leave(1))
     assert over(driven) == (Exit.STOPPED, code)
 
 
 def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> None:
     driven = Driven(max_nodes=2)
-    driven.hear(edge.Tick(), job.StandBy())
+    driven.hear(events.Tick(), job.StandBy())
     driven.run(1, nodes=2)
     driven.exits(0, 1)
     driven.ends()
-    driven.hear(edge.RanksEnded(), verdict(node=0))
+    driven.hear(events.RanksEnded(), verdict(node=0))
     driven.stop()
     assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
 
@@ -150,16 +150,16 @@ def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing(
 @pytest.mark.parametrize("why", [m.End(0, Outcome.FAILED, True), job.Leave(94), job.Begin(held(1))])
 def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | job.Leave | job.Begin) -> None:
     driven = Driven()
-    driven.hear(edge.Tick(), job.Begin(held()), why)
+    driven.hear(events.Tick(), job.Begin(held()), why)
     assert not driven.agent.wants_ranks
-    driven.hear(edge.NotStarted())
-    assert driven.all_of(edge.TerminateRanks)
+    driven.hear(events.NotStarted())
+    assert driven.all_of(effects.TerminateRanks)
 
 
 def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
     driven = Driven()
-    cause = edge.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
-    driven.hear(edge.Tick(), job.Begin(held()), edge.NotStarted(cause))
+    cause = events.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
+    driven.hear(events.Tick(), job.Begin(held()), events.NotStarted(cause))
     assert reports(driven) == [(NodeState.UNHEALTHY, "no store", True)]
     assert driven.agent.phase is AgentPhase.RUNNING
 
@@ -183,13 +183,13 @@ def test_a_failure_is_told_once_and_again_if_it_is_a_cause_after_all() -> None:
 def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
     driven = running()
     driven.exits(0, 7)
-    effects = driven.ends(text="")
-    assert effects[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)
+    asked = driven.ends(text="")
+    assert asked[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)
     driven.exits(1, -15, sent=(15,))
-    assert driven.hear(edge.RanksEnded()) == []  # until it is known why
+    assert driven.hear(events.RanksEnded()) == []  # until it is known why
     driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
     assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
-    assert driven.done[-2:] == [edge.CycleRetrying(), m.Ready()]
+    assert driven.done[-2:] == [effects.CycleRetrying(), m.Ready()]
     assert driven.agent.ended is not None
     driven.run(2, 1, nodes=2, restarts=1)
     assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
@@ -200,30 +200,30 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
     driven.exits(0, 7)
     driven.exits(1, -15, sent=(15,))
     driven.ends(restarts=False)
-    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)]
+    assert driven.all_of(effects.TerminateRanks) == [effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)]
     text, reason = "rank 0 exited with code 7", "no restarts left, giving up"
-    driven.hear(edge.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
+    driven.hear(events.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
     assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
     assert driven.told[-1] == m.Ready()
     driven.hear(job.Leave(93))
     assert over(driven) == (Exit.FAILED, 93)
-    assert driven.all_of(edge.LauncherExit)[0].cause is not None
+    assert driven.all_of(effects.LauncherExit)[0].cause is not None
 
 
 def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
-    assert succeeded().hear(job.Begin(held(1)))[-1] == edge.StartRanks(3)
+    assert succeeded().hear(job.Begin(held(1)))[-1] == effects.StartRanks(3)
     driven = succeeded()
     again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
     driven.hear(again)
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
-    assert driven.hear(again, job.Begin(held(1)))[-1] == edge.StartRanks(3)
+    assert driven.hear(again, job.Begin(held(1)))[-1] == effects.StartRanks(3)
     assert len(driven.said) == 1
 
 
 def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
     driven = running()
     end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
-    driven.hear(replace(end, is_cut_off=True), edge.RanksEnded())
+    driven.hear(replace(end, is_cut_off=True), events.RanksEnded())
     assert driven.said == ["cycle 0 ended: no coordinator; reconnecting to the job"]
 
 
@@ -234,9 +234,11 @@ def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_las
     driven.hear(job.Begin(held(1, nodes=2)))
     assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
     driven.hear(
-        edge.RanksEnded(), edge.RanksMet([0], 0, 1, 1), RankStarted(rank=0, local_rank=0, pid=200, at_ns=driven.now_ns)
+        events.RanksEnded(),
+        events.RanksMet([0], 0, 1, 1),
+        RankStarted(rank=0, local_rank=0, pid=200, at_ns=driven.now_ns),
     )
-    driven.hear(edge.RanksStarted())
+    driven.hear(events.RanksStarted())
     driven.exits(0)
     assert reports(driven) == 2 * [(NodeState.SUCCEEDED, "", False)]
 
@@ -246,7 +248,7 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
     driven.exits(0, 1)
     driven.ends()
     driven.hear(
-        edge.RanksEnded("process 7 (python, state D)", [ProcessFacts(pid=7)]),
+        events.RanksEnded("process 7 (python, state D)", [ProcessFacts(pid=7)]),
         verdict(node=0, text="rank 0 exited with code 1"),
     )
     assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True)
@@ -272,9 +274,9 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     assert driven.all_of(Release) == []
     assert driven.ends() == [Release(0)]
     driven.hear(signalled(0, signal.SIGTERM))
-    assert driven.all_of(edge.TerminateRanks) == []
+    assert driven.all_of(effects.TerminateRanks) == []
     driven.hear(signalled(0, signal.SIGKILL))
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)
 
 
 def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> None:
@@ -324,9 +326,9 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
     driven = running()
     driven.hear(EXCLUDE)
     assert reports(driven) == [(NodeState.EXCLUDED, "rank 0 asked for ExcludeThisNode: bad memory", False)]
-    assert driven.all_of(edge.TerminateRanks) == []  # the rank may have a last word
+    assert driven.all_of(effects.TerminateRanks) == []  # the rank may have a last word
     driven.exits(0, 1)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True)
     driven.hear(job.Leave(94, "too few"))
     assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
@@ -350,11 +352,11 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     driven = running()
     driven.hear(GONE, GONE)
     assert reports(driven) == [(NodeState.LOST, "nobody reads its output", False)]
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     assert driven.written == ["abandoned"]
     driven.exits(0, -15, sent=(15,))
     driven.exits(1, 1)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert driven.told[-1] == m.Goodbye("nobody reads its output", failed=True)
     assert driven.written[-1] == "cycle_ended"
     driven.hear(job.Leave(1))
@@ -363,12 +365,12 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
 
 def test_launcher_that_cannot_go_on_between_cycles_or_at_a_start_is_abandoned() -> None:
     driven = Driven()
-    driven.hear(edge.Tick(), GONE, job.Leave(1))
+    driven.hear(events.Tick(), GONE, job.Leave(1))
     assert over(driven) == (Exit.ABANDONED, 94)
     driven = Driven()
-    driven.hear(edge.Tick(), job.Begin(held()), GONE)
+    driven.hear(events.Tick(), job.Begin(held()), GONE)
     assert not driven.agent.wants_ranks
-    driven.hear(edge.NotStarted(), job.Leave(1))
+    driven.hear(events.NotStarted(), job.Leave(1))
     assert over(driven) == (Exit.ABANDONED, 94)
 
 
@@ -382,7 +384,7 @@ def test_a_request_of_the_last_moment_counts() -> None:
     driven = running()
     driven.exits(1, 1)
     driven.ends()
-    driven.hear(EXCLUDE, edge.RanksEnded(), verdict(node=0, rank=10))
+    driven.hear(EXCLUDE, events.RanksEnded(), verdict(node=0, rank=10))
     assert driven.agent.phase is AgentPhase.LEAVING
 
 
@@ -391,11 +393,11 @@ def test_a_rank_asks_for_the_end_of_the_job() -> None:
     driven.hear(SHUTDOWN)
     assert driven.told == [m.Shutdown("rank 0 asked for ShutdownWorkload: enough", 0)]
     driven.ends(Outcome.STOPPED, restarts=False)
-    assert driven.all_of(edge.TerminateRanks) == []
+    assert driven.all_of(effects.TerminateRanks) == []
     driven.wait(5.0)
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.TERMINATED, 5.0)
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     driven.exits(0, -15, sent=(15,))
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
     assert driven.said == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: enough; not restarting"]
     assert over(driven) == (Exit.FAILED, 1)
 
@@ -406,7 +408,7 @@ def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
     driven.hear(SHUTDOWN)
     driven.ends(Outcome.STOPPED, restarts=False)
     driven.exits(0)
-    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
     assert over(driven) == (Exit.SUCCEEDED, 0)
 
 
@@ -422,7 +424,7 @@ KILLING = "received {} again: killing the ranks"
 
 
 def signals(driven: Driven) -> list[tuple[int, bool]]:
-    return [(each.number, each.whole_group) for each in driven.all_of(edge.SignalRanks)]
+    return [(each.number, each.whole_group) for each in driven.all_of(effects.SignalRanks)]
 
 
 @pytest.mark.parametrize("ranks_are_python", [True, False])
@@ -430,14 +432,14 @@ def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_pyt
     driven = running(ranks_are_python=ranks_are_python, term_timeout_s=60.0)
     driven.exits(0)
     driven.done.clear()
-    assert driven.stop()[-2:] == [edge.TellStop(1), edge.SignalRanks([1], signal.SIGTERM, not ranks_are_python)]
+    assert driven.stop()[-2:] == [effects.TellStop(1), effects.SignalRanks([1], signal.SIGTERM, not ranks_are_python)]
     driven.wait(20.0)
     driven.stop(signal.SIGHUP)
     driven.exits(1, -15, sent=(15,))
     left_s = None if ranks_are_python else 40.0
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0, left_s)
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0, left_s)
     assert signals(driven) == [(signal.SIGTERM, not ranks_are_python), (signal.SIGHUP, not ranks_are_python)]
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting"]
     assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
     driven.hear(job.Leave(1))
@@ -449,7 +451,7 @@ def test_ranks_that_end_well_when_asked_to_are_a_good_end() -> None:
     driven.stop()
     driven.exits(0)
     driven.exits(1)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
     assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
     driven.hear(job.Leave(0))
@@ -463,7 +465,7 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     driven.stop(second, again=True)
     assert signals(driven) == [(signal.SIGTERM, False)]
     assert driven.said == [KILLING.format(second.name)]
-    assert driven.done[-1] == edge.TerminateRanks(TerminationMode.KILLED, 5.0)
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0)
 
 
 def test_a_hangup_kills_nobody() -> None:
@@ -478,9 +480,9 @@ def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() ->
     driven = running()
     driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
-    assert driven.all_of(edge.TerminateRanks) == []
-    assert driven.stop() == [edge.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
+    assert driven.all_of(effects.TerminateRanks) == []
+    assert driven.stop() == [effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
     driven.exits(0, -9)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert driven.agent.phase is AgentPhase.LEAVING
     assert driven.said[-1].endswith("; not restarting")

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.messages.monitor import Collect
+from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.core.pauses import Pauses
 from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board
@@ -26,7 +26,7 @@ def started(ranks: int = 1, **options: object) -> Driven:
 
 def late(driven: Driven) -> list[tuple[object, object, object]]:
     """Rank, kind and seconds of each verdict of the launcher's."""
-    written = [each.record for each in driven.all_of(edge.Write) if isinstance(each.record, RankHung)]
+    written = [each.record for each in driven.all_of(effects.Write) if isinstance(each.record, RankHung)]
     return [(verdict.rank, verdict.kind, verdict.elapsed_s) for verdict in written]
 
 
@@ -37,9 +37,9 @@ def test_rank_that_starts_late_is_terminated_then_killed() -> None:
     assert late(driven) == []
     driven.wait(0.2)
     assert late(driven) == [(10, "startup", 30.0)]
-    assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((1,), signal.SIGTERM)]
+    assert driven.all_of(effects.SignalRanks) == [effects.SignalRanks((1,), signal.SIGTERM)]
     driven.wait(5.0)
-    assert driven.all_of(edge.SignalRanks)[1:] == [edge.SignalRanks((1,), signal.SIGKILL)]
+    assert driven.all_of(effects.SignalRanks)[1:] == [effects.SignalRanks((1,), signal.SIGKILL)]
     driven.exits(1, -9)
     (report,) = driven.told[1:]
     assert isinstance(report, m.Report)
@@ -82,10 +82,10 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven = started(exit_timeout_s=20.0)
     driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(20.0)
-    assert driven.orders(Collect) == [edge.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
-    assert driven.all_of(edge.SignalRanks) == []
+    assert driven.orders(Collect) == [effects.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
+    assert driven.all_of(effects.SignalRanks) == []
     driven.hear(observed(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
-    assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
+    assert driven.all_of(effects.SignalRanks) == [effects.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
 
 
@@ -102,7 +102,7 @@ def stand_still(driven: Driven) -> None:
 def be_stopped_between_timers(driven: Driven) -> None:
     """No timer is late then, but SIGCONT came: the launcher was stopped, and its ranks with it."""
     driven.wait(20.0)
-    driven.hear(edge.Continued())
+    driven.hear(events.Continued())
 
 
 def stand_still_in_a_pause(driven: Driven) -> None:
@@ -114,7 +114,7 @@ def stand_still_in_a_pause(driven: Driven) -> None:
 
 def be_stopped_in_a_pause(driven: Driven) -> None:
     stand_still_in_a_pause(driven)
-    driven.hear(edge.Continued())
+    driven.hear(events.Continued())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(i
     driven.hear(attached(0, 0, driven.now_ns))
     goodbye = detached(0, 0, driven.now_ns)
     driven.wait(15.0)
-    driven.hear(*([goodbye, edge.Continued()] if is_heard_first else [edge.Continued(), goodbye]))
+    driven.hear(*([goodbye, events.Continued()] if is_heard_first else [events.Continued(), goodbye]))
     driven.wait(19.0)
     assert late(driven) == []
     driven.wait(1.1)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -28,7 +28,7 @@ def restarted() -> Driven:
     driven.exits(0, 1)
     driven.ends()
     driven.exits(1, -15, sent=(15,))
-    driven.hear(edge.RanksEnded(), verdict(3, node=0, rank=0, text="rank 0 exited with code 1"))
+    driven.hear(events.RanksEnded(), verdict(3, node=0, rank=0, text="rank 0 exited with code 1"))
     driven.now_ns += 100 * MS
     driven.run(2, 4, nodes=2)
     driven.now_ns += 1000 * MS
@@ -62,7 +62,7 @@ def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(e
             driven.exits(local_rank)
         else:
             driven.hear(trains(local_rank, 4, 0, driven.now_ns))
-    driven.hear(edge.Tick())
+    driven.hear(events.Tick())
     (line,) = again(driven)
     assert line == (
         "cycle 4 is training again 1.10 s after the failure was detected "
@@ -273,7 +273,7 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
     driven.wait(0.1)
     driven.exits(0, 1)  # it has lost its peer, and is quicker
     driven.exits(1, 1, sent=(15,), signalled_at_ns=driven.now_ns)
-    assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == kept
+    assert [each.ended.rank for each in driven.all_of(effects.KeepEvidence)] == kept
 
 
 def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
-from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import actions as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.memory.snapshots import (
@@ -25,14 +25,14 @@ KEY = SnapshotKey(0, 7)
 STOCK = Kept((KeptSnapshot(KEY, 4, (0, 10)),))
 
 
-def restoring(driven: Driven, restore: Restore | None) -> list[edge.Effect]:
+def restoring(driven: Driven, restore: Restore | None) -> list[effects.Effect]:
     """Cycle 1 begins, and goes on from a snapshot."""
     begun = held(1, nodes=2)
     decision = replace(begun.decision, restore=restore)
-    effects = driven.hear(edge.Tick(), job.Begin(replace(begun, decision=decision)), edge.RanksMet([0, 10], 0, 2, 4))
-    driven.record.created(edge.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
-    driven.record.created(edge.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
-    return effects + driven.hear(edge.RanksStarted())
+    asked = driven.hear(events.Tick(), job.Begin(replace(begun, decision=decision)), events.RanksMet([0, 10], 0, 2, 4))
+    driven.record.created(events.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
+    driven.record.created(events.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
+    return asked + driven.hear(events.RanksStarted())
 
 
 def failed(driven: Driven, kept: Kept) -> None:
@@ -42,7 +42,7 @@ def failed(driven: Driven, kept: Kept) -> None:
     driven.ends()
     driven.exits(1, -15, sent=(15,))
     driven.wait(60.0)
-    driven.hear(edge.RanksEnded(kept=kept), verdict(node=0))
+    driven.hear(events.RanksEnded(kept=kept), verdict(node=0))
 
 
 def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before() -> None:
@@ -50,9 +50,9 @@ def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_nu
     driven = Driven(max_nodes=2)
     failed(driven, STOCK)
     begun = held(1, nodes=2)
-    driven.hear(job.Begin(begun), m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), edge.NotStarted(None))
+    driven.hear(job.Begin(begun), m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), events.NotStarted(None))
     driven.wait(60.0)
-    driven.hear(edge.RanksEnded(kept=STOCK), replace(verdict(node=1), cycle=1))
+    driven.hear(events.RanksEnded(kept=STOCK), replace(verdict(node=1), cycle=1))
     assert driven.agent.cycle.record.cycle == 1
     assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
 
@@ -69,8 +69,8 @@ def test_restore_of_the_node_is_logged_and_told() -> None:
     driven = Driven(max_nodes=2)
     restoring(driven, Restore(KEY, reached=9))
     record = SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.5, redone=2)
-    effects = driven.hear(SnapshotRestored(cycle=1, key=KEY, seconds=0.5))
-    assert effects == [edge.Write(record), m.Restored(1, KEY)]
+    asked = driven.hear(SnapshotRestored(cycle=1, key=KEY, seconds=0.5))
+    assert asked == [effects.Write(record), m.Restored(1, KEY)]
     assert driven.agent.restores == [2]
     assert driven.hear(SnapshotRestored(cycle=0, key=KEY, seconds=0.5)) == []
 
@@ -79,12 +79,12 @@ def test_restore_of_the_node_is_logged_and_told() -> None:
 def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_min_healthy: bool) -> None:
     driven = Driven(max_nodes=2, min_healthy=is_min_healthy)
     restoring(driven, Restore(KEY))
-    effects = driven.hear(event := RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
+    asked = driven.hear(event := RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
     text = "rank 10 can't restore iteration 7 from memory: its digest differs"
-    (report,) = [each for each in effects if isinstance(each, m.Report)]
+    (report,) = [each for each in asked if isinstance(each, m.Report)]
     assert (report.state, report.is_mixed) == (NodeState.UNHEALTHY, True)
     assert report.cause == Cause(kind=CauseKind.CRASH, text=text, rank=10)
-    assert edge.Write(event) in effects
+    assert effects.Write(event) in asked
     assert driven.hear(SnapshotRestored(cycle=1, key=KEY)) == []
     # whatever the rank does then
     driven.exits(1, 3)

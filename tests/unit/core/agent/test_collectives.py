@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.messages import Reviewed
-from megatron_ft.core.messages.monitor import Collect
+from megatron_ft.core.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, observed
 
 TIMEOUT_S = 40.0
@@ -148,7 +148,7 @@ def test_time_that_is_nobodys_does_not_count() -> None:
     driven.pauses.end(driven.now_ns)
     driven.wait(9.0)
     assert asked(driven) == []
-    driven.hear(edge.Continued())
+    driven.hear(events.Continued())
     driven.wait(TIMEOUT_S - 1.0)
     assert asked(driven) == []
     moves(driven, 0)
@@ -219,7 +219,7 @@ def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
         driven = watching(ends_for_collectives=True, min_healthy=True)
         driven.wait(TIMEOUT_S + 1.0)
         driven.hear(msgspec.structs.replace(REVIEW, rank=rank))
-        assert [each.local_ranks for each in driven.all_of(edge.SignalRanks)] == signalled
+        assert [each.local_ranks for each in driven.all_of(effects.SignalRanks)] == signalled
         assert ended(driven) == []
     driven = watching(ends_for_collectives=True, min_healthy=True)
     driven.hear(REVIEW)

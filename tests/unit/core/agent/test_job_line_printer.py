@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import actions as job
 from megatron_ft.core.job.messages import PrintJobLines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from tests.support.agents import Driven, verdict
@@ -25,7 +25,7 @@ def ends(driven: Driven) -> None:
     """By no fault of this node's."""
     driven.ends()
     driven.wait(10.0)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     driven.hear(verdict(text="a cable", node=2, name="c", nodes=3))
 
 
@@ -58,7 +58,7 @@ def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
     driven = running(1)
     driven.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
     driven.wait(10.0)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert [line.partition("; ")[0] for line in driven.said] == [
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]
@@ -66,7 +66,7 @@ def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
     driven.stop()
     driven.exits(0)
     driven.exits(1)
-    driven.hear(edge.RanksEnded())
+    driven.hear(events.RanksEnded())
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
 
 
@@ -77,7 +77,9 @@ def test_the_end_of_the_job_is_said_by_one() -> None:
             driven.exits(local_rank)
         assert driven.told[-1].state is NodeState.SUCCEEDED  # type: ignore[union-attr]
         driven.ends(Outcome.SUCCEEDED, restarts=False)
-        driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0, "", True))
+        driven.hear(
+            events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0, "", True)
+        )
         assert driven.said.count("all ranks finished after 1 cycle") == said
 
 
@@ -92,7 +94,7 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
         driven = running(1)
         driven.ends(restarts=False)
         driven.wait(10.0)
-        driven.hear(edge.RanksEnded())
+        driven.hear(events.RanksEnded())
         driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
         assert driven.said == []
         if is_told_to_speak:
@@ -111,7 +113,7 @@ def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
         assert driven.said == lines
     for is_told in (False, True):
         fresh = Driven(max_nodes=3, shares_output=True)
-        fresh.hear(edge.Tick(), *[PrintJobLines()] * is_told, job.Leave(94, why, True))
+        fresh.hear(events.Tick(), *[PrintJobLines()] * is_told, job.Leave(94, why, True))
         assert fresh.said == [why] * is_told
     everywhere = running(1, shares_output=True, says_all=True)
     ends(everywhere)
@@ -127,13 +129,13 @@ def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     lost = running(0, shares_output=True)
     lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
     lost.wait(10.0)
-    lost.hear(edge.RanksEnded(), job.Leave(94, "too few", True))  # and the job's is for another one to say
+    lost.hear(events.RanksEnded(), job.Leave(94, "too few", True))  # and the job's is for another one to say
     assert [line.partition("; ")[0] for line in lost.said[1:]] == [
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]
     ill = Driven(max_nodes=3, checks_health=True, shares_output=True)
     ill.hear(
-        edge.Tick(),
+        events.Tick(),
         NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1),
         job.Leave(94, "", True),
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import Reviewed
-from megatron_ft.core.messages.monitor import Collect, ConfirmHang, ExtendTimeout
+from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
 from tests.unit.core.job.test_lost_peer import left, stuck, waiting
@@ -19,7 +19,7 @@ from tests.unit.core.job.test_lost_peer import left, stuck, waiting
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
 CONFIGURED = replace(LATE, learned=False)
 PROGRESS = "rank 20 has read or written 12.0 MB"
-CONFIRMED = [edge.OrderMonitor(0, ConfirmHang(0))]
+CONFIRMED = [effects.OrderMonitor(0, ConfirmHang(0))]
 
 
 def running(ranks: int = 2, *, nodes: int = 3, **options: object) -> Driven:
@@ -31,7 +31,7 @@ def running(ranks: int = 2, *, nodes: int = 3, **options: object) -> Driven:
     return driven
 
 
-def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[edge.Effect]:
+def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[effects.Effect]:
     verdict = replace(LATE, local_rank=local_rank, **more)  # type: ignore[arg-type]
     return driven.hear(suspected(local_rank, 0, verdict))
 
@@ -53,12 +53,13 @@ def reviewed(*hanging: int, rank: int | None = None, progress: str = "") -> Revi
     )
 
 
-def orders(driven: Driven) -> list[edge.Effect]:
+def orders(driven: Driven) -> list[effects.Effect]:
     kinds = ConfirmHang | ExtendTimeout
     return [
         each
         for each in driven.done
-        if isinstance(each, edge.SignalRanks) or (isinstance(each, edge.OrderMonitor) and isinstance(each.order, kinds))
+        if isinstance(each, effects.SignalRanks)
+        or (isinstance(each, effects.OrderMonitor) and isinstance(each.order, kinds))
     ]
 
 
@@ -80,7 +81,7 @@ def test_suspects_are_confirmed_together_where_no_rank_moves() -> None:
     suspect(driven)
     suspect(driven, 2)
     driven.hear(reviewed(20))
-    assert orders(driven) == [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(2, ConfirmHang(0))]
+    assert orders(driven) == [effects.OrderMonitor(0, ConfirmHang(0)), effects.OrderMonitor(2, ConfirmHang(0))]
     assert driven.said == []
     driven.done.clear()
     driven.hear(reviewed(20))
@@ -93,8 +94,8 @@ def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
     suspect(driven, 2)
     driven.hear(reviewed(0, progress=PROGRESS))
     assert orders(driven) == [
-        edge.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1)),
-        edge.OrderMonitor(2, ExtendTimeout(0, 1.25 * 60.1)),
+        effects.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1)),
+        effects.OrderMonitor(2, ExtendTimeout(0, 1.25 * 60.1)),
     ]
     assert driven.said == [
         "rank 0 (and 1 other rank of this node): in 'step' for 60.1 s after iteration 7, longer than its learned "
@@ -109,7 +110,7 @@ def test_verdict_is_dropped_where_a_rank_of_this_node_has_moved_on_after_the_evi
     suspect(driven)
     driven.boards[1] = BOARD._replace(ring_head=41)
     driven.hear(reviewed(0))
-    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
+    assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
     assert "rank 10 has entered or left a section" in driven.said[0]
 
 
@@ -143,7 +144,7 @@ def test_extensions_end_at_four_timeouts_whoever_moves(observe_only: bool) -> No
     driven = running(1, observe_only=observe_only)
     suspect(driven, elapsed_s=239.0)
     driven.hear(reviewed(progress=PROGRESS))
-    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 240.0))]
+    assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 240.0))]
     driven.done.clear()
     suspect(driven, elapsed_s=240.01)
     assert orders(driven) == CONFIRMED
@@ -178,15 +179,18 @@ def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
 @pytest.mark.parametrize(
     ("review", "expected"),
     [
-        (reviewed(20), [edge.OrderMonitor(0, ExtendTimeout(0, 120.1)), edge.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
-        (reviewed(0), [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
-        (reviewed(10, 20), [edge.OrderMonitor(0, ExtendTimeout(0, 120.1)), edge.OrderMonitor(1, ConfirmHang(0))]),
-        (reviewed(), [edge.OrderMonitor(0, ConfirmHang(0)), edge.OrderMonitor(1, ConfirmHang(0))]),
+        (
+            reviewed(20),
+            [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.OrderMonitor(1, ExtendTimeout(0, 120.1))],
+        ),
+        (reviewed(0), [effects.OrderMonitor(0, ConfirmHang(0)), effects.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
+        (reviewed(10, 20), [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.OrderMonitor(1, ConfirmHang(0))]),
+        (reviewed(), [effects.OrderMonitor(0, ConfirmHang(0)), effects.OrderMonitor(1, ConfirmHang(0))]),
     ],
 )
 @pytest.mark.parametrize("learned", [True, False])
 def test_suspects_that_only_wait_go_on_under_min_healthy(
-    review: Reviewed, expected: list[edge.Effect], learned: bool
+    review: Reviewed, expected: list[effects.Effect], learned: bool
 ) -> None:
     driven = running(min_healthy=True)
     for local_rank in (0, 1):
@@ -206,7 +210,7 @@ def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None
     driven = running(min_healthy=True)
     suspect(driven, learned=False)
     driven.hear(reviewed(10))
-    assert orders(driven) == [edge.OrderMonitor(0, ExtendTimeout(0, 120.1)), edge.SignalRanks((1,), 9)]
+    assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.SignalRanks((1,), 9)]
     driven.exits(1, -9, sent=(9,))
     assert driven.record.cause().text.startswith("rank 10 hung in 'step' for 60.1 s")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent.edge import Write
+from megatron_ft.core.agent.effects import Write
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.waits import Lags, RankLag, RankWaits, Waits
 from megatron_ft.core.facts.launcher import SlowRank

@@ -10,7 +10,7 @@ from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.reference import SERVED
 from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
-from megatron_ft.ipc.config.torchrun import add_torchrun_options
+from megatron_ft.ipc.config.torchrun_options import add_torchrun_options
 
 WORKS = """
     --fault-tol-cfg-path --ft-cfg-path --ft-cfg_path --ft-checkpoint-iteration-file --ft-checkpoint_iteration_file

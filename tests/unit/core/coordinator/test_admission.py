@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.coordinator.admission import NO_LEAD, Admission, OtherLead, differences, refusal
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job.decisions import AcceptorState, Assignment, Decision, DecisionKind
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import Arguments, Beat, Dismiss, Hello, JobDefinition, Lead, Moved, Rules, Wait
@@ -115,19 +115,19 @@ def test_redirect_ends_when_the_coordinators_own_launcher_comes_back() -> None:
 
 def test_coordinator_without_a_cycle_begins_none_while_the_job_is_led_elsewhere() -> None:
     fresh = Coordinator("fresh", founds=True)
-    fresh.handle(edge.Heard(1, msgspec.structs.replace(hello(), owns=True)), 0.0)
-    fresh.handle(edge.Heard(2, Moved("job", "b:29500")), 0.1)
-    assert [effect for effect in fresh.settle(0.1) if isinstance(effect, edge.Send)] == [
-        edge.Send([1], Wait(0, 0, soon=True, elsewhere="b:29500"))
+    fresh.handle(actions.Heard(1, msgspec.structs.replace(hello(), owns=True)), 0.0)
+    fresh.handle(actions.Heard(2, Moved("job", "b:29500")), 0.1)
+    assert [effect for effect in fresh.settle(0.1) if isinstance(effect, actions.Send)] == [
+        actions.Send([1], Wait(0, 0, soon=True, elsewhere="b:29500"))
     ]
     fresh.settle(1.0 + 3 * MOVED_S)  # no other coordinator says so any more
     assert fresh.alarm_s < 5 * MOVED_S
-    fresh.handle(edge.Heard(1, Beat()), 1.0 + 3 * MOVED_S)
-    sent = [effect.message for effect in fresh.settle(2.0 + 3 * MOVED_S) if isinstance(effect, edge.Send)]
+    fresh.handle(actions.Heard(1, Beat()), 1.0 + 3 * MOVED_S)
+    sent = [effect.message for effect in fresh.settle(2.0 + 3 * MOVED_S) if isinstance(effect, actions.Send)]
     assert [type(message) for message in sent] in ([Lead], [])
 
 
 def test_coordinator_of_a_cycle_keeps_its_launchers() -> None:
     leader = Coordinator("leader", founds=True)
-    leader.handle(edge.Heard(1, knowing()), 0.0)
-    assert leader.handle(edge.Heard(2, Moved("job", "b:29500")), 0.2) == [edge.Drop(2)]
+    leader.handle(actions.Heard(1, knowing()), 0.0)
+    assert leader.handle(actions.Heard(2, Moved("job", "b:29500")), 0.2) == [actions.Drop(2)]

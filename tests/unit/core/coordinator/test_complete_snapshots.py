@@ -9,7 +9,7 @@ from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.verdict import Seat, failure_signature
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.messages import Report
@@ -116,17 +116,17 @@ def fails_and_meets(
 ) -> tuple[Decision, list[str]]:
     """Rank 1 fails, and both nodes are ready again. Return what is decided then, and the lines."""
     cause = Cause(kind=CauseKind.CRASH, text=text, rank=1)
-    machine.handle(edge.Heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last))), 0.0)
+    machine.handle(actions.Heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last))), 0.0)
     machine.settle(0.0)
     for link, each in enumerate(stock):
-        machine.handle(edge.Heard(link, m.Ready(each)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(each)), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    (decided,) = [each.held.decision for each in effects if isinstance(each, edge.Decided)]
+    (decided,) = [each.held.decision for each in effects if isinstance(each, actions.Decided)]
     return decided, lines(effects)
 
 
-def lines(effects: list[edge.CoordinatorEffect]) -> list[str]:
-    told = [each.message for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Tell)]
+def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
+    told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, m.Tell)]
     return [each.text for each in told if not each.is_copy]
 
 
@@ -138,8 +138,8 @@ def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restor
         Restore(key(7), failure="crash: rank # raised NaN", reached=9),
         [],
     )
-    assert machine.handle(edge.Heard(0, m.Restored(1, key(7))), 0.0) == []
-    told = machine.handle(edge.Heard(1, m.Restored(1, key(7))), 0.0)
+    assert machine.handle(actions.Heard(0, m.Restored(1, key(7))), 0.0) == []
+    told = machine.handle(actions.Heard(1, m.Restored(1, key(7))), 0.0)
     assert lines(told) == ["restored iteration 7 from memory, 2 iterations redone"]
     assert links(told, m.Tell) == [0, 1]
 
@@ -152,7 +152,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
     found, other = Kept(local_ranks=1, files=FILES, reads_files=True), Kept(local_ranks=1, reads_files=True)
     machine = begun(RULES, "ab", [found, other])
     for link in (0, 1):
-        said = lines(machine.handle(edge.Heard(link, m.Restored(0, EARLIER)), 0.0))
+        said = lines(machine.handle(actions.Heard(link, m.Restored(0, EARLIER)), 0.0))
     assert said == ["restored iteration 7 from the files of an earlier life"]
     decision, _ = fails_and_meets(machine, 0, found, other)
     assert decision.restore is not None
@@ -168,8 +168,8 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
     machine = Coordinator("c", founds=True, now_s=0.0)
-    machine.handle(edge.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
-    machine.handle(edge.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
+    machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
+    machine.handle(actions.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
     effects = answers(machine, machine.settle(0.0))
     assert lines(effects) == [
         "cycle 0 restores nothing from memory: the snapshot of iteration 7 in files is of 2 ranks, not 4"
@@ -179,14 +179,14 @@ def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why
 def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
     machine = begun(RULES, "ab")
     cause = Cause(kind=CauseKind.CRASH, text="NaN", rank=1)
-    machine.handle(edge.Heard(1, m.StockTaken(kept(1, key(7)))), 0.0)
-    machine.handle(edge.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause)), 0.0)
+    machine.handle(actions.Heard(1, m.StockTaken(kept(1, key(7)))), 0.0)
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause)), 0.0)
     assert links(machine.settle(0.0), m.End) == [0, 1]
-    machine.handle(edge.Heard(0, m.Ready()), 0.0)
-    machine.handle(edge.Heard(0, m.StockTaken(kept(0, key(7)))), 0.0)
-    machine.handle(edge.Heard(1, m.Ready(kept(1, key(7)))), 0.0)
+    machine.handle(actions.Heard(0, m.Ready()), 0.0)
+    machine.handle(actions.Heard(0, m.StockTaken(kept(0, key(7)))), 0.0)
+    machine.handle(actions.Heard(1, m.Ready(kept(1, key(7)))), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    assert [each.held.decision.restore for each in effects if isinstance(each, edge.Decided)] == [
+    assert [each.held.decision.restore for each in effects if isinstance(each, actions.Decided)] == [
         Restore(key(7), failure="crash: NaN")
     ]
 
@@ -212,7 +212,7 @@ def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
 def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
     machine = begun(RULES, "ab")
     for link in (0, 1):
-        machine.handle(edge.Heard(link, Saved(key(5))), 0.0)
+        machine.handle(actions.Heard(link, Saved(key(5))), 0.0)
     decision, said = fails_and_meets(machine, 0, Kept(), Kept())
     why = "no keeper says that it has a snapshot"
     assert (decision.restore, said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
@@ -223,21 +223,21 @@ def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line
 def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
     machine = begun(RULES, "ab")
     machine.settle(0.0)
-    assert machine.handle(edge.Heard(0, Saved(key(5))), 0.0) == []
-    assert links(machine.handle(edge.Heard(1, Saved(key(5))), 0.0), Complete) == [0, 1]
+    assert machine.handle(actions.Heard(0, Saved(key(5))), 0.0) == []
+    assert links(machine.handle(actions.Heard(1, Saved(key(5))), 0.0), Complete) == [0, 1]
     assert not machine.needs_settling
 
 
 def test_rank_that_cannot_restore_ends_the_cycle_of_nodes_that_go_on_without_failed_ones() -> None:
     machine = begun(m.Rules(min_nodes=1, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
     crash = Cause(kind=CauseKind.CRASH, text="rank 1 exited with code 1", rank=1)
-    machine.handle(edge.Heard(1, m.Report(0, NodeState.UNHEALTHY, crash)), 0.0)
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, crash)), 0.0)
     assert links(machine.settle(0.0), m.End) == []
     cause = Cause(kind=CauseKind.CRASH, text="rank 1 can't restore iteration 7 from memory: digest", rank=1)
-    machine.handle(edge.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True)), 0.0)
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True)), 0.0)
     effects = machine.settle(0.0)
     assert links(effects, m.End) == [0, 1, 2]
-    (verdict,) = [each.verdict for each in effects if isinstance(each, edge.Judged)]
+    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
     assert (verdict.cause.text, verdict.node) == (cause.text, 1)
 
 
@@ -278,16 +278,20 @@ def test_vote_without_lost_nodes_keeps_what_the_cycle_restores() -> None:
     machine = begun(m.Rules(min_nodes=2, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
     for link in range(3):
         text = "rank 0 exited with code 1"
-        machine.handle(edge.Heard(link, m.Report(0, NodeState.UNHEALTHY, Cause(kind=CauseKind.CRASH, text=text))), 0.0)
+        machine.handle(
+            actions.Heard(link, m.Report(0, NodeState.UNHEALTHY, Cause(kind=CauseKind.CRASH, text=text))), 0.0
+        )
     machine.settle(0.0)
     for link in range(3):
         stock = Kept((KeptSnapshot(key(7), 3, (link,)),), 1)
-        machine.handle(edge.Heard(link, m.Ready(stock)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(stock)), 0.0)
     answers(machine, machine.settle(0.0))
-    machine.handle(edge.Broken(2), 1.0)
+    machine.handle(actions.Broken(2), 1.0)
     effects = [effect for at_s in (1.0, 2.0, 3.0) for effect in machine.settle(at_s)]
     (roll,) = {
-        each.message.decision for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Propose)
+        each.message.decision
+        for each in effects
+        if isinstance(each, actions.Send) and isinstance(each.message, m.Propose)
     }
     assert (roll.kind, roll.restore) == (DecisionKind.ROLL, Restore(key(7), failure="crash: rank # exited with code #"))
 

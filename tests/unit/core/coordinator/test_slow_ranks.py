@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ft.core.coordinator.slow_ranks import WORST, SlowRanks, compare
 from megatron_ft.core.diagnosis.waits import Lags, RankWaits, Waits, window_s
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from tests.support.job_machines import begun
 
@@ -183,13 +183,13 @@ def test_windows_of_large_jobs_are_longer() -> None:
 
 def test_result_goes_to_the_launcher_that_speaks_for_the_job() -> None:
     machine = begun(m.Rules(min_nodes=2, max_nodes=2), "ab")
-    sent: list[edge.Send] = []
+    sent: list[actions.Send] = []
     for tick in range(40):
         for link in (0, 1):
             waits = Waits(0, (RankWaits(link, 50, 30 * link, 10 * link),))
-            machine.handle(edge.Heard(link, m.Beat()), tick * TELL_S / 4)
-            machine.handle(edge.Heard(link, waits), tick * TELL_S / 4)
-        sent += [each for each in machine.settle(tick * TELL_S / 4) if isinstance(each, edge.Send)]
+            machine.handle(actions.Heard(link, m.Beat()), tick * TELL_S / 4)
+            machine.handle(actions.Heard(link, waits), tick * TELL_S / 4)
+        sent += [each for each in machine.settle(tick * TELL_S / 4) if isinstance(each, actions.Send)]
     results = [(each.links, each.message) for each in sent if isinstance(each.message, Lags)]
     assert {tuple(links) for links, _ in results} == {(0,)}
     *_, (_, last) = results

@@ -13,7 +13,7 @@ from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import (
     AcceptedProposal,
@@ -40,45 +40,45 @@ def hello(place: int | None, rules: m.Rules, name: str = "", **standing: Any) ->
     return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
 
 
-def taken_over(hellos: list[m.Hello]) -> tuple[Coordinator, list[edge.CoordinatorEffect]]:
+def taken_over(hellos: list[m.Hello]) -> tuple[Coordinator, list[actions.CoordinatorEffect]]:
     """It leads these launchers, each at the link that is its number in the list; and what it has sent since."""
     machine, sent = Coordinator("c", founds=False, now_s=0.0), []
     for link, each in enumerate(hellos):
-        machine.handle(edge.Heard(link, each), 0.0)
+        machine.handle(actions.Heard(link, each), 0.0)
     machine.settle(0.0)
     for link in range(len(hellos)):
-        sent += machine.handle(edge.Heard(link, m.Follow((1, "c"))), 0.0)
+        sent += machine.handle(actions.Heard(link, m.Follow((1, "c"))), 0.0)
     sent += machine.settle(0.0)
     assert machine.leads
     return machine, sent
 
 
-def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: float = 0.0) -> list[edge.Send]:
+def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: float = 0.0) -> list[actions.Send]:
     """Let time pass, in which these launchers answer and send their beats; what they were sent."""
-    sent: list[edge.Send] = []
+    sent: list[actions.Send] = []
     now_s = from_s
     while now_s < to_s:
         now_s = min(to_s, now_s + 0.5)
-        effects = [effect for link in alive for effect in machine.handle(edge.Heard(link, m.Beat()), now_s)]
+        effects = [effect for link in alive for effect in machine.handle(actions.Heard(link, m.Beat()), now_s)]
         effects += machine.settle(now_s)
         for each in sends(effects):
             sent.append(each)
             for link in each.links:
                 if isinstance(each.message, m.Lead):
-                    effects += machine.handle(edge.Heard(link, m.Follow(each.message.term)), now_s)
+                    effects += machine.handle(actions.Heard(link, m.Follow(each.message.term)), now_s)
                 elif isinstance(each.message, m.Propose):
-                    machine.handle(edge.Heard(link, m.Accept(each.message.ballot, "store:1")), now_s)
+                    machine.handle(actions.Heard(link, m.Accept(each.message.ballot, "store:1")), now_s)
     return sent
 
 
-def proposed(sent: Sequence[edge.Send], kind: DecisionKind) -> dict[int, m.Propose]:
+def proposed(sent: Sequence[actions.Send], kind: DecisionKind) -> dict[int, m.Propose]:
     """Proposals of that kind, by link."""
     found = [(each.links, each.message) for each in sent if isinstance(each.message, m.Propose)]
     return {link: message for links, message in found if message.decision.kind is kind for link in links}
 
 
-def sends(effects: Sequence[edge.CoordinatorEffect]) -> list[edge.Send]:
-    return [each for each in effects if isinstance(each, edge.Send)]
+def sends(effects: Sequence[actions.CoordinatorEffect]) -> list[actions.Send]:
+    return [each for each in effects if isinstance(each, actions.Send)]
 
 
 def test_launcher_absent_after_a_takeover_is_not_awaited_if_none_restarts() -> None:
@@ -86,7 +86,7 @@ def test_launcher_absent_after_a_takeover_is_not_awaited_if_none_restarts() -> N
     machine, _ = taken_over([hello(place, rules) for place in (0, 1, 2, 4)])
     assert links(until(machine, 12.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
     for link in range(4):
-        machine.handle(edge.Heard(link, m.Ready()), 12.0)
+        machine.handle(actions.Heard(link, m.Ready()), 12.0)
     assert not proposed(until(machine, 69.0, alive=range(4), from_s=12.0), DecisionKind.END)  # it may yet be back
     ends = proposed(until(machine, 71.0, alive=range(4), from_s=69.0), DecisionKind.END)
     (end,) = {each.decision for each in ends.values()}
@@ -98,11 +98,11 @@ def test_the_launcher_on_the_host_of_a_lost_node_has_its_place_with_the_next_coo
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3, last_call_s=0.1)
     machine, _ = taken_over([hello(place, rules) for place in (0, 3, 4)])
     for link, host in ((8, "h2"), (9, "h1")):
-        machine.handle(edge.Heard(link, hello(None, rules, host)), 0.5)
+        machine.handle(actions.Heard(link, hello(None, rules, host)), 0.5)
     here = (0, 1, 2, 8, 9)
     until(machine, 10.0, alive=here, from_s=0.5)
     for link in range(3):
-        machine.handle(edge.Heard(link, m.Ready()), 10.0)
+        machine.handle(actions.Heard(link, m.Ready()), 10.0)
     asked = proposed(until(machine, 12.0, alive=here, from_s=10.0), DecisionKind.CYCLE)
     assert {link: each.place for link, each in asked.items()} == {0: 0, 9: 1, 8: 2, 1: 3, 2: 4}
 
@@ -127,7 +127,7 @@ def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_coordina
         ]
     )
     for link in range(4):
-        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+        machine.handle(actions.Heard(link, m.Ready()), 0.0)
     begun = proposed(until(machine, 30.0, alive=range(4)), DecisionKind.CYCLE)
     assert {each.decision.advance.stalled for each in begun.values()} == {1}
 
@@ -181,19 +181,19 @@ def test_another_job_at_a_later_endpoint_ends_no_launcher_that_looks_for_its_own
     machine = member()
     machine.tick(0.0)
     machine.failed(0.0)  # nothing listens at the first endpoint yet
-    (connect,) = [effect for effect in machine.tick(0.3) if isinstance(effect, edge.Connect)]
+    (connect,) = [effect for effect in machine.tick(0.3) if isinstance(effect, actions.Connect)]
     assert connect.address != "first:1"
     machine.opened(0.3)
-    assert not any(isinstance(effect, edge.Leave) for effect in machine.heard(refused, 0.3))
+    assert not any(isinstance(effect, actions.Leave) for effect in machine.heard(refused, 0.3))
     # at the first endpoint it is the user's mistake
     first = member()
     first.tick(0.0)
     first.opened(0.0)
-    assert edge.Leave(m.REFUSED, refused.text) in first.heard(refused, 0.0)
+    assert actions.Leave(m.REFUSED, refused.text) in first.heard(refused, 0.0)
     # but not of a launcher that has had a part in the job
     part = led(member())
     part.heard(m.Commit(decision()), 0.0)
-    assert not any(isinstance(effect, edge.Leave) for effect in part.heard(refused, 1.0))
+    assert not any(isinstance(effect, actions.Leave) for effect in part.heard(refused, 1.0))
 
 
 def test_a_launcher_whose_coordinator_has_lost_its_lead_tries_the_others_next() -> None:
@@ -206,7 +206,7 @@ def test_a_launcher_whose_coordinator_has_lost_its_lead_tries_the_others_next() 
     tried = []
     for tenth in range(20, 75):
         for effect in machine.tick(tenth / 10):
-            if isinstance(effect, edge.Connect):
+            if isinstance(effect, actions.Connect):
                 tried.append(effect.address)
                 machine.failed(tenth / 10)
     assert tried[0] == "third:1"
@@ -221,13 +221,13 @@ def test_late_launchers_get_the_coordinator_candidates_in_the_same_order() -> No
     machine, _ = taken_over([at(place) for place in (4, 2, 3)])
     candidates = []
     for link, each in enumerate([at(None, "s0"), at(0), at(None, "s1")], start=3):
-        machine.handle(edge.Heard(link, each), 0.0)
+        machine.handle(actions.Heard(link, each), 0.0)
         machine.settle(0.0)
-        news = machine.handle(edge.Heard(link, m.Follow((1, "c"))), 0.0) + machine.settle(0.0)
+        news = machine.handle(actions.Heard(link, m.Follow((1, "c"))), 0.0) + machine.settle(0.0)
         candidates += [
             effect.message.candidates
             for effect in news
-            if isinstance(effect, edge.Send) and isinstance(effect.message, m.Commit) and link in effect.links
+            if isinstance(effect, actions.Send) and isinstance(effect.message, m.Commit) and link in effect.links
         ]
     assert candidates == [("h2:1", "h3:1", "h4:1")] * 2
 
@@ -238,8 +238,8 @@ def test_launcher_alone_at_a_coordinator_is_told_not_to_wait_long() -> None:
     for place, soon in ((1, False), (2, True)):
         memory, stands = AcceptorState((0, "old"), Assignment(last, place, True)), m.NodeStatus(m.NodePhase.RUNNING, 0)
         said = m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
-        machine.handle(edge.Heard(place, said), 0.0)
-        assert edge.Send([place], m.Wait(place, 4, soon)) in machine.settle(0.0)
+        machine.handle(actions.Heard(place, said), 0.0)
+        assert actions.Send([place], m.Wait(place, 4, soon)) in machine.settle(0.0)
 
 
 def test_the_candidates_of_an_older_decision_are_forgotten_with_it() -> None:
@@ -251,12 +251,12 @@ def test_the_candidates_of_an_older_decision_are_forgotten_with_it() -> None:
     for link in (10, 11, 12):
         memory = AcceptorState((1, "d"), Assignment(newer, link - 10, True))
         said = m.Hello("job", rules, f"n{link}", 1, f"n{link}", f"new{link}:1", memory=memory, standing=stands)
-        machine.handle(edge.Heard(link, said), 0.0)
-    machine.handle(edge.Heard(13, hello(None, rules, "s")), 0.0)
+        machine.handle(actions.Heard(link, said), 0.0)
+    machine.handle(actions.Heard(13, hello(None, rules, "s")), 0.0)
     machine.settle(0.0)
-    news = machine.handle(edge.Heard(13, m.Follow((2, "c"))), 0.0) + machine.settle(0.0)
+    news = machine.handle(actions.Heard(13, m.Follow((2, "c"))), 0.0) + machine.settle(0.0)
     assert not machine.leads
-    (commit,) = [each.message for each in news if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
+    (commit,) = [each.message for each in news if isinstance(each, actions.Send) and isinstance(each.message, m.Commit)]
     assert commit.candidates == ("new10:1", "new11:1", "new12:1")
 
 
@@ -272,7 +272,7 @@ def test_the_first_decision_is_not_made_again_without_most_of_its_nodes(named: b
 
     machine, sent = Coordinator("c", founds=True, now_s=0.0), []
     for link, place in enumerate((0, 3, 4)):
-        machine.handle(edge.Heard(link, at(place)), 0.0)
+        machine.handle(actions.Heard(link, at(place)), 0.0)
         sent.append(machine.settle(0.0))
     assert [links(each, m.Wait) for each in sent[:2]] == [[0], [1]]
     assert sorted(links(sent[2], m.Lead)) == [0, 1, 2]
@@ -290,10 +290,10 @@ def test_possible_decision_of_a_predecessor_is_proposed_before_an_own_one(
     machine = Coordinator("c", founds=True, now_s=0.0)
 
     def follow(link: int, accepted: AcceptedProposal | None, term: tuple[int, str]) -> None:
-        machine.handle(edge.Heard(link, m.Follow(term, accepted)), 0.0)
+        machine.handle(actions.Heard(link, m.Follow(term, accepted)), 0.0)
         sent.extend(machine.settle(0.0))
 
-    machine.handle(edge.Heard(0, m.Hello("job", rules, "new", 1, "h0", owns=True)), 0.0)
+    machine.handle(actions.Heard(0, m.Hello("job", rules, "new", 1, "h0", owns=True)), 0.0)
     sent = machine.settle(0.0)
     if late:  # it leads before any other is there
         follow(0, None, (0, "c"))
@@ -301,15 +301,17 @@ def test_possible_decision_of_a_predecessor_is_proposed_before_an_own_one(
     held = {link: AcceptedProposal((0, old, 1), Assignment(first, link, True)) for link in (1, 2, 3)}
     for link, accepted in held.items():
         memory = AcceptorState((0, old), None, accepted)
-        machine.handle(edge.Heard(link, m.Hello("job", rules, f"i{link}", 2, f"h{link}", memory=memory)), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, f"i{link}", 2, f"h{link}", memory=memory)), 0.0)
     sent += machine.settle(0.0)
-    term = [each.message.term for each in sent if isinstance(each, edge.Send) and isinstance(each.message, m.Lead)][-1]
+    term = [each.message.term for each in sent if isinstance(each, actions.Send) and isinstance(each.message, m.Lead)][
+        -1
+    ]
     for link in order:
         follow(link, held.get(link), term)
     values = {
         each.message.decision.value
         for each in sent
-        if isinstance(each, edge.Send) and isinstance(each.message, m.Propose)
+        if isinstance(each, actions.Send) and isinstance(each.message, m.Propose)
     }
     assert values == {first.value}
 
@@ -319,27 +321,27 @@ def test_a_launcher_of_none_of_its_nodes_does_not_count_for_the_first_decision()
     first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))
     memory = AcceptorState((0, "old"), None, AcceptedProposal((0, "old", 1), Assignment(first, 0, True)))
     machine = Coordinator("c", founds=True, now_s=0.0)
-    machine.handle(edge.Heard(0, m.Hello("job", rules, "i0", 2, "h0", owns=True, memory=memory)), 0.0)
+    machine.handle(actions.Heard(0, m.Hello("job", rules, "i0", 2, "h0", owns=True, memory=memory)), 0.0)
     for link in (1, 2, 3):
-        machine.handle(edge.Heard(link, m.Hello("job", rules, f"new{link}", 1, f"new{link}")), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, f"new{link}", 1, f"new{link}")), 0.0)
     sent = machine.settle(0.0)
     assert not links(sent, m.Lead)
     assert sorted(links(sent, m.Wait)) == [0, 1, 2, 3]
 
 
-def waits(effects: Sequence[edge.CoordinatorEffect]) -> dict[int, m.Wait]:
+def waits(effects: Sequence[actions.CoordinatorEffect]) -> dict[int, m.Wait]:
     """What launchers are told that wait, by link."""
-    sent = [each for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Wait)]
+    sent = [each for each in effects if isinstance(each, actions.Send) and isinstance(each.message, m.Wait)]
     return {link: each.message for each in sent for link in each.links if isinstance(each.message, m.Wait)}
 
 
 def visited(machine: Coordinator, place: int, now_s: float, *, leaves: bool = True) -> dict[int, m.Wait]:
     """A launcher comes, and goes on to the next address; what those are told that are here."""
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
-    machine.handle(edge.Heard(place, hello(place, rules)), now_s)
+    machine.handle(actions.Heard(place, hello(place, rules)), now_s)
     told = waits(machine.settle(now_s))
     if leaves:
-        machine.handle(edge.Broken(place), now_s)
+        machine.handle(actions.Broken(place), now_s)
         machine.settle(now_s)
     return told
 
@@ -351,7 +353,7 @@ def test_launchers_are_told_to_wait_where_enough_came_within_ten_seconds() -> No
     assert not visited(machine, 2, 1.0, leaves=False)[2].gathers
     told = visited(machine, 3, 1.9)
     assert {link: wait.gathers for link, wait in told.items()} == {2: True, 3: True}
-    machine.handle(edge.Broken(2), 1.9)
+    machine.handle(actions.Broken(2), 1.9)
     for second in range(3, 12):
         machine.settle(float(second))
     assert not visited(machine, 4, 12.0)[4].gathers
@@ -362,7 +364,7 @@ def test_launchers_that_wait_are_told_where_the_one_on_this_host_has_found_a_coo
     assert visited(machine, 1, 0.0, leaves=False)[1].elsewhere == "there:1"
     assert not waits(machine.settle(0.2))
     rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
-    machine.handle(edge.Heard(4, replace(hello(4, rules), owns=True)), 0.3)  # it has lost that coordinator again
+    machine.handle(actions.Heard(4, replace(hello(4, rules), owns=True)), 0.3)  # it has lost that coordinator again
     assert waits(machine.settle(0.3))[4].elsewhere == ""
 
 
@@ -370,7 +372,7 @@ def test_launchers_that_came_before_another_lead_was_known_no_longer_count_as_se
     machine = Coordinator("c", founds=False, now_s=0.0)
     for place in (1, 2):
         visited(machine, place, 0.0)
-    machine.handle(edge.Heard(9, m.Moved("job", "there:1", LAST.value, 0, 1.0)), 1.0)
+    machine.handle(actions.Heard(9, m.Moved("job", "there:1", LAST.value, 0, 1.0)), 1.0)
     machine.settle(1.0)
     assert visited(machine, 3, 1.5, leaves=False)[3].elsewhere == "there:1"
     machine.settle(20.0)  # what it was told doesn't hold any more
@@ -385,11 +387,11 @@ def test_why_the_last_cycle_ended_is_said_by_one_that_is_here_while_the_next_one
     machine = Coordinator("c", founds=False, now_s=0.0)
     for place in range(1, 5):  # that of the first one is lost, which this coordinator isn't sure of yet
         said = hello(place, rules, ended=Outcome.FAILED, verdict=verdict)
-        machine.handle(edge.Heard(place, said), 0.0)
+        machine.handle(actions.Heard(place, said), 0.0)
     sent = machine.settle(0.0)
     for place in range(1, 5):
         accepted = AcceptedProposal((0, "old", 2), Assignment(following, place - 1, True))
-        sent += machine.handle(edge.Heard(place, m.Follow((1, "c"), accepted)), 0.0)
+        sent += machine.handle(actions.Heard(place, m.Follow((1, "c"), accepted)), 0.0)
     sent += machine.settle(0.0)
     assert [each.decision.value for each in proposed(sends(sent), DecisionKind.CYCLE).values()] == [(0, "old", 2)] * 4
     assert links(sent, m.PrintJobLines) == [1]
@@ -402,8 +404,8 @@ def test_launcher_that_has_missed_the_cycle_is_asked_to_print_its_lines_once_it_
     assert not links(sent, m.PrintJobLines)  # the first that isn't lost isn't here yet
     memory = AcceptorState((0, "old"), None, AcceptedProposal((0, "old", 1), Assignment(LAST, 1, True)))
     late = m.Hello("job", rules, "i1", 1, "h1", memory=memory, standing=m.NodeStatus(m.NodePhase.READY))
-    sent = machine.handle(edge.Heard(9, late), 0.1) + machine.settle(0.1)
-    sent += machine.handle(edge.Heard(9, m.Follow((1, "c"), memory.accepted)), 0.2) + machine.settle(0.2)
+    sent = machine.handle(actions.Heard(9, late), 0.1) + machine.settle(0.1)
+    sent += machine.handle(actions.Heard(9, m.Follow((1, "c"), memory.accepted)), 0.2) + machine.settle(0.2)
     told = [type(each.message) for each in sends(sent) if 9 in each.links]
     assert told.index(m.Commit) < told.index(m.PrintJobLines)
     assert told.count(m.PrintJobLines) == 1

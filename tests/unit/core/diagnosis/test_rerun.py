@@ -13,7 +13,7 @@ from megatron_ft.core.diagnosis.cycle_cause import find_cause
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
 from megatron_ft.core.diagnosis.exits import describe_exit
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.faults import fault_of
@@ -131,20 +131,20 @@ def test_rotations() -> None:
 
 def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, rerun: Rerun | None) -> Decision:
     """All nodes report the end of a cycle, the second one its cause; what is decided then."""
-    effects: list[edge.CoordinatorEffect] = []
+    effects: list[actions.CoordinatorEffect] = []
     for link in range(len(nodes)):
         kind = CauseKind.REQUEST if rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH
         cause = Cause(text="why", kind=kind, rank=link, follows=link != 1, rerun=rerun)
         report = m.Report(cycle, NodeState.UNHEALTHY, cause, ranks=ranks)
-        effects += machine.handle(edge.Heard(link, report), 0.0)
+        effects += machine.handle(actions.Heard(link, report), 0.0)
     effects += machine.settle(0.0)
-    (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
+    (verdict,) = [effect.verdict for effect in effects if isinstance(effect, actions.Judged)]
     assert (verdict.node, verdict.cause.rerun) == (1, rerun)
     assert (fault_of(verdict) is None) is (rerun is not None and rerun is not Rerun.TRANSIENT)
     for link in range(len(nodes)):
-        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+        machine.handle(actions.Heard(link, m.Ready()), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    (made,) = [effect for effect in effects if isinstance(effect, edge.Decided)]
+    (made,) = [effect for effect in effects if isinstance(effect, actions.Decided)]
     return made.held.decision
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.give_up_policy import GIVE_UP_S
@@ -363,9 +363,9 @@ def test_launcher_that_said_goodbye_follows_no_coordinator() -> None:
     b.is_silent = True
     b.leaves("rank 1 asked for it", excluded=True)
     number = b.member.memory.promised[0]
-    said: list[edge.MemberEffect] = b.member.heard(m.Lead((number + 1, "other")), job.now_s)
+    said: list[actions.MemberEffect] = b.member.heard(m.Lead((number + 1, "other")), job.now_s)
     said += b.member.heard(m.Propose((number + 1, "other", 1), DECISION, 0, True), job.now_s)
-    assert [effect for effect in said if isinstance(effect, edge.Transmit | edge.OpenStore)] == []
+    assert [effect for effect in said if isinstance(effect, actions.Transmit | actions.OpenStore)] == []
 
 
 def test_a_spare_counts_as_a_node_that_is_left() -> None:

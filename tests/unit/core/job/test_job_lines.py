@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.coordinator.notices import FEW
-from megatron_ft.core.job import lines
+from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.machines import Job, Launcher
 
@@ -226,11 +226,11 @@ def test_line_in_a_large_job_goes_to_the_first_node_and_the_one_concerned() -> N
 
 
 def test_line_on_many_nodes_names_the_first_ones() -> None:
-    line = lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
+    line = job_lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
     assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
-    told = lines.joined(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
+    told = job_lines.joined(job_lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
     assert told.endswith("node 7 (h) is lost: gone; and 1 more")
-    assert lines.waiting_for_nodes(here=["a"], more=0, room=2, last_call_s=30.0) == (
+    assert job_lines.waiting_for_nodes(here=["a"], more=0, room=2, last_call_s=30.0) == (
         "enough nodes to start; up to 2 more may join, for at most 30 s (--rdzv-conf last_call_timeout) (1 is here: a)"
     )
 

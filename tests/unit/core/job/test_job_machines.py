@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.lines import cycle_ended
+from megatron_ft.core.agent.cycle_lines import cycle_ended
 from megatron_ft.core.codec import Vocabulary, encode
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
@@ -20,7 +20,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import (
     AcceptedProposal,
@@ -44,10 +44,10 @@ def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator
     machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0)
     machine.heard(m.Stay(), 1.0)
     machine.tick(1.0)
-    (hello,) = [effect.message for effect in machine.opened(1.0) if isinstance(effect, edge.Transmit)]
+    (hello,) = [effect.message for effect in machine.opened(1.0) if isinstance(effect, actions.Transmit)]
     assert hello.standing.phase is m.NodePhase.EXCLUDED
     again = Coordinator("again", founds=True, now_s=1.0)
-    again.handle(edge.Heard(1, hello), 1.0)
+    again.handle(actions.Heard(1, hello), 1.0)
     assert links(again.settle(1.0), m.Lead) == []
 
 
@@ -309,23 +309,23 @@ def test_launcher_that_has_said_goodbye_neither_follows_nor_accepts() -> None:
 def test_launcher_that_says_goodbye_while_it_opens_the_store_does_not_accept_any_more() -> None:
     machine = led(member(), (5, "c"))
     (opens,) = machine.heard(m.Propose((5, "c", 1), decision(), 0, True), 0.0)
-    assert isinstance(opens, edge.OpenStore)
+    assert isinstance(opens, actions.OpenStore)
     machine.tell(m.Goodbye("asked to stop"), 0.1)
     assert machine.store_opened(opens.held, "here:1", 0.2) == []
 
 
 def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it() -> None:
     machine = led(member(), (5, "c"))
-    assert machine.heard(m.Lead((4, "z")), 0.0) == [edge.Transmit(m.Newer((5, "c")))]
+    assert machine.heard(m.Lead((4, "z")), 0.0) == [actions.Transmit(m.Newer((5, "c")))]
     assert machine.heard(m.Propose((4, "z", 1), decision(), 1, True), 0.0) == []
     assert machine.memory.accepted is None
     (accept,) = machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0)
-    assert accept == edge.Transmit(m.Accept((5, "c", 1)))
+    assert accept == actions.Transmit(m.Accept((5, "c", 1)))
 
 
 def test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be_decided() -> None:
     machine = led(member(), (5, "c"))
-    assert machine.heard(m.Propose((5, "c", 2), decision(), 1, True), 0.0) == [edge.Transmit(m.Accept((5, "c", 2)))]
+    assert machine.heard(m.Propose((5, "c", 2), decision(), 1, True), 0.0) == [actions.Transmit(m.Accept((5, "c", 2)))]
     assert machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0) == []
     machine.heard(m.Commit(decision()), 0.0)
     assert machine.heard(m.Propose((5, "c", 3), decision(), 1, True), 0.0) == []
@@ -346,9 +346,9 @@ def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None
     machine = led(member())
     machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
     (begin,) = machine.heard(m.Commit(decision(), "store:1"), 0.0)
-    assert begin == edge.Begin(Assignment(decision(), 2, votes=True, store="store:1"))
+    assert begin == actions.Begin(Assignment(decision(), 2, votes=True, store="store:1"))
     assert machine.heard(m.Commit(decision(), "store:1"), 0.0) == []  # again: it runs already
-    assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == [edge.StandBy()]
+    assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == [actions.StandBy()]
 
 
 def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:
@@ -372,7 +372,7 @@ def test_a_launcher_that_has_accepted_a_cycle_starts_it_by_a_roll_that_follows()
     assert machine.memory.held(other, "host:1") is None  # of a cycle of the same number that it has no part in
     roll = replace(decision(1, DecisionKind.ROLL), began=decision().value)
     assert machine.heard(m.Commit(roll, "store:1"), 0.0) == [
-        edge.Begin(Assignment(roll, 2, votes=False, store="store:1"))
+        actions.Begin(Assignment(roll, 2, votes=False, store="store:1"))
     ]
 
 
@@ -384,7 +384,7 @@ def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_
     ended_s = None
     for tenth in range(10, 400):
         effects = machine.tick(tenth / 10)
-        if any(isinstance(effect, edge.Connect) for effect in effects):
+        if any(isinstance(effect, actions.Connect) for effect in effects):
             effects += machine.failed(tenth / 10)
         if any(isinstance(effect, m.End) for effect in effects):
             ended_s = tenth / 10
@@ -402,12 +402,12 @@ def test_a_coordinator_that_does_not_lead_yet_hears_that_this_node_has_ended_its
     sent: list[tuple[m.Hello | m.Report, float]] = []
     for tenth in range(10, 400):
         effects = machine.tick(tenth / 10)
-        if any(isinstance(effect, edge.Connect) for effect in effects):
+        if any(isinstance(effect, actions.Connect) for effect in effects):
             effects += machine.opened(tenth / 10) + machine.heard(m.Wait(1, 4, soon=True), tenth / 10)
         sent += [
             (each.message, tenth / 10)
             for each in effects
-            if isinstance(each, edge.Transmit) and isinstance(each.message, m.Hello | m.Report)
+            if isinstance(each, actions.Transmit) and isinstance(each.message, m.Hello | m.Report)
         ]
     at = next(index for index, (message, _) in enumerate(sent) if isinstance(message, m.Report))
     (report, report_s), (hello, _) = sent[at], sent[at - 1]
@@ -435,12 +435,12 @@ def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> Non
         machine.opened(0.5)
         machine.tick(1.5)
         effects = machine.tick(3.0)
-        assert (edge.Disconnect() in effects) is tries_again
+        assert (actions.Disconnect() in effects) is tries_again
 
 
 def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
     machine = led(member())
-    assert machine.tick(100.0)[-1:] == [edge.Transmit(m.Beat())]
+    assert machine.tick(100.0)[-1:] == [actions.Transmit(m.Beat())]
     assert machine.is_led
 
 
@@ -538,7 +538,7 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     machine.heard(m.Commit(decided), 1.0)
     seven, eight, nine = (SnapshotKey(0, iteration) for iteration in (7, 8, 9))
     for each in (seven, eight, nine):
-        assert machine.tell(Saved(each), 1.0) == [edge.Transmit(Saved(each))]
+        assert machine.tell(Saved(each), 1.0) == [actions.Transmit(Saved(each))]
     machine.tell(m.Restored(0, seven), 1.0)
     assert machine.heard(Complete(seven), 1.0) == [Complete(seven)]
     machine.heard(Passed(eight), 1.0)
@@ -566,10 +566,10 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     for link, (name, standing) in enumerate(standings.items()):
         memory = AcceptorState((0, "c"), Assignment(decided, link, votes=True))
         hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, memory=memory, standing=standing)
-        effects += machine.handle(edge.Heard(link, hello), 0.0)
+        effects += machine.handle(actions.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
-    effects += machine.handle(edge.Heard(1, Saved(eight)), 0.0)
-    told = [each.message for each in effects if isinstance(each, edge.Send) and isinstance(each.message, Complete)]
+    effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)
+    told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, Complete)]
     assert told == [Complete(seven), Complete(eight)] or told == [Complete(seven)] * 2 + [Complete(eight)]
 
 

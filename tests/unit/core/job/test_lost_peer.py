@@ -14,11 +14,11 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, wai
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.messages.monitor import Collect
+from megatron_ft.core.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, observed
 from tests.support.job_machines import answers, links
 from tests.unit.core.coordinator.test_coordinator import hello_again
@@ -255,33 +255,33 @@ def failing(*, dies: int | None = None, is_reset: bool = False) -> Coordinator:
     """Its node 1 has lost a peer and asked for evidence, just after the launcher on another one died."""
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(5):
-        answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+        answers(machine, machine.handle(actions.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
     at_s = 0.0 if dies is None else 1.0
     if dies is not None:
-        machine.handle(edge.Broken(dies, reset=is_reset), at_s)
-    effects = machine.handle(edge.Heard(1, m.Hang(0, FIRST)), at_s)
+        machine.handle(actions.Broken(dies, reset=is_reset), at_s)
+    effects = machine.handle(actions.Heard(1, m.Hang(0, FIRST)), at_s)
     assert links(effects, m.DiagnoseHang) == [link for link in range(5) if link != dies]
-    machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), at_s)
+    machine.handle(actions.Heard(1, reports("rank 1 timed out", follows=True)), at_s)
     assert verdicts(machine, at_s) == []
     return machine
 
 
 def verdicts(machine: Coordinator, now_s: float) -> list[m.Verdict]:
-    return [each.verdict for each in machine.settle(now_s) if isinstance(each, edge.Judged)]
+    return [each.verdict for each in machine.settle(now_s) if isinstance(each, actions.Judged)]
 
 
 def test_cycle_ends_for_the_missing_rank_once_all_nodes_have_reported() -> None:
     machine = failing()
     for link in range(5):
         note = stuck(link) if link == 3 else failed(link)
-        machine.handle(edge.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
+        machine.handle(actions.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.cause.rank, judged.cause.text) == (3, "rank 3 (host-3) keeps the others waiting in 'step' for 5.1 s")
 
 
 def test_failure_of_another_node_explains_lost_peers_at_once() -> None:
     machine = failing()
-    machine.handle(edge.Heard(2, reports("rank 2 killed by SIGKILL", follows=False)), 0.1)
+    machine.handle(actions.Heard(2, reports("rank 2 killed by SIGKILL", follows=False)), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.node, judged.cause.text) == (2, "rank 2 killed by SIGKILL")
 
@@ -290,7 +290,7 @@ def test_node_whose_launcher_died_just_before_the_diagnosis_is_named_for_the_los
     machine = failing(dies=3)
     for link in (0, 1, 2, 4):
         exited = RankSnapshot(rank=link, gone=True, exitcode=0)
-        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(1) if link == 1 else exited,))), 1.1)
+        machine.handle(actions.Heard(link, m.RankSnapshots(0, (failed(1) if link == 1 else exited,))), 1.1)
     assert verdicts(machine, 1.2) == []
     (judged,) = verdicts(machine, 1.31)
     assert (judged.node, judged.cause.text) == (3, "its launcher exited")
@@ -300,11 +300,11 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
     """Node 0 says nothing, so the cause is undetermined when the time is over; by then node 3 may yet come back."""
     machine = failing(dies=3, is_reset=True)
     for link in (1, 2, 4):
-        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(link),))), 1.1)
+        machine.handle(actions.Heard(link, m.RankSnapshots(0, (failed(link),))), 1.1)
     judged = []
     for at_s in (2.0, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0):
         for link in (0, 1, 2, 4):
-            machine.handle(edge.Heard(link, m.Beat()), at_s)
+            machine.handle(actions.Heard(link, m.Beat()), at_s)
         judged += verdicts(machine, at_s)
     assert [each.node for each in judged] == [3]
     assert "connection" in judged[0].cause.text
@@ -312,14 +312,14 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
 
 def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:
     machine = failing(dies=3)
-    effects = machine.handle(edge.Heard(7, replace(hello_again(3), session=3)), 1.1)
+    effects = machine.handle(actions.Heard(7, replace(hello_again(3), session=3)), 1.1)
     assert links(effects, m.DiagnoseHang) == [7]
 
 
 def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
     machine = failing()
     for link in range(5):
-        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
+        machine.handle(actions.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
     judged = verdicts(machine, 0.1) + verdicts(machine, 0.5)
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
 
@@ -327,12 +327,12 @@ def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
 def test_cycle_goes_on_until_the_report_comes_where_the_notes_on_a_lost_peer_came_first() -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(5):
-        answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
-    machine.handle(edge.Heard(1, m.Hang(0, FIRST)), 0.0)
+        answers(machine, machine.handle(actions.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine.handle(actions.Heard(1, m.Hang(0, FIRST)), 0.0)
     for link in range(5):
-        machine.handle(edge.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
+        machine.handle(actions.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
     assert verdicts(machine, 0.1) == []
-    machine.handle(edge.Heard(1, reports("rank 1 timed out", follows=True)), 0.2)
+    machine.handle(actions.Heard(1, reports("rank 1 timed out", follows=True)), 0.2)
     judged = [verdict for at_s in (0.2, 0.6) for verdict in verdicts(machine, at_s)]
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
 
@@ -343,7 +343,7 @@ def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others
     for link in range(5):
         if link != 3:
             note = waiting(link) if others_wait and link == 2 else failed(link)
-            machine.handle(edge.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
+            machine.handle(actions.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
     assert verdicts(machine, 2.2) == []
     (judged,) = verdicts(machine, 2.4)
     assert (judged.cause.rank, judged.cause.text) == (None, f"rank 0 raised {TIMED_OUT}, a consequence")
@@ -353,11 +353,11 @@ def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others
 def test_rank_that_was_killed_while_another_one_hung_is_named_as_its_node_has_reported_it() -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(5):
-        answers(machine, machine.handle(edge.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
-    machine.handle(edge.Heard(0, m.Hang(0, replace(FIRST, kind="section", section="step", error=""))), 0.0)
-    machine.handle(edge.Heard(1, reports("rank 1 killed by SIGKILL", follows=False)), 0.1)
+        answers(machine, machine.handle(actions.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine.handle(actions.Heard(0, m.Hang(0, replace(FIRST, kind="section", section="step", error=""))), 0.0)
+    machine.handle(actions.Heard(1, reports("rank 1 killed by SIGKILL", follows=False)), 0.1)
     for link in range(5):
         note = RankSnapshot(rank=1, gone=True, exitcode=-9) if link == 1 else waiting(link)
-        machine.handle(edge.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
+        machine.handle(actions.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.node, judged.cause.kind, judged.cause.text) == (1, CauseKind.CRASH, "rank 1 killed by SIGKILL")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.job import edge, give_up_policy
+from megatron_ft.core.job import actions, give_up_policy
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator_locator import NO_ANSWER
 from megatron_ft.core.job.decisions import DecisionKind
@@ -21,9 +21,9 @@ def _given_up(machine: Member, now_s: float) -> tuple[float, Any]:
     """When it leaves if no coordinator can be reached, and how."""
     while True:
         effects = machine.tick(now_s)
-        if any(isinstance(effect, edge.Connect) for effect in effects):
+        if any(isinstance(effect, actions.Connect) for effect in effects):
             effects += machine.failed(now_s)
-        left = [effect for effect in effects if isinstance(effect, edge.Leave)]
+        left = [effect for effect in effects if isinstance(effect, actions.Leave)]
         if left:
             return now_s, left[0]
         now_s = max(now_s, machine.alarm_s) + 0.001
@@ -80,13 +80,13 @@ def test_process_at_another_address_does_not_own_the_endpoint() -> None:
     machine, now_s = _unowned(), 0.0
     while True:
         effects = machine.tick(now_s)
-        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+        for effect in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             if effect.address == "first:1":
                 effects += machine.failed(now_s, "Connection refused")
             else:
                 machine.opened(now_s)
                 effects += machine.broken(now_s)
-        left = [effect for effect in effects if isinstance(effect, edge.Leave)]
+        left = [effect for effect in effects if isinstance(effect, actions.Leave)]
         if left:
             break
         now_s = max(now_s, machine.alarm_s) + 0.001
@@ -100,9 +100,9 @@ def test_launcher_in_vain_search_reads_what_is_recorded_now_and_then(nodes: int,
     machine = Member(machine.identity, now_s=0.0, chance=random.Random(1))
     while now_s < 4.5 * every_s:
         effects = machine.tick(now_s)
-        for _ in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+        for _ in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             effects += machine.failed(now_s, "Connection refused")
-        read += [now_s for effect in effects if isinstance(effect, edge.ReadCoordinator)]
+        read += [now_s for effect in effects if isinstance(effect, actions.ReadCoordinator)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     assert [round(at_s / every_s) for at_s in read] == [1, 2, 3, 4]
 
@@ -112,7 +112,7 @@ def test_recorded_address_is_tried_after_all_others_and_forgotten_when_another_o
     machine.named("third:1")
     while len(tried) < 12:
         effects = machine.tick(now_s)
-        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+        for effect in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             tried.append(effect.address)
             machine.failed(now_s, "Connection refused")
         if len(tried) == 6:
@@ -128,19 +128,19 @@ def test_launcher_whose_coordinator_leads_a_job_records_each_decision() -> None:
     machine.owns("first:1")
     machine = led(machine)
     effects = machine.heard(m.Commit(decision(), "store:1", ()), 1.0)
-    assert [effect for effect in effects if isinstance(effect, edge.RecordCoordinator)] == [
-        edge.RecordCoordinator("first:1", decision().number)
+    assert [effect for effect in effects if isinstance(effect, actions.RecordCoordinator)] == [
+        actions.RecordCoordinator("first:1", decision().number)
     ]
     machine.broken(2.0)
     machine.tick(2.1)
     machine.opened(2.1)
     again = machine.heard(m.Lead((2, "d")), 2.1)  # another process at the same address
-    assert edge.RecordCoordinator("first:1", decision().number) in again
+    assert actions.RecordCoordinator("first:1", decision().number) in again
 
 
 def test_launcher_that_follows_a_coordinator_of_another_records_nothing() -> None:
     effects = led(member()).heard(m.Commit(decision(), "store:1", ()), 1.0)
-    assert not [effect for effect in effects if isinstance(effect, edge.RecordCoordinator)]
+    assert not [effect for effect in effects if isinstance(effect, actions.RecordCoordinator)]
 
 
 def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_job_do() -> None:
@@ -160,30 +160,30 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
     machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=1000))
     while not left:
         effects = machine.tick(now_s)
-        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+        for effect in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             effects += machine.failed(now_s, "no route" if effect.address == "first:1" else "Connection refused")
-        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, edge.Say)]
-        left += [effect for effect in effects if isinstance(effect, edge.Leave)]
+        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, actions.Say)]
+        left += [effect for effect in effects if isinstance(effect, actions.Leave)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     ((said_s, line),) = lines
     timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
     assert after_s <= said_s < after_s + 1.0
     problems = "first:1: no route; second:1: Connection refused"
     assert line == f"no coordinator reached ({problems}); trying for {timeout}"
-    assert left == [edge.Leave(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
+    assert left == [actions.Leave(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
 
 
 def test_a_launcher_that_was_sent_elsewhere_tells_why_it_was_not_led_there() -> None:
     machine, lines, now_s = member(), [], 0.0
     while not lines:
         effects = machine.tick(now_s)
-        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+        for effect in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             if effect.address == "first:1":
                 machine.opened(now_s)
                 effects += machine.heard(m.Wait(0, 0, soon=True, elsewhere="moved-to:1"), now_s)
             else:
                 effects += machine.failed(now_s, "Connection refused")
-        lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
+        lines += [effect.text for effect in effects if isinstance(effect, actions.Say)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     assert "first:1: the coordinator there does not lead; moved-to:1: Connection refused" in lines[0]
 
@@ -192,11 +192,11 @@ def test_a_port_that_closes_connections_and_a_coordinator_that_refuses_are_named
     machine, lines, now_s = member(), [], 0.0
     while not lines:
         effects = machine.tick(now_s)
-        for effect in [effect for effect in effects if isinstance(effect, edge.Connect)]:
+        for effect in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             machine.opened(now_s)
             refused = m.Dismiss(m.REFUSED, "the coordinator at second:1 has another secret")
             effects += machine.broken(now_s) if effect.address == "first:1" else machine.heard(refused, now_s)
-        lines += [effect.text for effect in effects if isinstance(effect, edge.Say)]
+        lines += [effect.text for effect in effects if isinstance(effect, actions.Say)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     assert f"(first:1: the connection was closed there; second:1: {refused.text})" in lines[0]
     assert 10.0 <= now_s < 12.0  # at once, as in all jobs of few nodes
@@ -206,7 +206,7 @@ def test_a_connection_that_stays_open_without_an_answer_is_named_too() -> None:
     machine, lines, now_s = member(), [], 0.0
     while not lines:  # nothing ever happens on a connection
         now_s = max(now_s, machine.alarm_s) + 0.001
-        lines = [effect.text for effect in machine.tick(now_s) if isinstance(effect, edge.Say)]
+        lines = [effect.text for effect in machine.tick(now_s) if isinstance(effect, actions.Say)]
     assert f"first:1: {NO_ANSWER}; second:1: {NO_ANSWER}" in lines[0]
 
 
@@ -217,7 +217,7 @@ def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none(
     while now_s < 3 * 60.0:
         now_s = max(now_s, machine.alarm_s) + 0.001
         effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
-        told += [effect for effect in effects if isinstance(effect, edge.Say | edge.Leave)]
+        told += [effect for effect in effects if isinstance(effect, actions.Say | actions.Leave)]
     assert told == []
 
 

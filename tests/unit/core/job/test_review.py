@@ -13,7 +13,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
 from megatron_ft.core.job.messages import Reviewed
@@ -114,26 +114,26 @@ def running(nodes: str = "ab") -> Coordinator:
     rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
     machine = Coordinator("c", founds=True, now_s=0.0)
     for link, name in enumerate(nodes):
-        machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
-        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
+        machine.handle(actions.Heard(link, m.Ready()), 0.0)
     effects = machine.settle(0.0)
     while effects:
         heard = []
-        for sent in (effect for effect in effects if isinstance(effect, edge.Send)):
+        for sent in (effect for effect in effects if isinstance(effect, actions.Send)):
             if isinstance(sent.message, m.Lead):
-                heard += [edge.Heard(link, m.Follow(sent.message.term)) for link in sent.links]
+                heard += [actions.Heard(link, m.Follow(sent.message.term)) for link in sent.links]
             elif isinstance(sent.message, m.Propose):
-                heard += [edge.Heard(link, m.Accept(sent.message.ballot, "store:1")) for link in sent.links]
+                heard += [actions.Heard(link, m.Accept(sent.message.ballot, "store:1")) for link in sent.links]
         effects = [each for event in heard for each in machine.handle(event, 0.0)] + (
             machine.settle(0.0) if heard else []
         )
     return machine
 
 
-def tell(machine: Coordinator, *events: edge.Heard, now_s: float = 1.0) -> list[edge.Send]:
+def tell(machine: Coordinator, *events: actions.Heard, now_s: float = 1.0) -> list[actions.Send]:
     """What it sends when it has heard these."""
     effects = [effect for event in events for effect in machine.handle(event, now_s)] + machine.settle(now_s)
-    return [effect for effect in effects if isinstance(effect, edge.Send)]
+    return [effect for effect in effects if isinstance(effect, actions.Send)]
 
 
 ASKS = m.Hang(0, FIRST, passive=True)
@@ -141,20 +141,20 @@ ASKS = m.Hang(0, FIRST, passive=True)
 
 def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
     machine = running()
-    (asked,) = tell(machine, edge.Heard(1, ASKS), edge.Heard(0, ASKS))
+    (asked,) = tell(machine, actions.Heard(1, ASKS), actions.Heard(0, ASKS))
     assert (list(asked.links), asked.message) == ([0, 1], m.DiagnoseHang(0, passive=True))
-    assert tell(machine, edge.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True))) == []
-    (told,) = tell(machine, edge.Heard(1, m.RankSnapshots(0, (works(1), waits(2)), passive=True)))
+    assert tell(machine, actions.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True))) == []
+    (told,) = tell(machine, actions.Heard(1, m.RankSnapshots(0, (works(1), waits(2)), passive=True)))
     assert list(told.links) == [0, 1]
     assert isinstance(told.message, Reviewed)
     assert (told.message.asker, told.message.rank) == (1, 1)
     assert tell(machine, now_s=60.0) == []
-    assert tell(machine, edge.Heard(0, ASKS), now_s=61.0) != []
+    assert tell(machine, actions.Heard(0, ASKS), now_s=61.0) != []
 
 
 def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True)))
+    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True)))
     told = None
     while told is None:
         assert machine.alarm_s is not None
@@ -166,8 +166,8 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
 
 def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
-    assert tell(machine, edge.Heard(1, m.RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
+    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    assert tell(machine, actions.Heard(1, m.RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -177,19 +177,19 @@ def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> Non
 )
 def test_silence_is_not_told_while_a_rank_without_monitoring_may_go_on(change: dict[str, Any], is_told: bool) -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
     left = replace(works(1), closing=True, **change)
-    told = tell(machine, edge.Heard(1, m.RankSnapshots(0, (left,), passive=True)))
+    told = tell(machine, actions.Heard(1, m.RankSnapshots(0, (left,), passive=True)))
     assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
 def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
     machine = running()
-    tell(machine, edge.Heard(0, ASKS))
-    (asked,) = tell(machine, edge.Heard(1, m.Hang(0, FIRST)))
+    tell(machine, actions.Heard(0, ASKS))
+    (asked,) = tell(machine, actions.Heard(1, m.Hang(0, FIRST)))
     assert asked.message == m.DiagnoseHang(0)
-    tell(machine, *(edge.Heard(link, m.RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
-    ended = tell(machine, *(edge.Heard(link, m.RankSnapshots(0, (waits(link),))) for link in (0, 1)))
+    tell(machine, *(actions.Heard(link, m.RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
+    ended = tell(machine, *(actions.Heard(link, m.RankSnapshots(0, (waits(link),))) for link in (0, 1)))
     assert any(isinstance(sent.message, m.End) for sent in ended)
 
 

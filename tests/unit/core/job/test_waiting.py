@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
 from tests.support.job_machines import decision, led, member
@@ -26,8 +26,8 @@ def waiting(address: str, wait: m.Wait) -> Member:
     return machine
 
 
-def asked(effects: list[edge.MemberEffect]) -> list[str]:
-    return [effect.address for effect in effects if isinstance(effect, edge.Connect)]
+def asked(effects: list[actions.MemberEffect]) -> list[str]:
+    return [effect.address for effect in effects if isinstance(effect, actions.Connect)]
 
 
 def next_asked(machine: Member, from_s: float = 2.0) -> tuple[str, float]:

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.messages.control import ANSWERS
+from megatron_ft.core.messages.control_messages import ANSWERS
 from megatron_ft.core.status.job_facts import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
 from tests.support.arrived import arrived
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot

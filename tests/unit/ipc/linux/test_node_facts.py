@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_ft.core.node_health import Port
+from megatron_ft.core.node_problems import Port
 from megatron_ft.ipc.linux import node_facts
 
 

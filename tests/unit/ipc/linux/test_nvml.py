@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.core.node_health import Gpu
+from megatron_ft.core.node_problems import Gpu
 from megatron_ft.ipc.linux import nvml
 
 DEVICES = {

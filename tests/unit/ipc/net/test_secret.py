@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.messages.secret import Handshake
+from megatron_ft.core.messages.secret_messages import Handshake
 from megatron_ft.ipc.net.secret import CoordinatorHandshake, LauncherHandshake, memory_pickle_key, read_secret
 
 

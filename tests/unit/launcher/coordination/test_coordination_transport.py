@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from megatron_ft.coordinator.service import Service
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
@@ -45,11 +45,11 @@ class Served:
         self.listener = tcp.listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.machine = Coordinator("c", founds=True, owned=False, now_s=time.monotonic())
-        self.broken: list[edge.Broken] = []
+        self.broken: list[actions.Broken] = []
         handle = self.machine.handle
 
-        def noted(event: edge.CoordinatorEvent, now_s: float) -> list[edge.CoordinatorEffect]:
-            if isinstance(event, edge.Broken):
+        def noted(event: actions.CoordinatorEvent, now_s: float) -> list[actions.CoordinatorEffect]:
+            if isinstance(event, actions.Broken):
                 self.broken.append(event)
             return handle(event, now_s)
 
@@ -522,22 +522,22 @@ class Node:
     def heard(self, message: m.ToMember) -> None:
         self.do(self.member.heard(message, time.monotonic()))
 
-    def do(self, effects: list[edge.MemberEffect]) -> None:
+    def do(self, effects: list[actions.MemberEffect]) -> None:
         for effect in effects:
             match effect:
-                case edge.Connect(address):
+                case actions.Connect(address):
                     self.transport.connect(address)
-                case edge.Disconnect():
+                case actions.Disconnect():
                     self.transport.disconnect()
-                case edge.Transmit(message):
+                case actions.Transmit(message):
                     self.transport.transmit(message)
-                case edge.OpenStore(held):
+                case actions.OpenStore(held):
                     self.do(self.member.store_opened(held, "here:1", time.monotonic()))
-                case edge.Begin(held):
+                case actions.Begin(held):
                     self.begun.append(held.decision.cycle)
                 case m.End():
                     self.do(self.member.tell(m.Ready(), time.monotonic()))
-                case edge.Leave(code):
+                case actions.Leave(code):
                     self.code = code
 
     def tick(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
-from megatron_ft.core.messages.secret import Denied, Open
+from megatron_ft.core.messages.secret_messages import Denied, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection

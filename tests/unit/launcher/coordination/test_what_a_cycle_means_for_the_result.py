@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -31,5 +31,5 @@ def test_a_launcher_that_stands_by_leaves_it_to_the_others(place: int | None) ->
     coordination.opened()
     for message in (m.Lead((0, "c")), m.Propose((0, "c", 1), CYCLE, place, place is not None), m.Commit(CYCLE)):
         coordination.heard(message)
-    kinds = [type(each) for each in heard if isinstance(each, edge.Begin | edge.StandBy)]
-    assert kinds == [edge.StandBy if place is None else edge.Begin]
+    kinds = [type(each) for each in heard if isinstance(each, actions.Begin | actions.StandBy)]
+    assert kinds == [actions.StandBy if place is None else actions.Begin]

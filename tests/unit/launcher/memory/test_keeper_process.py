@@ -15,7 +15,7 @@ import pytest
 
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
-from megatron_ft.core.messages.keeper import (
+from megatron_ft.core.messages.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     DropSegment,
     FilesWritten,

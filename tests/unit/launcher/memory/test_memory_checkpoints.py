@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.memory.snapshots import (
@@ -19,7 +19,7 @@ from megatron_ft.core.memory.snapshots import (
     Saved,
     SnapshotKey,
 )
-from megatron_ft.core.messages.keeper import Prepare, RankRestored
+from megatron_ft.core.messages.keeper_messages import Prepare, RankRestored
 from megatron_ft.launcher.memory.keeper import KeeperReplaced
 from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 
@@ -57,16 +57,16 @@ class Files:
         self.newer.append(key)
 
 
-def checkpoints(keeper: Recorder, heard: list[edge.FromKeeper], files: Any = None) -> MemoryCheckpoints:
+def checkpoints(keeper: Recorder, heard: list[events.FromKeeper], files: Any = None) -> MemoryCheckpoints:
     return MemoryCheckpoints(keeper, files or Files(), heard.append)
 
 
 @pytest.fixture
-def heard() -> list[edge.FromKeeper]:
+def heard() -> list[events.FromKeeper]:
     return []
 
 
-def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper]) -> None:
+def test_node_has_restored_when_its_slowest_rank_has(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(RankRestored(KEY, 0.7, 4))
@@ -77,7 +77,7 @@ def test_node_has_restored_when_its_slowest_rank_has(heard: list[edge.FromKeeper
     assert heard == [SnapshotRestored(cycle=1, key=KEY, seconds=0.7)]
 
 
-def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromKeeper]) -> None:
+def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(RankRestored(KEY, 0.7, 4))
@@ -86,14 +86,14 @@ def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[edge.FromK
     assert heard == [RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")]
 
 
-def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[edge.FromKeeper]) -> None:
+def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, None)
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
     assert heard == []
 
 
-def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[edge.FromKeeper]) -> None:
+def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
     memory.hear(Saved(SnapshotKey(1, 9)))
@@ -101,7 +101,7 @@ def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(he
     assert heard == [Saved(SnapshotKey(1, 9))]
 
 
-def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[edge.FromKeeper]) -> None:
+def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[events.FromKeeper]) -> None:
     keeper = Recorder()
     memory = checkpoints(keeper, heard)
     memory.hear(Saved(KEY))

@@ -12,7 +12,7 @@ import pytest
 
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SavedFiles, SnapshotKey
-from megatron_ft.core.messages.keeper import FilesWritten, WriteFiles
+from megatron_ft.core.messages.keeper_messages import FilesWritten, WriteFiles
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 
 KEY = SnapshotKey(0, 9)

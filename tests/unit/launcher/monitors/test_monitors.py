@@ -6,14 +6,14 @@ import json
 import os
 import random
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import events
 from megatron_ft.core.codec import encode
 from megatron_ft.core.diagnosis.cycle_cause import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages import monitor
+from megatron_ft.core.messages import monitor_messages
 from megatron_ft.launcher.monitors.slot import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.arrived import arrived
@@ -25,14 +25,14 @@ def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
     for _ in range(20_000):
         message = json.loads(hostile.framed()[4:])
         try:
-            report = monitor.REPORTS.parse(arrived(message))
+            report = monitor_messages.REPORTS.parse(arrived(message))
         except ProtocolError:
             continue
         passed[message["type"]] += 1
         match event_of(0, report):
-            case edge.MonitorReport(report=RankHung() as verdict):
+            case events.MonitorReport(report=RankHung() as verdict):
                 assert find_cause([], [verdict]) is not None
-            case edge.MonitorReport(report=monitor.Observation(note=note)):
+            case events.MonitorReport(report=monitor_messages.Observation(note=note)):
                 encode(note)
                 find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed

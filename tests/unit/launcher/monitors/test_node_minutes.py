@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.ipc.files.event_log import NullEventLog
-from megatron_ft.launcher.monitors.node_minutes import NodeMinutes
+from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 
 S = 1_000_000_000
 

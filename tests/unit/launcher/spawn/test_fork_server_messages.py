@@ -19,7 +19,7 @@ from megatron_ft.ipc.wire import PROTOCOL_VERSION
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess
-from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.run_ahead.orders import RUN_AHEAD_VARIABLE, Orders
 from tests.support.coordination import BOUND_S, until

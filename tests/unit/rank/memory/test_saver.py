@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from megatron_ft.core.memory.retention import Reserve, Reserved
-from megatron_ft.core.messages.keeper import BeginSegment, KeeperHello, KeeperWelcome, NotKept
+from megatron_ft.core.messages.keeper_messages import BeginSegment, KeeperHello, KeeperWelcome, NotKept
 from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.memory import keeper_connection, saving

@@ -12,7 +12,7 @@ from megatron_ft import memory_checkpoint
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.snapshots import Saved, SnapshotKey
-from megatron_ft.core.messages.keeper import Fetch, KeeperHello, KeeperWelcome, NotKept
+from megatron_ft.core.messages.keeper_messages import Fetch, KeeperHello, KeeperWelcome, NotKept
 from megatron_ft.ipc.memory import digests
 from megatron_ft.rank.memory import restoring, saving
 from tests.support.keepers import RealKeeper, ScriptedKeeper

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.environment import STARTUP, rank_environment
+from megatron_ft.launcher.base.rank_environment import STARTUP, rank_environment
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.reference.finder import _Finder
 from megatron_ft.rank.reference.served import SERVED, version_shown

@@ -17,22 +17,22 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from megatron_ft.core.agent import edge
+from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.step import AgentPhase, Options
+from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.facts.monitor import Attached, FirstStep
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.edge import Say
+from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, Passed, Restore
-from megatron_ft.core.messages.monitor import Release
+from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
@@ -73,7 +73,7 @@ class LauncherServices:
     reactor: Reactor
     signals: SignalWatch
     stop: StopRequests
-    inbox: Inbox[edge.Event | SignalsArrived | KeeperEvent]
+    inbox: Inbox[events.Event | SignalsArrived | KeeperEvent]
     orphan_watch: OrphanWatch
     control: ControlSocket
     log: EventLog
@@ -98,7 +98,7 @@ class FaultTolerantAgent(TorchAgent):
         health: HealthCheck | None,
         ranks: NodeRanks,
         coordination: Coordination,
-        on_over: Callable[[edge.LauncherExit], None],
+        on_over: Callable[[effects.LauncherExit], None],
         **torch_arguments: Any,
     ) -> None:
         super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
@@ -117,9 +117,9 @@ class FaultTolerantAgent(TorchAgent):
         self._restarts_left = 0
         self._shift = 0
         self._restore: Restore | None = None
-        self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
-        self._work: edge.Work | None = None
-        self._over: edge.LauncherExit | None = None
+        self._mailbox: Mailbox[effects.Effect] = Mailbox(self._act)
+        self._work: effects.Work | None = None
+        self._over: effects.LauncherExit | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
@@ -134,7 +134,7 @@ class FaultTolerantAgent(TorchAgent):
         """Serve events until the machine says that this launcher's part is over."""
         try:
             self._signalled(continued=False)
-            self._hear(edge.Tick())
+            self._hear(events.Tick())
             while self._over is None:
                 work, self._work = self._work, None
                 if work is not None:
@@ -145,7 +145,7 @@ class FaultTolerantAgent(TorchAgent):
             # whatever it is: tell the other nodes at once, and why
             self._launcher.inbox.close()
             if self._coordination.left is None:
-                goodbye = Goodbye(f"its launcher failed: {lines.in_one_line(error)}", failed=True)
+                goodbye = Goodbye(f"its launcher failed: {launcher_lines.in_one_line(error)}", failed=True)
                 self._coordination.tell(goodbye)
                 over_s = time.monotonic() + goodbye.within_s
                 self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
@@ -166,23 +166,23 @@ class FaultTolerantAgent(TorchAgent):
             wait_s = min(self._launcher.line.namespace.monitor_interval, self._next_health_s - time.monotonic())
             self._launcher.reactor.run_once(max(0.0, float(wait_s)))
 
-    def _result(self, over: edge.LauncherExit) -> RunResult:
+    def _result(self, over: effects.LauncherExit) -> RunResult:
         self._on_over(over)
         ranks = self._machine.cycle.record.ranks
-        self.set_state(WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED)
-        if over.how is edge.Exit.SUCCEEDED:
+        self.set_state(WorkerState.SUCCEEDED if over.how is effects.Exit.SUCCEEDED else WorkerState.FAILED)
+        if over.how is effects.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
             failures = self._ranks.failures(self._machine.cycle.record.failed, over.cause)
             return RunResult(state=WorkerState.FAILED, failures=failures)
-        if over.how is edge.Exit.STOPPED:
+        if over.how is effects.Exit.STOPPED:
             number = self._launcher.signals.received[0]
             raise SignalException(f"received {number.name}", sigval=number)
         raise JobOverError
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _receive(self, event: edge.Event | SignalsArrived | KeeperEvent) -> None:
+    def _receive(self, event: events.Event | SignalsArrived | KeeperEvent) -> None:
         if isinstance(event, SignalsArrived):
             self._signalled(event.continued)
         elif isinstance(event, KeeperEvent):
@@ -190,15 +190,15 @@ class FaultTolerantAgent(TorchAgent):
         else:
             self._hear(event)
 
-    def _hear(self, event: edge.Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         """Tell the machine, and do what can be done at once."""
         seen, before = self._ranks.readings(self._machine.cycle.record.cycle), self._machine.phase
-        effects = self._machine.handle(event, time.monotonic_ns(), seen)
-        if effects or self._machine.phase is not before:
-            LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", effects)
-        if isinstance(event, edge.MonitorReport) and isinstance(event.report, Attached | FirstStep | RankHung):
+        asked = self._machine.handle(event, time.monotonic_ns(), seen)
+        if asked or self._machine.phase is not before:
+            LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", asked)
+        if isinstance(event, events.MonitorReport) and isinstance(event.report, Attached | FirstStep | RankHung):
             self._launcher.telemetry.hear(event.report, time.monotonic_ns(), is_spokesman=False)
-        if not self._mailbox.post(effects):
+        if not self._mailbox.post(asked):
             return
         if isinstance(event, PrintJobLines):
             self._launcher.telemetry.speak()
@@ -216,14 +216,14 @@ class FaultTolerantAgent(TorchAgent):
 
     def _ring(self) -> None:
         self._alarm_ns = None
-        self._hear(edge.Tick())
+        self._hear(events.Tick())
 
     def _signalled(self, continued: bool) -> None:
         if continued:
-            self._hear(edge.Continued())
+            self._hear(events.Continued())
         for number, again in self._launcher.signals.take_requests():
             self._ranks.poll_ends()  # a rank that has ended by then isn't signalled
-            self._hear(edge.StopAsked(number, again))
+            self._hear(events.StopAsked(number, again))
         if (wait_s := self._launcher.signals.take_early()) is not None:
             self._launcher.say(
                 "received SIGINT again: the ranks are still ending, "
@@ -261,26 +261,26 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- effects ------------------------------------------------------------------------------------------
 
-    def _act(self, effect: edge.Effect) -> None:
+    def _act(self, effect: effects.Effect) -> None:
         match effect:
-            case edge.TellStop(ranks):
+            case effects.TellStop(ranks):
                 self._launcher.stop.report(ranks=ranks)
             case Say(text):
                 self._launcher.say(text)
-            case edge.Write(record, at_ns):
+            case effects.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
                 at_ns = time.monotonic_ns() if at_ns is None else at_ns
                 self._launcher.telemetry.hear(record, at_ns, is_spokesman=self._machine.is_spokesman)
             case ReadState() | WriteState():
                 self._timeouts_file.act(effect)
-            case edge.CycleRetrying():
+            case effects.CycleRetrying():
                 self.forget_store()
                 self._ranks.let_go()
-            case edge.LauncherExit():
+            case effects.LauncherExit():
                 self._over = effect
-            case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks():
+            case effects.CheckHealth() | effects.StartRanks() | effects.TerminateRanks():
                 self._work = effect
-            case edge.OrderMonitor(local_rank, order):
+            case effects.OrderMonitor(local_rank, order):
                 self._monitors[local_rank].order(order)
             case Release():
                 self._monitors.release(effect)
@@ -291,13 +291,13 @@ class FaultTolerantAgent(TorchAgent):
             case _:
                 self._ranks.act(effect)
 
-    def _perform(self, work: edge.Work) -> None:
+    def _perform(self, work: effects.Work) -> None:
         match work:
-            case edge.CheckHealth():
+            case effects.CheckHealth():
                 self._check_health()
-            case edge.StartRanks():
+            case effects.StartRanks():
                 self._start_ranks(work)
-            case edge.TerminateRanks():
+            case effects.TerminateRanks():
                 self._terminate(work)
 
     def _check_health_while_running(self) -> None:
@@ -341,7 +341,7 @@ class FaultTolerantAgent(TorchAgent):
         if not is_wanted:
             raise _CycleOverError
 
-    def _terminate(self, work: edge.TerminateRanks) -> None:
+    def _terminate(self, work: effects.TerminateRanks) -> None:
         def end_rest() -> None:
             self.grace_s = work.grace_s
             self.end_ranks()
@@ -349,12 +349,12 @@ class FaultTolerantAgent(TorchAgent):
 
         there = self._ranks.terminate(work, end_rest)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
-        stuck = lines.stuck(there) if there else ""
-        self._memory.take_stock(work.way, lambda kept: self._hear(edge.RanksEnded(stuck, processes, kept)))
+        stuck = launcher_lines.stuck(there) if there else ""
+        self._memory.take_stock(work.way, lambda kept: self._hear(events.RanksEnded(stuck, processes, kept)))
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
-    def _start_ranks(self, work: edge.StartRanks) -> None:
+    def _start_ranks(self, work: effects.StartRanks) -> None:
         self._restarts_left, self._shift, self._restore = work.restarts_left, work.shift, work.restore
         self._ranks.forget()
         failed: Cause | None = None
@@ -363,13 +363,13 @@ class FaultTolerantAgent(TorchAgent):
         except (_CycleOverError, SignalException):
             pass
         except RendezvousError as error:
-            failed = Cause(kind=CauseKind.MEMBERSHIP, text=lines.rendezvous_failed(error), follows=True)
+            failed = Cause(kind=CauseKind.MEMBERSHIP, text=launcher_lines.rendezvous_failed(error), follows=True)
         else:
-            self._hear(edge.RanksStarted())
+            self._hear(events.RanksStarted())
             self._ranks.release()
             return
         self._signalled(continued=False)
-        self._hear(edge.NotStarted(failed))
+        self._hear(events.NotStarted(failed))
 
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
         """Meet, for as long as ranks are wanted."""
@@ -377,7 +377,7 @@ class FaultTolerantAgent(TorchAgent):
         starting.rotate(group.workers, self._shift)
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
-        self._hear(edge.RanksMet(ranks, group.group_rank or 0, nodes, size))
+        self._hear(events.RanksMet(ranks, group.group_rank or 0, nodes, size))
         self._memory.prepare(self._machine.cycle.record.cycle, ranks, size, self._restore)
 
     def _check_wanted(self) -> None:

@@ -82,11 +82,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="end the job when this many lives in a row have failed (default %(default)s)",
     )
     parser.add_argument(
-        "--chain",
-        action="store_true",
-        help="the tasks of an array (--array=1-20%%1) are the lives: nothing is requeued",
-    )
-    parser.add_argument(
         "--exclude-bad-nodes",
         action="store_true",
         help="leave nodes that result.json lists as bad out of the next step, if enough others are left",
@@ -115,9 +110,8 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         ConfigError: this is no job of Slurm, or an option is invalid.
     """
     job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
-    array = environ.get("SLURM_ARRAY_JOB_ID", "")
     if args.dry_run and not job:
-        job, array, nodes = "JOBID", "ARRAYJOBID", str(args.spares + 1 if args.nodes is None else args.nodes)
+        job, nodes = "JOBID", str(args.spares + 1 if args.nodes is None else args.nodes)
     elif args.nodes is not None:
         raise ConfigError(f"--nodes {args.nodes}: only with --dry-run and outside a job; else #SBATCH --nodes says it")
     if not job or not nodes.isdecimal():
@@ -125,8 +119,6 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
             "SLURM_JOB_ID isn't set: `megatron-ft slurm` is to be run in a batch script (sbatch); "
             "to see its commands: --dry-run --nodes N"
         )
-    if args.chain and not array:
-        raise ConfigError("--chain needs an array, whose tasks run one after the other: sbatch --array=1-20%1")
     if not args.arguments:
         raise ConfigError("what is to be run comes after --, as in: megatron-ft slurm -- --nproc-per-node 8 train.py")
     program = os.path.basename(args.arguments[0])
@@ -146,14 +138,11 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     ):
         if value < least:
             raise ConfigError(f"{name} {value}: must be at least {least}")
-    is_later_task = args.chain and environ.get("SLURM_ARRAY_TASK_ID") != environ.get("SLURM_ARRAY_TASK_MIN")
-    if args.spares >= count and not (is_later_task and count == 1):  # a task that is released gets one node
+    if args.spares >= count:
         raise ConfigError(f"--spares {args.spares}: the job has {counted(count, 'node')}, at least 1 must train")
-    needed = max(1, count - args.spares)
+    needed = count - args.spares
     given_log_dir = _value(args.arguments, LAUNCHER_OPTIONS["log_dir"].spellings)
-    log_dir = given_log_dir or os.path.join(
-        environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{array if args.chain else job}"
-    )
+    log_dir = given_log_dir or os.path.join(environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{job}")
     program = [args.launcher] if args.launcher else [sys.executable, "-m", "megatron_ft.launcher"]
     ours = [] if given_log_dir else [f"--ft-log-dir={log_dir}"]
     given = _value(args.arguments, ["--nnodes"])
@@ -163,9 +152,6 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         needed = _least(given)
     return Plan(
         job=job,
-        array=array if args.chain else "",
-        later_tasks=_later_tasks(environ) if args.chain else "",
-        is_later_task=is_later_task,
         nodes=count,
         limits=Limits(lives=args.max_lives, failures=args.max_failures, nodes=needed),
         log_dir=log_dir,
@@ -173,14 +159,6 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         srun_options=(*_export_of_environment(args.srun, environ), *args.srun),
         excludes_bad_nodes=args.exclude_bad_nodes,
     )
-
-
-def _later_tasks(environ: Mapping[str, str]) -> str:
-    """Return the tasks of this job's array that come after this one, as "8-20"; empty for none."""
-    task, last = environ.get("SLURM_ARRAY_TASK_ID", ""), environ.get("SLURM_ARRAY_TASK_MAX", "")
-    if not task.isdecimal() or not last.isdecimal() or int(task) >= int(last):
-        return ""
-    return f"{int(task) + 1}-{last}"
 
 
 def _export_of_environment(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The launcher's lines about cycles and ranks. Lines about the whole job: core/job/lines.py. Pure."""
+"""The launcher's lines about cycles and ranks. Lines about the whole job: core/job/job_lines.py. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
-from megatron_ft.core.signals import AGAIN_AFTER_S
+from megatron_ft.core.signal_rules import AGAIN_AFTER_S
 from megatron_ft.core.wording import counted, when
 
 _SHOWN = 200

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Write
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import Write
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import Options, Step
+from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
 from megatron_ft.core.facts.launcher import SlowRank
@@ -27,7 +27,7 @@ class NodeWaits:
         """The last result, on the launcher that speaks for the job."""
         self._slow: dict[int, RankLag] = {}
 
-    def go_on(self, turn: Step, *, is_stopping: bool) -> None:
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Tell the coordinator of the looks since the last time, when that is due, until the launcher has to stop."""
         if is_stopping:
             self.alarm_ns = None
@@ -39,7 +39,7 @@ class NodeWaits:
         if told:
             turn.do(Waits(self._record.cycle, told))
 
-    def _monitored(self, turn: Step) -> list[int]:
+    def _monitored(self, turn: Turn) -> list[int]:
         """Return the local ranks that haven't ended their monitoring, after which nothing is read any more."""
         boards = {local_rank: turn.seen.boards[local_rank] for local_rank in sorted(self._record.observed)}
         return [local_rank for local_rank, board in boards.items() if board is None or not board.closing]
@@ -57,7 +57,7 @@ class NodeWaits:
             return None
         return RankWaits(rank, looks, max(0, now.waiting - before.waiting), max(0, now.waits - before.waits))
 
-    def hear(self, lags: Lags, turn: Step) -> None:
+    def hear(self, lags: Lags, turn: Turn) -> None:
         """Take the result for all ranks, and tell the user which ones hold the others back, or don't any more."""
         self.lags = lags
         if lags.slow is None:
@@ -65,11 +65,11 @@ class NodeWaits:
         lagging = {each.rank: each for each in lags.named}
         for rank, each in lagging.items():
             if rank not in self._slow:
-                turn.say_for_all(lines.slow_rank(each))
+                turn.say_for_all(cycle_lines.slow_rank(each))
                 turn.do(Write(self._fact(each, lags)))
         for rank, each in self._slow.items():
             if rank not in lagging:
-                turn.say_for_all(lines.slow_no_more(rank))
+                turn.say_for_all(cycle_lines.slow_no_more(rank))
                 turn.do(Write(replace(self._fact(each, lags), is_over=True)))
         self._slow = lagging
 

@@ -6,12 +6,13 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from megatron_ft.core.agent.edge import Effect, OrderMonitor, Readings, Write
+from megatron_ft.core.agent.effects import Effect, OrderMonitor, Write
+from megatron_ft.core.agent.events import Readings
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.job.edge import Say
-from megatron_ft.core.messages.monitor import RankOrder
+from megatron_ft.core.job.actions import Say
+from megatron_ft.core.messages.monitor_messages import RankOrder
 from megatron_ft.learning.launcher_part import LearningOptions
 
 LATE_NS = 500_000_000
@@ -78,7 +79,7 @@ class AgentPhase(enum.Enum):
 
 
 @dataclass(kw_only=True)
-class Step:
+class Turn:
     """One event: its time, the ranks' readings, and the effects."""
 
     now_ns: int

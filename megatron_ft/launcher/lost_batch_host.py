@@ -18,7 +18,9 @@ _KNOWS_S = 900.0
 """Seconds until Slurm must know: it notices the loss of a host after SlurmdTimeout, usually 300 s."""
 
 
-def stand_in(result: ResultFile, environ: Mapping[str, str], say: Callable[[str], None], *, port: int) -> None:
+def requeue_if_batch_host_lost(
+    result: ResultFile, environ: Mapping[str, str], say: Callable[[str], None], *, port: int
+) -> None:
     """Do what the batch script would do after the life's end, once Slurm has given up the script's host, too.
 
     ``port``: any on which a live host would answer, even by refusing.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.facts.launcher import ForkFailed, ForkServer, FreshInterpreters
-from megatron_ft.core.messages.fork_server import ImportActs, ImportsReady, ModuleLeftOut
+from megatron_ft.core.messages.fork_server_messages import ImportActs, ImportsReady, ModuleLeftOut
 from megatron_ft.core.rank_variables import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, RankSpec, Worker, WorkerCallback
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
@@ -169,7 +169,9 @@ class ForkingSpawner:
             elif isinstance(message, ImportsReady):
                 where, took_s = message.where, round(message.took_s, 3)
                 self.log.write(ForkServer(state="ready", pid=server.pid, where=where, took_s=took_s))
-                self._say_once(lines.imports_shared(where), lines.imports_shared(where, took_s), self.announce)
+                self._say_once(
+                    launcher_lines.imports_shared(where), launcher_lines.imports_shared(where, took_s), self.announce
+                )
             elif isinstance(message, ImportActs):
                 self._left_out.append(message.statement)
                 what = f"{message.module} {message.what}"
@@ -177,7 +179,7 @@ class ForkingSpawner:
                     state="acts", pid=server.pid, where=message.where, what=what, reason=message.statement
                 )
                 self.log.write(state)
-                self._say_once(lines.import_acts(message.statement, message.where, what), say=self.announce)
+                self._say_once(launcher_lines.import_acts(message.statement, message.where, what), say=self.announce)
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last messages
@@ -191,7 +193,7 @@ class ForkingSpawner:
                 self.say(f"the fork server died {self._deaths} times: every rank starts its own Python")
                 self._command = None
             elif self._command is not None:
-                how = lines.exit_code(code)
+                how = launcher_lines.exit_code(code)
                 self.say(f"the fork server exited ({how}); ranks are not affected; starting a new one")
         if self._command is not None:
             self._have_server(server.orders.environment)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import OrderMonitor, Write
+from megatron_ft.core.agent import cycle_lines
+from megatron_ft.core.agent.effects import OrderMonitor, Write
 from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.step import LATE_NS, Options, Step
+from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES
@@ -24,7 +24,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import NoCollective
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Hang, Reviewed
-from megatron_ft.core.messages.monitor import Collect
+from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.core.pauses import Pauses
 
 _SHARE_OF_GROUP = 0.5
@@ -94,7 +94,7 @@ class NodeCollectiveWatch:
         """Start anew after a stop of the whole node: no time before it counts."""
         self._begin_anew(now_ns)
 
-    def collect(self, turn: Step, *, looks: bool = False) -> None:
+    def collect(self, turn: Turn, *, looks: bool = False) -> None:
         """Have evidence collected on the ranks of this node, which go on running.
 
         ``looks``: and what they do meanwhile.
@@ -112,7 +112,7 @@ class NodeCollectiveWatch:
         if self._collecting is not None and note.local_rank in self._collecting.asked:
             self._collecting.notes[note.local_rank] = note
 
-    def reviewed(self, review: Reviewed, place: int, turn: Step) -> RankHung | None:
+    def reviewed(self, review: Reviewed, place: int, turn: Turn) -> RankHung | None:
         """Report the review of all ranks; the node that had asked logs it. ``place`` is this node's.
 
         Return the verdict for which this node is to end the cycle, None without one.
@@ -120,7 +120,7 @@ class NodeCollectiveWatch:
         options, is_asker = self._options, review.asker == place
         ends = options.ends_for_collectives and review.is_waited and not options.observe_only
         self._is_told, self._is_asked = True, False
-        turn.say_for_all(lines.no_collective(review, ends=ends))
+        turn.say_for_all(cycle_lines.no_collective(review, ends=ends))
         if is_asker:
             silence = NoCollective(
                 cycle=self._record.cycle,
@@ -141,7 +141,7 @@ class NodeCollectiveWatch:
 
     # -- what is due --------------------------------------------------------------------------------------------
 
-    def go_on(self, turn: Step, *, is_stopping: bool) -> None:
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Send the snapshots once they are complete, and check for silence when that is due."""
         self._tell_notes(turn)
         self._is_over = self._is_over or is_stopping
@@ -153,7 +153,7 @@ class NodeCollectiveWatch:
         if self._pauses.since_ns is None:
             self._judge(turn)
 
-    def _tell_notes(self, turn: Step) -> None:
+    def _tell_notes(self, turn: Turn) -> None:
         collecting = self._collecting
         if collecting is None or (
             turn.now_ns < collecting.until_ns - LAST_NOTES_NS and collecting.notes.keys() < collecting.asked
@@ -166,7 +166,7 @@ class NodeCollectiveWatch:
         self._timeout_ns = _UNKNOWN_NS if timeout_ns is None else timeout_ns
         self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
 
-    def _judge(self, turn: Step) -> None:
+    def _judge(self, turn: Turn) -> None:
         counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._record.observed)}
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
         is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
@@ -188,23 +188,23 @@ class NodeCollectiveWatch:
         elif not self._is_told and turn.now_ns >= self._ask_again_ns and not self._are_timed(judged, turn):
             self._ask(min(judged), silent_ns, turn)
 
-    def _are_timed(self, local_ranks: Iterable[int], turn: Step) -> bool:
+    def _are_timed(self, local_ranks: Iterable[int], turn: Turn) -> bool:
         """Return True if an enforced timeout applies to each of these ranks now."""
         return all(_is_timed(turn.seen.boards[local_rank]) for local_rank in local_ranks)
 
-    def _note_moves(self, judged: dict[int, CollectiveCounts], turn: Step) -> None:
+    def _note_moves(self, judged: dict[int, CollectiveCounts], turn: Turn) -> None:
         newest_ns = max(found.moved_ns for found in judged.values())
         if newest_ns <= self._moved_ns:
             return
         if self._is_told:
-            turn.say_for_all(lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9))
+            turn.say_for_all(cycle_lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9))
         self._begin_anew(newest_ns)
 
     def _begin_anew(self, now_ns: int) -> None:
         self._moved_ns, self._excused_ns, self._ask_again_ns = now_ns, 0, 0
         self._is_told = self._is_asked = False
 
-    def _ask(self, local_rank: int, silent_ns: int, turn: Step) -> None:
+    def _ask(self, local_rank: int, silent_ns: int, turn: Turn) -> None:
         if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over
             self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
             return

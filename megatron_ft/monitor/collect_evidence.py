@@ -39,7 +39,7 @@ from megatron_ft.core.diagnosis.stacks import (
     user_frame,
 )
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank import Answer, Question
+from megatron_ft.core.messages.rank_messages import Answer, Question
 from megatron_ft.core.wording import begins
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from megatron_ft.core.codec import Count, Message, Rank, Vocabulary, WorldSize
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper import NotKept
+from megatron_ft.core.messages.keeper_messages import NotKept
 
 PIECE_BYTES = 4 << 20
 

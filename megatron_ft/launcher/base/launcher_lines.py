@@ -1,4 +1,4 @@
-"""The launcher's lines about itself: processes, signals, files. Lines about cycles: core/agent/lines.py.
+"""The launcher's lines about itself: processes, signals, files. Lines about cycles: core/agent/cycle_lines.py.
 
 Standard error may be closed, and may be shared with other launchers of the job.
 """
@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.signals import signal_name
+from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.core.wording import counted, printable
 from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.ipc.log import INFO, LAUNCHER, WARNING
@@ -23,7 +23,7 @@ def say(text: str) -> None:
     LAUNCHER.say(WARNING if text.startswith(_WARNING) else INFO, printable(text))
 
 
-def sayer(*, has_others: bool) -> Callable[[str], None]:
+def make_printer(*, has_others: bool) -> Callable[[str], None]:
     """Return ``say``; in a job of several nodes, with time and host name, as their output is mixed."""
     if not has_others:
         return say

@@ -1,0 +1,126 @@
+"""Events of the launcher's machine.
+
+Effects of the launcher's member of the control plane (`Begin` and `Leave` of `core.job.actions`), and messages of the
+coordinator that it passes on (`End`, `Verdict`, `DiagnoseHang`), are events here; so is a rank's `WorkloadControl`.
+Times are nanoseconds of CLOCK_MONOTONIC unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.core.control import WorkloadControl
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.facts.launcher import (
+    Abandoned,
+    Cause,
+    NodeHealth,
+    RankExited,
+    RankStarted,
+    RestoreFailed,
+    SnapshotRestored,
+)
+from megatron_ft.core.job import actions as job
+from megatron_ft.core.job.messages import OfCycle, PrintJobLines, StockTaken
+from megatron_ft.core.memory.snapshots import KeeperPort, Kept, Saved
+from megatron_ft.core.messages.monitor_messages import RankReport
+from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.learning.launcher_part import StateRead, StateWritten
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Readings of this node's ranks at an event, by local rank.
+
+    Args:
+        boards: boards of this cycle; None for a rank without one.
+        words: what each rank wrote about its end.
+        stopped: True if the process is stopped by a signal.
+        run_delays_ns: total CPU wait of each thread.
+    """
+
+    boards: Mapping[int, BoardSnapshot | None]
+    words: Mapping[int, CrashOutput]
+    stopped: Mapping[int, bool]
+    run_delays_ns: Mapping[int, Mapping[int, int]]
+    checkpointed: Callable[[], int | None] = lambda: None
+    """Returns the iteration of the last checkpoint, None if no file holds it."""
+    collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
+    """Counts by rank; None for a rank without a process group."""
+
+
+# -- events: the launcher -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """``Agent.alarm_ns`` is over. Also the first event, once the launcher is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """A signal asks the launcher to stop. ``again``: the second request; no process is waited for any more."""
+
+    number: signal.Signals
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The launcher was stopped and continued, and so were its ranks, if the whole node was."""
+
+
+# -- events: ranks --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RanksMet:
+    """The nodes have met. ``ranks``: the global ranks of this node, by local rank."""
+
+    ranks: Sequence[int]
+    group_rank: int
+    nodes: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """All ranks were created."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """Ranks were not started. ``cause`` is None if the cycle is over, or the launcher was asked to stop."""
+
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts.
+
+    ``kept``: what the keeper can restore.
+    """
+
+    stuck: str = ""
+    processes: Sequence[ProcessFacts] = ()
+    kept: Kept = Kept()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorReport:
+    """A monitor reports something of its rank. `Detached` comes again from a monitor that replaces another one."""
+
+    local_rank: int
+    report: RankReport
+
+
+FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
+FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
+FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | RestoreFailed
+FromCoordinator = job.Begin | job.StandBy | OfCycle | PrintJobLines | job.LeftOut | job.Leave
+Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator
