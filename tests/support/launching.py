@@ -66,7 +66,7 @@ class Finished:
     def lines(self) -> list[str]:
         """The launcher's own lines, without the prefix, and without time and node where there may be several."""
         found = re.findall(r"^\[ft_launcher\] (?:\d\d:\d\d:\d\d \S+: )?(.*)$", self.err, re.MULTILINE)
-        often = ("logs: ", "configuration: ", "ranks are forked at ")
+        often = ("logs: ", "configuration: ", "ranks share ")
         return [line for line in found if not line.startswith(often)]
 
 

@@ -43,9 +43,10 @@ def test_a_call_returns_what_the_job_does_or_raises_what_it_raises() -> None:
 
 
 def test_caller_that_gave_up_once_does_not_wait_until_the_job_is_done(answers: threading.Event) -> None:
-    files = FileQueue()
-    assert files.call(lambda: answers.wait(60), False, bound_s=0.01) is False
+    files, begun = FileQueue(), threading.Event()
+    assert files.call(lambda: (begun.set(), answers.wait(60)), None, bound_s=0.01) is None
     assert files.call(lambda: 7, 0, bound_s=10**6) == 0  # at once, else this test never ends
+    assert begun.wait(SOON_S)
     assert files.stands_for_s() > 0
     answers.set()
     done = threading.Event()
