@@ -5,7 +5,7 @@ from __future__ import annotations
 REMOVED: dict[str, str] = {
     "node_health": "use --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage'",
     "log_max_bytes": "it is fixed: 200 MB for the event logs of one process",
-    "preload_timeout": "it is fixed: 60 s; to start ranks as fresh interpreters use --ft-preload none",
+    "preload_timeout": "imports have no time limit; to share none use --ft-preload none",
     "stopped_exit_code": "result.json says `stopped`; the code is 0 or 1 by the ranks, 130 for SIGINT, 143 in a pod",
     "say": "it is fixed: lines about the job are printed once, in pods of Kubernetes by each launcher",
     "max_failed_starts": "it is fixed: 2; --ft-max-no-progress-cycles 0 switches both off",
