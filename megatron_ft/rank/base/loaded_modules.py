@@ -15,8 +15,8 @@ from megatron_ft.core.rank_variables import is_set_for_ranks
 
 SIZE = 1 << 18
 _LENGTH = struct.Struct("=I")
-_SET_BY_MODULES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
-"""Variables that such modules set themselves."""
+_SET_BY_MODULES = {"TORCHINDUCTOR_CACHE_DIR", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"}
+"""Variables that torch and megatron-core set themselves."""
 
 
 class LoadedModules:
