@@ -54,6 +54,7 @@ def test_ranks_agree_on_calculated_timeouts_and_the_next_run_uses_them(tmp_path:
                     path,
                     rank_section_timeouts={"a": 50.0, "slow": None, "kept": 9.0},
                     safety_factor=4.0,
+                    learned_floor=1.0,
                 )
             )
             env = {"RANK": str(number), "WORLD_SIZE": str(WORLD), "STORE": str(tmp_path / "store")}

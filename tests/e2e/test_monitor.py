@@ -330,6 +330,7 @@ say('hung', time.monotonic())
             tmp_path / "s",
             rank_section_timeouts={"step": 600.0},
             workload_check_interval=60.0,
+            learned_floor=5.0,
         ),
         rank(tmp_path / "s", script) as process,
     ):
