@@ -20,12 +20,6 @@ def test_a_file_that_is_named_exists(name: str) -> None:
     assert (PACKAGE / name).is_file()
 
 
-def test_the_picture_fits_a_screen() -> None:
-    lines = [line for line in PICTURE.splitlines() if line.startswith("    ")]
-    assert 20 < len(lines) <= 45
-    assert max(map(len, lines)) <= 100
-
-
 @pytest.mark.parametrize("folder", ["core", "launcher"])
 def test_every_loose_file_is_in_the_picture(folder: str) -> None:
     entry = PICTURE.partition(f" {folder}/ ")[2].partition("(files)")[2]

@@ -304,27 +304,3 @@ def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
 )
 def test_a_planted_circle_is_found(file: str, code: str) -> None:
     assert str(Path(file).parent) in circles({**package(), Path(file): code})
-
-
-@pytest.mark.parametrize(
-    ("file", "code"),
-    [
-        ("core/planted.py", "import math, json\nfrom megatron_ft.core import errors\nfrom . import config"),
-        ("ipc/planted.py", "import os, time, socket\nfrom megatron_ft.core.errors import ConfigError"),
-        ("monitor/planted.py", "import os\nfrom megatron_ft.ipc import wire\nfrom megatron_ft import __version__"),
-        ("rank/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("integrations/planted.py", "import torch\nfrom megatron_ft import RankMonitorClient"),
-    ],
-)
-def test_planted_import_that_the_table_allows_is_no_violation(file: str, code: str) -> None:
-    assert violations_in(Path(file), code) == []
-
-
-def test_module_with_a_main_runs_it() -> None:
-    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
-    silent = [
-        path
-        for path, text in texts.items()
-        if "\ndef main(" in text and '__name__ == "__main__"' not in text and path.name != "stacks.py"
-    ]
-    assert silent == []

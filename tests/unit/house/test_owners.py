@@ -95,7 +95,3 @@ def test_state_is_written_by_its_owner() -> None:
 )
 def test_a_write_to_another_files_object_is_found(planted: str) -> None:
     assert len(foreign_writes(OWNER + "\n" + planted)) == 1
-
-
-def test_write_by_the_owner_is_no_finding() -> None:
-    assert foreign_writes(OWNER) == []
