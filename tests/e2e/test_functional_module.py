@@ -62,7 +62,9 @@ NO_FAULTS = "faults: []\n"
 OPTIONS = (
     "--ft-rank-section-timeouts=setup:60,step:4,checkpointing:60",
     "--ft-rank-out-of-section-timeout=60",
+    "--ft-learned-floor=4",
 )
+FLOOR_S = {"setup": 16.0, "step": 4.0, "checkpointing": 4.0, "out_of_section": 4.0}
 
 
 def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: Launcher, tmp_path: Path) -> None:
@@ -81,10 +83,10 @@ def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: L
 
     # this run resumed, so everything was learned, and both ranks' monitors had it in force at the end
     document = json.loads((save / "ft_state.json").read_text())
-    learned = {name: entry["timeout_s"] for name, entry in document["sections"].items()}
-    assert set(learned) == {"setup", "step", "checkpointing"}
-    assert all(timeout >= 2.0 for timeout in learned.values())
-    out_of_section = document["out_of_section"]["timeout_s"]
+    entries = document["sections"] | {"out_of_section": document["out_of_section"]}
+    assert set(entries) == set(FLOOR_S)
+    learned = {name: max(entry["calculated_s"], FLOOR_S[name]) for name, entry in entries.items()}
+    out_of_section = learned.pop("out_of_section")
     assert document["world_size"] == 2
 
     # the next run begins with them: a run past its last iteration, which ends cleanly
