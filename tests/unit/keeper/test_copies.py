@@ -25,11 +25,6 @@ def peer() -> Peer:
     return Peer(CONTENT)
 
 
-def test_copy_arrives_whole(peer: Peer) -> None:
-    assert peer.send() == ""
-    assert peer.loop.taken == [CONTENT]
-
-
 def test_copy_is_fetched_whole(peer: Peer) -> None:
     assert peer.fetch() == (CONTENT, "")
 

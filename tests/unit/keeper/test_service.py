@@ -323,40 +323,6 @@ def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> N
             served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
 
 
-def test_snapshot_that_is_not_verified_is_not_written(served: Served, tmp_path: Path) -> None:
-    served.order(Prepare(0, (0,), 1))
-    served.order(WriteFiles(str(tmp_path / "files"), set_name(7, 1, "this life"), SnapshotKey(0, 7), BOUND_S))
-    assert served.launcher.hear(FilesWritten)[0].why == "rank 0 has no verified segment"
-    assert not (tmp_path / "files").exists()
-
-
-def test_new_keeper_verifies_the_complete_snapshot_first(
-    tmp_path: Path, memory: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked, check = list[int](), service.work.check
-
-    def noted_check(fd: int, *more: Any) -> Any:
-        checked.append(os.fstat(fd).st_ino)
-        return check(fd, *more)
-
-    monkeypatch.setattr(service.work, "check", noted_check)
-    served = Served(str(tmp_path / "keeper.sock"))
-    fds = [sealed(iteration) for iteration in (1, 2, 3)]
-    for number, fd in enumerate(fds):
-        served.order(SealedSegment(number, 0, SnapshotKey(0, number + 1)), (fd,))
-    served.order(Prepare(0, (0,), 1))
-    served.order(Complete(SnapshotKey(0, 2)))
-    served.order(TakeStock(1))
-    served.start()
-    for key in (SnapshotKey(0, 2), SnapshotKey(0, 3)):
-        assert served.launcher.hear(Saved)[0].key == key
-    served.launcher.hear(DropSegment)
-    served.launcher.hear(Stock)
-    assert checked == [os.fstat(fds[at]).st_ino for at in (1, 2, 0)]
-    served.end()
-    close_fds(fds)
-
-
 def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
     fd = sealed(1)
     served.order(SealedSegment(0, 0, SnapshotKey(0, 2)), (fd,))

@@ -107,10 +107,6 @@ def test_mistake_in_the_configuration_file_is_one_line_and_code_2(
     assert "rank_heartbeat_timeout" in line
 
 
-def test_command_line_without_a_script_is_one_line_and_code_2(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "training_script" in mistake(capfd, script, [])
-
-
 def test_script_that_does_not_exist_is_one_line_and_code_2(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "there is no script nowhere.py" in mistake(capfd, script, ["--max-restarts=3", "nowhere.py"])
 

@@ -44,23 +44,6 @@ def closed(found: RankSpans) -> list[tuple[str, float, float, int]]:
     return [(found.names[section], begin / S, end / S, depth) for section, begin, end, depth in rows]
 
 
-def test_nested_sections_become_spans_with_depths() -> None:
-    found = spans(
-        record(
-            *[(1, START, OUTER), (2, START, INNER), (3, END, INNER), (3.5, START, INNER), (4, END, INNER)],
-            *[(5, END, OUTER), (6, START, OTHER), (7, END, OTHER)],
-        )
-    )
-    assert closed(found) == [("outer", 1, 5, 0), ("inner", 2, 3, 1), ("inner", 3.5, 4, 1), ("other", 6, 7, 0)]
-    assert found.still_open == ()
-
-
-def test_a_section_that_never_closes_is_no_span() -> None:
-    found = spans(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, START, INNER)))
-    assert closed(found) == [("outer", 1, 2, 0)]
-    assert found.still_open == ((OUTER, 3 * S), (INNER, 4 * S))
-
-
 def test_spans_across_lost_events_are_not_invented() -> None:
     """What was open may have closed and opened again; only what begins and ends on one side is known."""
     found = spans(

@@ -14,7 +14,6 @@ from megatron_ft.cli.analysis.analysis import Analysis, analyze
 from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, LoggedInterval
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render.png import unit_of
 from tests.support.generated_logs import (
     END,
     HEARTBEAT,
@@ -251,8 +250,3 @@ def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:
     assert longest is not None
     assert longest < 0.5  # nothing reaches over the gap
     assert dataclasses.asdict(analysis.summary)["passed_over"] == 0
-
-
-@pytest.mark.parametrize(("seconds", "name"), [(599, "seconds"), (3600, "minutes"), (4 * 3600, "hours")])
-def test_the_axis_has_a_readable_unit(seconds: float, name: str) -> None:
-    assert unit_of(seconds).name == name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ from megatron_ft.cli import main
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render import report_tables, terminal, theme, trace
+from megatron_ft.cli.render import terminal, theme, trace
 from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
@@ -163,13 +162,6 @@ def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
     write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
     assert main.main(["report", str(tmp_path)]) == 0
     assert "[red]save[/red]" in capsys.readouterr().out
-
-
-def test_logs_without_iterations_have_no_goodput(tmp_path: Path) -> None:
-    Logs(tmp_path).write("launcher", (1.0, "cycle_started", started(0, 0)))
-    out = io.StringIO()
-    report_tables.print_analysis(only(tmp_path), file=out)
-    assert out.getvalue() == "goodput -: no iterations were recorded\n"
 
 
 def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,11 +63,6 @@ def test_job_ends_is_run_again_or_is_requeued_by_its_last_endings(
     assert follows.why
 
 
-def test_decision_says_why_the_job_is_continued_or_requeued() -> None:
-    assert after(Ending.STOPPED).why == "life 1 was stopped: rank 0 exited with code 7; there is more to train"
-    assert after(Ending.LOST, nodes=2).why.endswith("2 of 3 nodes are left in this allocation")
-
-
 def test_life_is_numbered_as_in_result_json() -> None:
     """Of more than 200 lives the oldest are dropped."""
     lives = [Life(life=number, job="j", outcome=Ending.LOST) for number in (41, 42)]
@@ -238,10 +233,3 @@ def test_dry_run_on_a_login_node_needs_no_job(
     assert "scontrol requeue JOBID, for up to 20 lives" in out
     assert main(["slurm", "--dry-run", "--max-lives", "1", "--", "t.py"]) == 0
     assert "requeue" not in capsys.readouterr().out
-
-
-def test_status_of_a_job_is_asked_for_on_each_of_its_nodes() -> None:
-    words = commands.on_each_node(4711, nodes=3, status=["python", "-m", "megatron_ft", "status", "--once"])
-    assert words[0] == "srun"
-    assert {"--jobid=4711", "--overlap", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"} <= set(words)
-    assert words[-3:] == ["megatron_ft", "status", "--once"]

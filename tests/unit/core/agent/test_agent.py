@@ -363,17 +363,6 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     assert over(driven) == (Exit.ABANDONED, 94)
 
 
-def test_launcher_that_cannot_go_on_between_cycles_or_at_a_start_is_abandoned() -> None:
-    driven = Driven()
-    driven.hear(events.Tick(), GONE, job.Leave(1))
-    assert over(driven) == (Exit.ABANDONED, 94)
-    driven = Driven()
-    driven.hear(events.Tick(), job.Begin(held()), GONE)
-    assert not driven.agent.wants_ranks
-    driven.hear(events.NotStarted(), job.Leave(1))
-    assert over(driven) == (Exit.ABANDONED, 94)
-
-
 def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
     driven = succeeded()
     driven.hear(GONE, job.Leave(0))
@@ -466,14 +455,6 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     assert signals(driven) == [(signal.SIGTERM, False)]
     assert driven.said == [KILLING.format(second.name)]
     assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0)
-
-
-def test_a_hangup_kills_nobody() -> None:
-    driven = running()
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):
-        driven.stop(number)
-    assert [number for number, _ in signals(driven)] == [1, 15, 1, 1]
-    assert driven.agent.phase is AgentPhase.ENDING
 
 
 def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:

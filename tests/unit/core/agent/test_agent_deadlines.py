@@ -13,7 +13,6 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor_messages import Collect
-from megatron_ft.core.pauses import Pauses
 from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board
 
@@ -140,18 +139,3 @@ def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(i
     assert late(driven) == []
     driven.wait(1.1)
     assert late(driven) == [(0, "exit", 20.0)]
-
-
-def test_pauses_count_the_time_within_an_interval() -> None:
-    pauses = Pauses()
-    assert not pauses.end(5)
-    assert pauses.begin(10)
-    assert not pauses.begin(11)
-    assert pauses.within(0, 14) == 4
-    assert pauses.within(12, 14) == 2
-    assert pauses.end(20)
-    assert pauses.begin(30)
-    assert pauses.within(0, 35) == 15
-    assert pauses.within(15, 31) == 6
-    assert pauses.within(40, 50) == 10
-    assert pauses.within(21, 29) == 0

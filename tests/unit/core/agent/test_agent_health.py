@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent.health import is_told, retry_delay_s
+from megatron_ft.core.agent.health import retry_delay_s
 
 
 def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> None:
     assert [retry_delay_s(failures) for failures in (1, 2, 3, 5, 6, 7, 100_000)] == [2, 4, 8, 32, 60, 60, 60]
-
-
-def test_repeated_health_failure_is_told_ever_more_seldom_a_new_one_at_once() -> None:
-    assert [failures for failures in range(1, 20) if is_told(failures, is_new=False)] == [1, 2, 4, 8, 16]
-    assert is_told(3, is_new=True)

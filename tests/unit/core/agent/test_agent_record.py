@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 from megatron_ft.core.agent import effects, events
-from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import CauseKind
@@ -212,26 +212,6 @@ def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_o
     driven.exits(1, -6)
     assert driven.record.failures() == [text]
     assert driven.record.exits[1].where == ("train.py:9 save" if has_gone_on else "train.py:3 step")
-
-
-@pytest.mark.parametrize("has_gone_on", [False, True])
-@pytest.mark.parametrize("progress", ["section", "heartbeat", "collective"])
-def test_rank_that_reports_progress_after_an_exception_is_no_cause_when_it_is_terminated(
-    progress: str, has_gone_on: bool
-) -> None:
-    driven = running(nodes=1)
-    raised_ns, moved_ns = driven.now_ns, driven.now_ns + (10_000 * MS if has_gone_on else -5)
-    driven.boards[1] = {
-        "section": board(last_transition_ns=moved_ns),
-        "heartbeat": board(last_transition_ns=1, last_heartbeat_ns=moved_ns, heartbeats=3),
-        "collective": board(last_transition_ns=1, collectives=CollectiveCounts(moved_ns, moved_ns, 3, 3, None)),
-    }[progress]
-    driven.words[1] = CrashOutput(error="ConnectionError: metrics", raised_at_ns=raised_ns)
-    driven.now_ns += 20_000 * MS
-    driven.exits(0, -9)
-    driven.exits(1, -15, sent=(15,), signalled_at_ns=driven.now_ns)
-    text = "rank 0 killed by SIGKILL (not sent by ft_launcher)"
-    assert driven.record.cause().text == (text if has_gone_on else "rank 10 raised ConnectionError: metrics")
 
 
 def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job import actions as job
@@ -27,31 +25,6 @@ def ends(driven: Driven) -> None:
     driven.wait(10.0)
     driven.hear(events.RanksEnded())
     driven.hear(verdict(text="a cable", node=2, name="c", nodes=3))
-
-
-@pytest.mark.parametrize(("place", "options"), [(0, {}), (1, {}), (1, {"says_all": True})])
-def test_the_launcher_at_place_0_says_what_concerns_the_job_and_others_if_they_are_to(
-    place: int, options: dict[str, object]
-) -> None:
-    driven = running(place, **options)
-    ends(driven)
-    assert driven.said == ([STARTED, WHY] if place == 0 or options else [])
-    assert driven.written.count("cycle_ended") == 1
-
-
-def test_a_launcher_that_is_told_to_speak_says_why_the_cycle_ended_if_the_other_may_not_have() -> None:
-    driven = running(1)
-    driven.hear(PrintJobLines())
-    assert driven.said == []
-    ends(driven)
-    assert driven.said == [WHY]
-    driven.hear(PrintJobLines())
-    assert driven.said == [WHY]
-    late = running(1)
-    ends(late)
-    assert late.said == []
-    late.hear(PrintJobLines())
-    assert late.said == [WHY]
 
 
 def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:

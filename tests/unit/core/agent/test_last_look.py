@@ -9,15 +9,11 @@ from megatron_ft.core.agent import effects
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
-from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
-from tests.unit.core.job.test_lost_peer import left, stuck, waiting
 
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
-CONFIGURED = replace(LATE, learned=False)
 PROGRESS = "rank 20 has read or written 12.0 MB"
 CONFIRMED = [effects.OrderMonitor(0, ConfirmHang(0))]
 
@@ -76,18 +72,6 @@ def test_evidence_of_all_ranks_is_asked_for_before_anything_is_terminated(option
     assert orders(driven) == []
 
 
-def test_suspects_are_confirmed_together_where_no_rank_moves() -> None:
-    driven = running(3)
-    suspect(driven)
-    suspect(driven, 2)
-    driven.hear(reviewed(20))
-    assert orders(driven) == [effects.OrderMonitor(0, ConfirmHang(0)), effects.OrderMonitor(2, ConfirmHang(0))]
-    assert driven.said == []
-    driven.done.clear()
-    driven.hear(reviewed(20))
-    assert orders(driven) == []
-
-
 def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
     driven = running(3)
     suspect(driven)
@@ -104,16 +88,6 @@ def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
     assert driven.written == ["more_time", "more_time"]
 
 
-def test_verdict_is_dropped_where_a_rank_of_this_node_has_moved_on_after_the_evidence() -> None:
-    driven = running()
-    driven.boards[1] = BOARD._replace(ring_head=40)
-    suspect(driven)
-    driven.boards[1] = BOARD._replace(ring_head=41)
-    driven.hear(reviewed(0))
-    assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
-    assert "rank 10 has entered or left a section" in driven.said[0]
-
-
 def test_suspicion_soon_after_progress_needs_no_other_look() -> None:
     driven = running()
     suspect(driven)
@@ -125,18 +99,6 @@ def test_suspicion_soon_after_progress_needs_no_other_look() -> None:
     driven.wait(1.1)
     suspect(driven, elapsed_s=75.2)
     assert len(hangs(driven)) == 2
-
-
-def test_line_is_said_once_for_each_interval() -> None:
-    driven = running()
-    for elapsed_s in (60.1, 75.2, 94.0):
-        suspect(driven, elapsed_s=elapsed_s)
-        driven.hear(reviewed(progress=PROGRESS))
-        driven.wait(10.0)
-    assert (len(driven.said), len(driven.written)) == (1, 3)
-    suspect(driven, iteration=8)
-    driven.hear(reviewed(progress=PROGRESS))
-    assert len(driven.said) == 2
 
 
 @pytest.mark.parametrize("observe_only", [False, True])
@@ -199,13 +161,6 @@ def test_suspects_that_only_wait_go_on_under_min_healthy(
     assert orders(driven) == expected
 
 
-def test_progress_extends_no_configured_timeout() -> None:
-    driven = running(min_healthy=True)
-    suspect(driven, learned=False)
-    driven.hear(reviewed(0, progress=PROGRESS))
-    assert orders(driven) == CONFIRMED
-
-
 def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None:
     driven = running(min_healthy=True)
     suspect(driven, learned=False)
@@ -216,25 +171,3 @@ def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None
 
 
 # -- the coordinator's ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("missing", "hanging", "text"),
-    [
-        ((stuck(2),), (2,), "rank 2 (host-2) in train.py:7 next_batch; 2 others wait in all_reduce #5"),
-        ((stuck(2), stuck(3)), (2, 3), "root cause undetermined; candidates: rank 2 in"),
-        ((left(2),), (), "rank 2 has exited with 0"),
-    ],
-)
-@pytest.mark.parametrize("progress", ["", "has begun an iteration"])
-def test_coordinator_names_the_ranks_that_hang_and_one_that_has_moved_on(
-    missing: tuple[RankSnapshot, ...], hanging: tuple[int, ...], text: str, progress: str
-) -> None:
-    diagnosis = HangDiagnosis(LATE, None, 0, asked=[0], decides=True, now_s=0.0)
-    notes = [waiting(0), replace(waiting(1), progress=progress), *(replace(note, quiet_s=60.0) for note in missing)]
-    diagnosis.told(0, notes)
-    found = diagnosis.reviewed(0, several=True)
-    assert found is not None
-    assert (found.decides, found.hanging) == (True, hanging)
-    assert found.text.startswith(text)
-    assert found.progress == (progress and f"rank 1 {progress}")

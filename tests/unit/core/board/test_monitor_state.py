@@ -20,7 +20,7 @@ from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.core.diagnosis.evidence import with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from tests.fuzz.healthy import BOARD, SimulatedNode, live
+from tests.fuzz.healthy import BOARD, live
 
 S = 1_000_000_000
 START = 1000 * S
@@ -53,14 +53,6 @@ def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     assert second.verdict.section == "step"
     assert second.verdict.since_ns == START
     assert second.verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
-
-
-def test_a_section_that_closes_between_the_two_readings_is_no_hang() -> None:
-    watching = state()
-    overdue = board(sections=(section(opened_at=START),))
-    assert check_board(watching, overdue, START + 10 * S).action is CheckAction.CONFIRM
-    closed = board(sections=(section(),), last_transition_ns=START + 10 * S + 1)
-    assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).action is CheckAction.WATCH
 
 
 def test_time_out_of_section_is_judged_only_while_no_section_is_open() -> None:
@@ -109,35 +101,6 @@ def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check
     assert check_board(state(), near, START).next_look_ns == START + 1 * S
     nothing = board(sections=(section(timeout=None),))
     assert check_board(state(), nothing, START).next_look_ns == START + 5 * S
-
-
-def test_a_closed_board_is_left_alone() -> None:
-    snapshot = board(sections=(section(opened_at=START),), closing=True)
-    outcome = check_board(state(), snapshot, START + 100 * S)
-    assert outcome.action is CheckAction.REST
-    assert outcome.next_look_ns is None
-
-
-@pytest.mark.parametrize(
-    ("heartbeats", "opened", "judged"),
-    [
-        (0, False, True),  # it uses nothing yet
-        (0, True, False),  # sections only
-        (1, True, True),  # both
-        (1, False, True),
-    ],
-)
-def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only(heartbeats: int, opened: bool, judged: bool) -> None:
-    now = START + 8 * S
-    snapshot = board(
-        heartbeats=heartbeats,
-        last_heartbeat_ns=START if heartbeats else 0,
-        own_initial_heartbeat_timeout_ns=7 * S,
-        own_heartbeat_timeout_ns=7 * S,
-        sections=(section(opened_at=0, timeout=None, count=int(opened)),),
-    )
-    outcome = check_board(state(at=now), snapshot, now)
-    assert (outcome.action is CheckAction.CONFIRM) == judged
 
 
 def test_the_two_mechanisms_are_independent() -> None:
@@ -225,20 +188,6 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
         assert (check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
 
 
-def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
-    """Iterations are no transitions: the last one may be that of the setup, long before the warm-up ended."""
-    over = START + 100 * S
-    snapshot = board(
-        warmup_iterations=1,
-        iterations_seen=2,
-        warm_up_over_ns=over,
-        own_out_of_section_timeout_ns=7 * S,
-        last_transition_ns=START + S,
-    )
-    assert check_board(state(at=over), snapshot, over + 7 * S - 1).action is CheckAction.WATCH
-    assert check_board(state(at=over), snapshot, over + 7 * S).action is CheckAction.CONFIRM
-
-
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
     watching = state(check_interval=100.0)
@@ -252,14 +201,6 @@ def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     verdict = check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
-
-
-def test_a_short_stop_inside_one_sleep_is_seen_by_sigcont() -> None:
-    snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
-    watching = state(check_interval=100.0)
-    check_board(watching, snapshot, START)
-    outcome = check_board(watching, snapshot, START + 6 * S, was_stopped=True)
-    assert outcome.next_look_ns == START + 16 * S
 
 
 def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
@@ -318,23 +259,6 @@ def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
 def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
     """With stops of the whole node at random moments; `make endurance` has eight times as many events."""
     live(60_000, says_sigcont=says_sigcont)
-
-
-def test_the_simulation_can_fail() -> None:
-    """Without the allowance for stops the healthy rank of the simulation is ended: the test above can fail."""
-    node = SimulatedNode(7)
-    watching = state()
-    ended = False
-    wake = START
-    while node.steps < 20_000 and not ended:
-        node.run(max(node.now, wake))
-        if node.random.random() < 0.01:
-            node.now += 2 * S
-        watching.asked_ns = None  # plants the fault: lateness is never noticed
-        outcome = check_board(watching, node.snapshot(), node.now)
-        ended = outcome.action is CheckAction.END_RANK
-        wake = outcome.next_look_ns or node.now
-    assert ended
 
 
 def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
@@ -429,25 +353,6 @@ def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() ->
     verdict = judged(watching, shown, START + 10 * S).verdict
     assert verdict is not None
     assert (verdict.timeout_ns, verdict.enforced, verdict.is_learned) == (10 * S, False, True)
-
-
-def test_armed_out_of_section_and_heartbeat_timeouts_apply() -> None:
-    idle = board(own_out_of_section_timeout_ns=3 * S, armed_out_of_section=ArmedTimeout(10 * S, enforced=False))
-    assert check_board(state(), idle, START + 10 * S - 1).action is CheckAction.WATCH
-    verdict = judged(state(), idle, START + 10 * S).verdict
-    assert verdict is not None
-    assert (verdict.kind, verdict.enforced) == (HangKind.OUT_OF_SECTION, False)
-    beating = board(
-        heartbeats=1,
-        last_heartbeat_ns=START,
-        own_heartbeat_timeout_ns=3 * S,
-        armed_heartbeat_ns=6 * S,
-        heartbeat_flags=4,
-    )
-    assert check_board(state(), beating, START + 6 * S - 1).action is CheckAction.WATCH
-    verdict = judged(state(), beating, START + 6 * S).verdict
-    assert verdict is not None
-    assert (verdict.kind, verdict.is_learned, verdict.enforced) == (HangKind.HEARTBEAT, True, True)
 
 
 def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor_messages
-from megatron_ft.core.messages.monitor_messages import Pause, Resume
 from megatron_ft.core.messages.rank_messages import FROM_RANK
-from megatron_ft.learning.messages import Arm, Armed, Moment, Survey
 from tests.fuzz.hostile import REPORTS
 from tests.support.arrived import arrived
 
@@ -19,13 +16,6 @@ from tests.support.arrived import arrived
 def with_ranks(ranks: Any) -> dict[str, Any]:
     flying = {"group": "0", "seq": 1, "op": "all_reduce", "ranks": ranks}
     return {"type": "observation", "cycle": 0, "note": {"rank": 1, "in_flight": [flying]}}
-
-
-@pytest.mark.parametrize("message", REPORTS, ids=lambda message: message["type"])
-def test_report_of_a_monitor_passes_the_check(message: dict[str, Any]) -> None:
-    said = json.loads(arrived(monitor_messages.REPORTS.parse(arrived(message))).body)
-    assert all(said[name] == value for name, value in message.items() if name != "note" and value is not None)
-    assert monitor_messages.REPORTS.parse(arrived(said)) == monitor_messages.REPORTS.parse(arrived(message))
 
 
 @pytest.mark.parametrize(
@@ -56,14 +46,6 @@ def test_malformed_report_of_a_monitor_is_refused(message: dict[str, Any], compl
         monitor_messages.REPORTS.parse(arrived(message))
 
 
-LEARNED = Armed(5.0, enforced=False)
-
-
-@pytest.mark.parametrize("order", [Survey(3, 7, Moment.SAVE), Arm(3, {"step": LEARNED}, {"heartbeat": 2.0}), Arm(3)])
-def test_orders_to_learn_and_to_arm_pass_as_they_are(order: Survey | Arm) -> None:
-    assert monitor_messages.ORDERS.parse(arrived(order)) == order
-
-
 @pytest.mark.parametrize("state_path", ["x" * 4097, "a\0b", 7, None])
 def test_a_hello_with_a_path_that_no_file_can_have_is_refused(state_path: object) -> None:
     said = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
@@ -71,22 +53,6 @@ def test_a_hello_with_a_path_that_no_file_can_have_is_refused(state_path: object
         assert FROM_RANK.parse(arrived({**said, "state_path": path})).state_path == path
     with pytest.raises(ProtocolError, match=r"hello: .* - at `[$].state_path`"):
         FROM_RANK.parse(arrived({**said, "state_path": state_path}))
-
-
-@pytest.mark.parametrize(
-    ("message", "order"),
-    [
-        ({"type": "stop"}, monitor_messages.Stop()),
-        ({"type": "resume", "by": "a newer launcher"}, Resume()),
-        ({"type": "guard_group", "pid": 7}, monitor_messages.GuardGroup(7)),
-        ({"type": "release", "cycle": 0}, monitor_messages.Release(0)),
-        ({"type": "pause", "since_ns": None}, Pause()),
-        ({"type": "pause", "since_ns": 5}, Pause(5)),
-        ({"type": "collect", "cycle": 2, "passive": True, "deadline_ns": 9}, monitor_messages.Collect(2, 9, True)),
-    ],
-)
-def test_order_of_a_launcher_is_parsed(message: dict[str, Any], order: monitor_messages.Order) -> None:
-    assert monitor_messages.ORDERS.parse(arrived(message)) == order
 
 
 @pytest.mark.parametrize(

@@ -204,20 +204,6 @@ def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
     assert options.config.to_dict() == {"safety_factor": 2.0}
 
 
-def test_policy_timeouts_and_log_dir_are_read() -> None:
-    options = read(
-        "--restart-policy=min-healthy", "--term-timeout=0", "--workers-stop-timeout=2.5", "--ft-log-dir=logs"
-    )
-    assert options.restart_policy == "min-healthy"
-    assert options.term_timeout == 0
-    assert options.workers_stop_timeout == 2.5
-    assert options.was_set("workers-stop-timeout")
-    assert options.log_dir == "logs"
-    assert options.options["ft-log-dir"] == ("logs", "command line")
-    assert "logs" not in options.summary()
-    assert read("--ft-restart-policy", "min-healthy").restart_policy == "min-healthy"
-
-
 def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> None:
     options = read()
     assert (options.startup_timeout, options.exit_timeout) == (None, None)

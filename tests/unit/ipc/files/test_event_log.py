@@ -31,15 +31,6 @@ def tick(number: int, padding: int = 0) -> Warning_:
     return Warning_(text=f"{number} {'x' * padding}")
 
 
-def test_a_log_within_its_bound_is_one_file(tmp_path: Path) -> None:
-    log = EventLog.open(str(tmp_path), role="launcher", run_id="x", max_bytes=100_000)
-    for number in range(100):
-        log.write(tick(number))
-    log.close()
-    assert len(os.listdir(tmp_path)) == 1
-    assert numbers(tmp_path) == list(range(100))
-
-
 def open_below(directory: Path) -> list[str]:
     """Files there that this process has open; those of other tests in it may come and go."""
     found = []

@@ -43,11 +43,6 @@ def test_a_file_that_is_not_regular_stays_where_it_is(tmp_path: Path, kind: str)
     assert os.listdir(tmp_path) == ["result.json"]
 
 
-def test_a_device_is_not_opened(tmp_path: Path) -> None:
-    with pytest.raises(ForeignFileError, match="is a device"):
-        open_regular(os.devnull, os.O_RDONLY)
-
-
 def test_a_link_of_our_own_is_replaced_and_its_target_is_not(tmp_path: Path) -> None:
     target, path = tmp_path / "target", tmp_path / "result.json"
     target.write_text("kept")

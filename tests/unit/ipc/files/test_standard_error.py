@@ -32,14 +32,6 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[IO[str]]:
         yield reader
 
 
-def test_lines_are_written_in_order(capfd: pytest.CaptureFixture[str]) -> None:
-    output = StandardError()
-    for number in range(100):
-        output.put(str(number))
-    output.finish()
-    assert capfd.readouterr().err.split() == [str(number) for number in range(100)]
-
-
 def test_flush_of_the_stream_is_not_held_up_by_an_unread_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -78,24 +78,3 @@ def test_a_request_is_reported_once_and_breaks_off_each_wait() -> None:
     assert written == [StopRequested(signal="SIGTERM", ranks=0)]
     watch.close()
     reactor.close()
-
-
-def test_handlers_are_left_alone_in_another_thread_than_the_main_one() -> None:
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT)
-    before = [signal.getsignal(number) for number in numbers]
-    errors: list[BaseException] = []
-
-    def watch() -> None:
-        try:
-            made = SignalWatch((signal.SIGTERM,), forwarded=(signal.SIGUSR1,))
-            made.install()
-            made.install()
-            made.close()
-        except BaseException as error:  # noqa: BLE001 - for the test's own thread
-            errors.append(error)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    thread.join()
-    assert errors == []
-    assert [signal.getsignal(number) for number in numbers] == before

@@ -57,12 +57,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.reactor.close()
 
 
-def test_request_without_a_rank_is_told_of_as_a_process(served: Served) -> None:
-    served.tell({**ASK, "rank": None})
-    (request,) = served.requests
-    assert request.text.startswith("process ")
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -11,9 +11,9 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.core.telemetry.metrics import SHOWN_BOUNDS_S, GaugeValues, NodeActivity
+from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
-from megatron_ft.learning.minutes import BOUNDS_S, RankMinute, SectionMinute, write_row
+from megatron_ft.learning.minutes import RankMinute, SectionMinute, write_row
 from tests.support.status_facts import snapshot
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
@@ -73,7 +73,3 @@ def test_served_metrics_are_those_of_the_last_look() -> None:
     assert not any("section_seconds" in line and "out_of_section" in line for line in shown)
     connection.close()
     output.close()
-
-
-def test_shown_buckets_end_where_buckets_of_minutes_do() -> None:
-    assert set(SHOWN_BOUNDS_S) <= set(BOUNDS_S)

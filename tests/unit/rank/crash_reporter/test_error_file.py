@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -44,17 +43,6 @@ def test_error_file_has_the_same_fields_as_that_of_torch(path: Path) -> None:
         written.append(json.loads(path.read_text())["message"])
     assert written[0]["message"] == written[1]["message"] == "ValueError: the batch\nis empty"
     assert written[0]["extraInfo"].keys() == written[1]["extraInfo"].keys()
-
-
-def test_error_file_is_read_as_it_was_written(path: Path) -> None:
-    write_error_file(*raised(KeyError("lost")))
-    offset_ns = time.time_ns() - time.monotonic_ns()
-    words = words_of_error_file(path.read_text(), wall_offset_ns=offset_ns)
-    assert words.error == "KeyError: 'lost'"
-    assert words.where.startswith("test_error_file.py:")
-    assert words.where.endswith(" raised")
-    assert words.exception.startswith("Traceback (most recent call last):")
-    assert -0.1 < words.raised_at_ns / 1e9 - time.monotonic() < 1.1, "the end of the second in which it was written"
 
 
 def test_existing_error_file_is_not_overwritten(path: Path) -> None:

@@ -50,14 +50,6 @@ def asked(monitor: socket.socket, question: bytes) -> Answer:
     return decode(Answer, monitor.recv(1 << 20))
 
 
-def test_a_question_is_answered_by_its_number(monitor: socket.socket) -> None:
-    answer = asked(monitor, b'{"id": 7}')
-    assert answer.id == 7
-    assert answer.stack
-    assert answer.places == ()
-    assert asked(monitor, b'{"id": 8, "samples": 2}').places
-
-
 @pytest.mark.parametrize(
     "nonsense",
     [b"", b"no JSON", b"[]", b"{}", b"7", b'{"id": "x"}', b'{"id": 1, "samples": -3}', b'{"id": 1, "samples": "x"}'],

@@ -133,11 +133,6 @@ def test_shutdown_that_is_not_confirmed_ends_within_its_bound_and_says_so(
     assert text in capfd.readouterr().err
 
 
-def test_setup_on_rank_0_creates_a_missing_save_directory_and_nothing_in_it(bench: Bench) -> None:
-    bench.start(calc_ft_timeouts=True)
-    assert list((bench.tmp_path / "ckpt").iterdir()) == []
-
-
 def test_hooks_after_setup_touch_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **_named: Any) -> Any:
         raise AssertionError(f"a file was touched: {arguments}")

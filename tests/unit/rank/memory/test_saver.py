@@ -117,14 +117,6 @@ def test_keeper_that_does_not_answer_holds_up_training_for_a_moment_and_once(
     assert scripted.count(KeeperHello) == 1
 
 
-def test_hello_that_is_refused_is_said(
-    saver: Saver, scripted: ScriptedKeeper, capfd: pytest.CaptureFixture[str]
-) -> None:
-    scripted.answers[KeeperHello] = NotKept("this is cycle 3, not 0")
-    saver.save(1, state(), 1)
-    assert "no memory checkpoint is saved: this is cycle 3, not 0" in capfd.readouterr().err
-
-
 def test_keeper_that_replaces_another_and_refuses_is_asked_again(saver: Saver, scripted: ScriptedKeeper) -> None:
     scripted.answers[BeginSegment] = NotKept("no memory")
     assert not saves(saver, 1)
