@@ -108,7 +108,7 @@ def test_a_rank_hangs_and_the_run_goes_on_and_learns(launcher: Launcher, tmp_pat
 
     document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
     assert set(document["sections"]) == {"setup", "step", "checkpointing"}
-    assert document["out_of_section"]["timeout_s"] >= 3.0
+    assert document["out_of_section"]["calculated_s"] > 0
 
 
 def test_a_job_that_resumes_after_its_end_closes_setup(launcher: Launcher, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) 
     minutes = [
         (m["names"], row) for m in launched.events("minute") if m["cycle"] == len(verdicts) for row in m["ranks"]
     ]
-    ended = [row[5 + names.index("step")][3] for names, row in minutes if row[0] == 0 and "step" in names]
+    ended = [row[5 + names.index("step")][0] for names, row in minutes if row[0] == 0 and "step" in names]
     assert sum(ended) == 12
 
 
