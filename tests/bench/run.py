@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import collectives, control, costs, goodput, hangs, memory_checkpoints, restarts, rules, verdict
+from tests.bench import collectives, control, costs, goodput, hangs, memory_checkpoints, restarts, verdict
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -87,11 +87,6 @@ PARTS = {
         "verdict on a hang among 8,192 ranks, and a launcher's answers meanwhile",
         lambda s: verdict.measure(1024),
         verdict.rows,
-    ),
-    "rules": Part(
-        "rules for learned timeouts, on made-up jobs",
-        lambda s: rules.measure(min(s.runs, 4), 1_000_000 if s.runs > 2 else 100_000),
-        rules.rows,
     ),
 }
 
