@@ -127,59 +127,6 @@ def test_step_that_is_slow_in_every_cycle_costs_two_restarts(launcher: Launcher,
     assert float(told[0]) == pytest.approx(2 * float(told[1]), rel=0.01)
 
 
-HEARTBEATS = """
-import json
-from megatron_ft import RankMonitorClient
-client, path = RankMonitorClient(), sys.argv[1]
-if os.path.exists(path):
-    client.load_state_dict(json.load(open(path)))
-client.init_workload_monitoring()
-for step in range(8):
-    if step == 6:
-        time.sleep(8)
-    time.sleep(0.05)
-    client.send_heartbeat()
-    if step == 4 and CYCLE == 0:
-        client.calculate_and_set_hb_timeouts()
-        json.dump(client.state_dict(), open(path, "w"))
-client.shutdown_workload_monitoring()
-"""
-
-
-def test_calculated_heartbeat_timeout_is_doubled_after_a_second_kill(launcher: Launcher, tmp_path: Path) -> None:
-    launched = launcher.start(HEARTBEATS, FLOOR, "--max-restarts=3", script_args=[str(tmp_path / "state.json")])
-    finished = launched.wait()
-    assert finished.code == 0, finished.err
-    # a busy machine keeps a rank waiting for a CPU, which is progress: then the first kill doubles it
-    assert len(launched.events("cycle_started")) in (2, 3)
-
-
-def test_doubling_is_kept_for_the_next_launcher(launcher: Launcher, tmp_path: Path) -> None:
-    save = [str(tmp_path / "save")]
-    learn = steps(steps=60, after="if step % 20 == 19: save()")
-    assert launcher.run(script(learn, learns=True), *TWO, script_args=save).code == 0
-    first = json.loads((tmp_path / "save" / "ft_state.json").read_text())
-    stall = script(steps(steps=8, slow=3, seconds=8), learns=True)
-    ended = launcher.run(stall, *TWO, FLOOR, "--max-restarts=1", script_args=save)
-    assert ended.code == 1, ended.err
-    raised = json.loads((tmp_path / "save" / "ft_state.json").read_text())
-    assert (first["raised"], raised["raised"]) == ({}, {"step": 2.0})
-    finished = launcher.run(stall, *TWO, FLOOR, script_args=save)
-    assert finished.code == 0, finished.err
-
-
-def test_file_left_over_from_another_run_terminates_no_rank_by_default(launcher: Launcher, tmp_path: Path) -> None:
-    save = [str(tmp_path / "save")]
-    learn = steps(steps=60, after="if step % 20 == 19: save()")
-    assert launcher.run(script(learn, learns=True), *TWO, script_args=save).code == 0
-    stall = script(steps(steps=8, slow=3, seconds=9))
-    launched = launcher.start(stall, *TWO, FLOOR, SOON, "--max-restarts=0", script_args=save)
-    finished = launched.wait()
-    assert finished.code == 0, finished.err
-    assert launched.events("signalled", role="monitor") == []
-    assert len([line for line in finished.lines if "would be a hang" in line]) == 1
-
-
 OUT_OF_SECTION = (
     steps(steps=20)
     + """
@@ -230,68 +177,6 @@ def test_iteration_number_that_begins_anew_in_each_epoch_is_no_lack_of_progress(
     assert len(launched.events("cycle_started")) == 8
 
 
-def test_evaluation_with_a_read_only_save_directory_ends_well_and_writes_nothing(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    evaluate = "for _ in range(3): ft.on_eval_step_start(state); ft.on_eval_step_end(state)"
-    (tmp_path / "file").write_text("")
-    finished = launcher.run(script(evaluate), *TWO, script_args=[str(tmp_path / "file" / "save")])
-    assert finished.code == 0, finished.err
-    assert "Traceback" not in finished.err
-    learning = launcher.run(
-        script(steps(steps=20, after="if step == 18: save()"), learns=True), *TWO,
-        script_args=[str(tmp_path / "file" / "save")],
-    )  # fmt: skip
-    assert learning.code == 0, learning.err
-    assert len([line for line in learning.lines if "ft_state.json" in line and "can't be" in line]) == 1, learning.err
-
-
-def test_deadlock_with_hooks_and_nothing_configured_is_reported(launcher: Launcher, tmp_path: Path) -> None:
-    loop = steps(steps=40).replace("    sum_of(8)", "    if RANK == 1 and step == 3: time.sleep(5)\n    sum_of(8)")
-    launched = launcher.start(
-        script(loop), *TWO, "--ft-watch-collectives=report:2", script_args=[str(tmp_path / "save")]
-    )
-    finished = launched.wait()
-    assert finished.code == 0, finished.err
-    told = [line for line in finished.lines if "no collective has completed on any rank" in line]
-    assert told, finished.err
-    assert "rank 1 in" in told[0]
-    assert told[0].endswith("(reported only, no rank is terminated)")
-
-
-def test_misspelt_section_of_the_configuration_is_named_with_the_right_one(launcher: Launcher, tmp_path: Path) -> None:
-    timeouts = "--ft-rank-section-timeouts=stpe:30,Step:30,checkpointing:60"
-    finished = launcher.run(script(steps(steps=40)), *TWO, timeouts, script_args=[str(tmp_path / "save")])
-    assert finished.code == 0, finished.err
-    for wrong in ("stpe", "Step"):
-        told = [line for line in finished.lines if f"section '{wrong}'" in line]
-        assert len(told) == 1, finished.err
-        assert "did you mean 'step'?" in told[0]
-    assert not any("checkpointing" in line and "no rank has opened" in line for line in finished.lines)
-
-
-UNREADABLE = {"newer schema": '{"schema": "megatron_ft.ft_state", "schema_version": 99}', "a directory": None}
-
-
-@pytest.mark.parametrize("kind", UNREADABLE)
-def test_state_file_that_cannot_be_used_but_is_not_broken_stays_as_it_is(
-    kind: str, launcher: Launcher, tmp_path: Path
-) -> None:
-    save = tmp_path / "save"
-    save.mkdir()
-    file, text = save / "ft_state.json", UNREADABLE[kind]
-    if text is None:
-        file.mkdir()
-    else:
-        file.write_text(text)
-    loop = script(steps(steps=20, after="if step == 18: save()"), learns=True)
-    finished = launcher.run(loop, *TWO, script_args=[str(save)])
-    assert finished.code == 0, finished.err
-    assert [path.name for path in save.iterdir()] == ["ft_state.json"]
-    assert text is None or file.read_text() == text
-    assert len([line for line in finished.lines if "ft_state.json" in line]) == 1, finished.err
-
-
 EXPORT = (
     steps(steps=40, after="save() if step == 20 else None")
     + """
@@ -335,12 +220,3 @@ finally:
     assert "RuntimeError: no memory" in finished.err
     document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
     assert not document["current_timeouts"]["section"]["is_out_of_section_calculated"]
-
-
-def test_job_that_has_become_slower_is_reported_once(launcher: Launcher, tmp_path: Path) -> None:
-    # all ranks take as long
-    loop = steps(steps=62).replace("time.sleep(0.01)", "time.sleep(7.0 if step >= 60 else 0.05)")
-    launched = launcher.start(script(loop), *TWO, SOON, "--max-restarts=0", script_args=[str(tmp_path / "save")])
-    finished = launched.wait(90)
-    assert finished.code == 0, finished.err
-    assert len(re.findall("would be a hang", finished.err)) == 1

@@ -152,18 +152,6 @@ def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launche
         assert process.poll() is None
 
 
-def test_a_timeout_that_is_not_enforced_ends_no_rank_if_the_launcher_does_not_answer(launcher: Launcher) -> None:
-    with rank(launcher.path, HANGS) as process:
-        attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": REPORT_ONLY}))
-        launcher.next(Suspect)
-        launcher.next(Suspect)  # asked again, once more time has passed
-        launcher.slot.order(Release(0))
-        launcher.serve(0.5)
-        assert launcher.all_of(RankHung) == launcher.all_of(Signalled) == []
-        assert process.poll() is None
-
-
 def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
@@ -174,27 +162,6 @@ def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
         assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
         launcher.slot.order(Release(0))
         assert process.wait(BOUND_S) == -signal.SIGKILL
-
-
-def test_armed_words_are_repaired_and_are_no_damage(launcher: Launcher) -> None:
-    wanted = ArmedTimeout(60_000_000_000)
-    script = f"{BEGIN}say('ready')\nclient.send_heartbeat()\n{FOREVER}"
-    with rank(launcher.path, script) as process:
-        attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(60.0)}))
-        launcher.wait_until_armed(wanted)
-        board = launcher.slot._board
-        assert board is not None
-        board.words[layout.slot(0) + layout.S_ARMED] = 1
-        board.words[layout.slot(1) + layout.S_ARMED] = 1
-        board.words[layout.W_OUT_OF_SECTION_ARMED] = 1
-        launcher.slot.order(Survey(0, 1))
-        launcher.next(Intervals)
-        launcher.wait_until_armed(wanted)
-        launcher.wait_until_armed(None, 1)
-        assert launcher.board().armed_out_of_section is None
-        assert launcher.lines == []
-        assert process.poll() is None
 
 
 def test_rank_that_writes_over_its_board_is_named_in_one_line_and_never_terminated(launcher: Launcher) -> None:

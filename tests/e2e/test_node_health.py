@@ -70,13 +70,6 @@ def test_health_command_past_its_timeout_is_killed_with_all_its_children(reactor
     wait_until(lambda: is_gone(child), 10)
 
 
-def test_process_left_behind_by_a_health_command_is_killed_without_waiting(reactor: Reactor, tmp_path: Path) -> None:
-    child = tmp_path / "pid"
-    found = checked(reactor, f"sleep 600 & echo $! > {child}; echo done")
-    assert (found.ended, found.last_line) == ("", "done")
-    wait_until(lambda: is_gone(child), 10)
-
-
 def test_output_of_a_health_command_without_end_is_bounded(reactor: Reactor) -> None:
     found = checked(reactor, "yes", timeout_s=0.3)
     assert (found.ended, found.last_line) == ("took longer than 0.3 s", "y")

@@ -21,7 +21,7 @@ from megatron_ft.ipc.linux import proc, processes
 from megatron_ft.ipc.linux.proc import waiting_channels
 from megatron_ft.ipc.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.processes import health_command, process_tree, termination
+from megatron_ft.launcher.processes import process_tree, termination
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker
@@ -111,30 +111,6 @@ def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
     told = f"{who} still running 0.3 s after SIGKILL, not waiting any longer"
     assert len(said) == 1
     assert re.fullmatch(told, said[0])
-
-
-def test_health_check_that_left_an_unkillable_process_cannot_run_again(
-    of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "pid"
-    monkeypatch.setattr(health_command, "_GONE_WAIT_S", 0.3)
-    monkeypatch.setattr(process_tree, "children", lambda: {int(path.read_text())})  # a subreaper's
-
-    def known() -> set[int]:
-        of_another_user(int(path.read_text()))
-        return set()
-
-    command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
-    health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=known)
-    assert not health.run({}, lambda: None).ended
-    pid = int(path.read_text())
-    again = health.run({}, lambda: None)
-    process = rf"process {pid} \(python\S*, state [RS], of another user\)"
-    assert re.fullmatch(rf"can't run: {process} of the previous check can't be killed", again.ended)
-    os.killpg(pid, signal.SIGKILL)
-    wait_until(lambda: (stat := read_stat(pid)) is None or stat.state == "Z", 10)
-    health.close()
-    assert health.pids() == set()
 
 
 def test_leftover_of_a_health_check_in_its_own_group_is_killed(
