@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import collectives, control, costs, goodput, hangs, memory_checkpoints, restarts, verdict
+from tests.bench import collectives, control, costs, goodput, hangs, memory_checkpoints, restarts
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -82,11 +82,6 @@ PARTS = {
         "nodes that meet, lose one, and meet again, without ranks, on loopback",
         lambda s: control.measure_all([100, 250, 1000, 10_000]),
         control.rows,
-    ),
-    "verdict": Part(
-        "verdict on a hang among 8,192 ranks, and a launcher's answers meanwhile",
-        lambda s: verdict.measure(1024),
-        verdict.rows,
     ),
 }
 
