@@ -24,7 +24,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.coordinator.service import Service, prepare_process
-from megatron_ft.core.codec import Raw, Vocabulary, name_of
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import actions
@@ -36,16 +35,13 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
 from megatron_ft.ipc.net.secure_channel import Role
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
-from megatron_ft.learning.leader_part import LeaderLearning
-from megatron_ft.learning.messages import Facts, Intervals, Milestone, Moment, Observed
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import TO_MEMBER, StandIns
 
-__all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "measure_survey", "rows"]
+__all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "rows"]
 
 _PROCESSES = 2
 _BOUND_S = 60.0
-_SECTIONS = ("setup", "step", "checkpointing", "out_of_section")
 _C10D_BOUND_S = 60
 _ME = str(Path(__file__).resolve())
 _C10D = str(Path(__file__).resolve().with_name("c10d_meeting.py"))
@@ -352,29 +348,6 @@ def measure_all(sizes: Sequence[int]) -> dict[str, dict[str, float | None]]:
     return found
 
 
-def measure_survey(nodes: int = 10_000) -> dict[str, float | None]:
-    """CPU seconds of the coordinator for one survey of as many nodes, and bytes of an answer per section."""
-    chance = random.Random(1)
-    messages: Vocabulary[Intervals] = Vocabulary(Intervals)
-    facts = Facts(learns=True, has_hooks=True, loaded=True, enough_steps=True, saved=True)
-    bodies = [encode(_answer(place, facts, chance)) for place in range(nodes)]
-    part = LeaderLearning(0)
-    part.hear(0, Milestone(0, Moment.SAVE, 1))
-    began_s = time.process_time()
-    sent = part.tick(0.0, lambda: range(nodes), lambda: range(nodes))
-    for place, body in enumerate(bodies):
-        part.hear(place, messages.parse(Raw(name_of(Intervals), body[4:])))
-    sent += part.tick(0.1, lambda: range(nodes), lambda: range(nodes))
-    assert len(sent) == 2
-    size = sum(map(len, bodies)) / nodes / len(_SECTIONS)
-    return {"survey_cpu_s": time.process_time() - began_s, "section_bytes": size}
-
-
-def _answer(place: int, facts: Facts, chance: random.Random) -> Intervals:
-    seen = {name: Observed(10_000 + chance.randrange(9), chance.lognormvariate(2.0, 0.3), place) for name in _SECTIONS}
-    return Intervals(0, 1, Moment.SAVE, seen, facts)
-
-
 def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:
     """For the table."""
     shown = []
@@ -386,12 +359,7 @@ def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:
             Row("  coordinator, in between: of one core", "%", 100 * (figures["steady_cpu_share"] or 0.0)),
             Row("  coordinator, in between: sends", "kB/s", (figures["steady_bytes_s"] or 0.0) / 1000),
         ]
-    survey = measure_survey()
-    return [
-        *shown,
-        Row("learning: bytes per section and rank", "B", survey["section_bytes"]),
-        Row("  coordinator, a survey of 10,000 nodes: CPU", "s", survey["survey_cpu_s"]),
-    ]
+    return shown
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import Role, SecureChannel
 from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 
-__all__ = ["TO_MEMBER", "StandIn", "StandIns"]
+__all__ = ["TO_MEMBER", "StandIns"]
 
 TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.ToMember)
 _BEAT = encode(m.Beat())
@@ -95,9 +95,7 @@ class StandIns:
         self._address = tcp.parse_address(address)
         self._total = total
         self._epoll = select.epoll()
-        self._rules = rules or m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)
-        self._job = job
-        self._spare = total - 1 if self._rules.max_nodes < total else None
+        self._spare = total - 1
         self._all = {number: StandIn(number, self._hello(number), secret) for number in numbers}
         self._by_fd: dict[int, StandIn] = {}
         self._beats: deque[tuple[float, StandIn]] = deque()
@@ -109,7 +107,8 @@ class StandIns:
     def _hello(self, number: int) -> bytes:
         is_ready = m.NodeStatus(phase=m.NodePhase.READY)
         address = f"node{number}:29500"
-        hello = m.Hello(self._job, self._rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
+        rules = m.Rules(min_nodes=self._spare, max_nodes=self._spare, max_restarts=10)
+        hello = m.Hello("bench", rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
         return encode(hello)
 
     def start(self) -> None:
