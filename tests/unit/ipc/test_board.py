@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -368,6 +369,24 @@ def test_a_signal_handler_that_closes_all_leaves_nothing_open(
         if not was_interrupted:
             assert at > 10
             break
+
+
+def test_an_exception_in_the_middle_leaves_what_can_still_be_closed(board: Board, recorder: Recorder) -> None:
+    def fail() -> None:
+        raise Interrupted
+
+    for what in ("start", "end"):
+        at = 1
+        while True:
+            with contextlib.suppress(Interrupted):
+                if not interrupted(functools.partial(getattr(recorder, what), "step"), at, fail):
+                    break
+            close_all(recorder)
+            assert board.snapshot().open_sections == (), f"{what}, instruction {at}"
+            if what == "end":
+                recorder.start("step")
+            at += 1
+        assert at > 10
 
 
 def test_the_end_of_the_warm_up_is_stamped(board: Board, recorder: Recorder) -> None:

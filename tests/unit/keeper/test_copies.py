@@ -33,12 +33,6 @@ def test_segment_that_the_other_node_has_not_is_refused_with_its_reason(peer: Pe
     assert peer.fetch(rank=1) == (b"", "there is no verified segment of rank 1")
 
 
-def test_copy_that_is_not_wanted_is_refused_with_its_reason(peer: Peer) -> None:
-    peer.loop.refuses = "its memory doesn't suffice for copies"
-    assert peer.send() == peer.loop.refuses
-    assert peer.loop.taken == []
-
-
 def test_copy_that_is_damaged_there_counts_as_none(peer: Peer) -> None:
     peer.loop.verified = False
     assert peer.send() == "it is damaged, or no longer needed"

@@ -99,16 +99,6 @@ def test_newer_snapshot_is_copied_once_it_is_decided_about_the_one_before(keepin
     assert keeping.sent == [(of(10), None), (of(20), of(10))]
 
 
-def test_newer_snapshot_is_copied_once_the_one_before_is_passed_over(keeping: Keeping) -> None:
-    for iteration in (10, 20, 30):
-        keeping.verified(iteration)
-    keeping.told(10)
-    keeping.told(20, complete=10)
-    assert keeping.told(30, complete=10) == of(20)
-    assert keeping.told(30, complete=10, released=20) == of(30)
-    assert keeping.sent[-1] == (of(30), of(10))
-
-
 def test_snapshot_that_cannot_be_copied_is_told_of_nevertheless(keeping: Keeping) -> None:
     keeping.why = "Connection refused"
     keeping.verified(10)

@@ -13,7 +13,7 @@ import pytest
 from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.messages.keeper_messages import FilesWritten, WriteFiles
 from megatron_ft.ipc.memory import segment
-from megatron_ft.ipc.memory.segment_files import SegmentToWrite, find_sets
+from megatron_ft.ipc.memory.segment_files import SegmentToWrite
 from megatron_ft.keeper import files
 from tests.support.extras import skip_module_without
 
@@ -42,11 +42,6 @@ def test_ranks_with_a_gap_are_written_in_two_directories(tmp_path: Path, fd: int
     written = write(tmp_path, fd, (0, 1, 5))
     assert (written.why, written.nbytes) == ("", 3 * os.fstat(fd).st_size)
     assert sorted(os.listdir(tmp_path / NAME)) == ["ranks-0-1", "ranks-5-5"]
-
-
-def test_time_that_is_over_is_said_and_nothing_is_left(tmp_path: Path, fd: int) -> None:
-    assert write(tmp_path, fd, within_s=-1.0).why == "there was no more time"
-    assert find_sets(str(tmp_path)) == []
 
 
 def test_full_disk_is_said(tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:

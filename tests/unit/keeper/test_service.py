@@ -132,24 +132,6 @@ def served(tmp_path: Path, memory: object) -> Iterator[Served]:
     made.end()
 
 
-def test_connection_with_the_number_of_one_that_a_failed_send_has_closed_is_served(served: Served) -> None:
-    served.order(Prepare(0, (0, 1), 2))
-    gone = served.rank(0)
-    waiting = socket.socket(socket.AF_UNIX)  # made now, so that the lowest number is free when the keeper accepts
-    sock = socket.socket(fileno=os.dup(gone.channel.fileno()))
-    sock.shutdown(socket.SHUT_RD)
-    gone.channel.send(Fetch(SnapshotKey(0, 1)))
-    poll = select.poll()
-    poll.register(sock, 0)
-    assert poll.poll(BOUND_S * 1000)  # the keeper has closed its end
-    waiting.connect(served.path)
-    rank = Peer(Channel(waiting), KEEPER_TO_RANK)
-    rank.channel.send(KeeperHello(0, 1))
-    rank.hear(KeeperWelcome)
-    for each in (gone.channel, sock, rank.channel):
-        each.close()
-
-
 def descriptors(inode: int) -> list[int]:
     """This process's descriptors of a file: the keeper's and the launcher's are among them."""
     found = []

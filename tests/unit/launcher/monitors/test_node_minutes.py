@@ -32,14 +32,3 @@ def test_minutes_of_all_ranks_are_one_line() -> None:
         minutes.add(minute(rank), 0)
     minutes.write_all()
     assert log.lines == [[0, 2, 1]]
-
-
-def test_a_rank_that_says_nothing_holds_up_the_others_for_ten_seconds() -> None:
-    log, heard = Log(), list[Minute]()
-    minutes = NodeMinutes(log, 3, heard.append)
-    minutes.add(minute(0), 5 * S)
-    minutes.add(minute(1), 9 * S)
-    minutes.write_due(14 * S)
-    assert log.lines == []
-    minutes.write_due(15 * S)
-    assert log.lines == [[0, 1]]

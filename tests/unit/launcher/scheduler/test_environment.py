@@ -104,15 +104,6 @@ def test_job_of_one_node_takes_nothing_from_the_scheduler(options: list[str], mo
 ALONE = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
 
 
-def test_log_directories_differ_between_steps_and_not_between_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
-    for environ in (STEP, ALONE):
-        for change in ({}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "1"}):
-            with monkeypatch.context() as patch:
-                names.append(line_in(patch, {**environ, **change}).where.log_name)
-    assert names == ["slurm-4711.0", "slurm-4711.0", "slurm-4711.1"] * 2
-
-
 @pytest.mark.parametrize("options", [["--standalone"], ["--nnodes=1"]])
 def test_jobs_of_one_node_in_one_step_have_their_own_log_directories(
     options: list[str], monkeypatch: pytest.MonkeyPatch

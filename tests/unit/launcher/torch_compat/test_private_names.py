@@ -59,11 +59,3 @@ def test_copies_of_output_are_found_in_the_oldest_torch_and_in_the_newest(
 def test_oldest_torch_lacks_no_name_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PContext, "__init__", _Torch26.__init__)
     assert missing_essentials() == []
-
-
-def test_context_without_any_copies_of_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(self: PContext) -> None:
-        self.args = self.entrypoint = self.envs = self.error_files = self.nprocs = self.stderrs = self.stdouts = None
-
-    monkeypatch.setattr(PContext, "__init__", made)
-    assert missing_essentials() == ["PContext._tail_logs"]

@@ -41,12 +41,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def test_looks_that_find_a_collective_are_counted_and_how_often_one_began(watched: Watched) -> None:
-    for entered, completed in ((1, 1), (2, 1), (2, 1), (2, 2), (3, 2)):
-        watched.look(entered, completed)
-    assert watched.looks == (5, 3, 2)
-
-
 def test_collective_that_was_only_enqueued_is_not_waited_in_where_torch_sees_the_start(watched: Watched) -> None:
     watched.look(9, 3, 3)
     assert watched.looks == (1, 0, 0)
@@ -68,9 +62,3 @@ def test_rank_that_still_imports_is_not_silent(watched: Watched, monkeypatch: py
 def test_look_that_the_interpreter_has_delayed_found_no_collective(watched: Watched) -> None:
     watched.look(2, 1, is_late=True)
     assert watched.looks == (1, 0, 0)
-
-
-def test_without_a_process_group_nothing_is_counted(watched: Watched) -> None:
-    watched.counts = None
-    watched._watch._look(is_late=False)
-    assert watched.looks == (0, 0, 0)

@@ -46,10 +46,6 @@ def test_two_backends_of_one_group_count_apart() -> None:
     assert answer.enqueued == {"gloo/0": 9, "nccl/0": 3}
 
 
-def test_completed_is_over_though_it_is_not_retired() -> None:
-    assert digest([entry("nccl:all_reduce", 1, done=False, state="completed")]).in_flight == ()
-
-
 def test_the_parts_of_a_batch_are_over_with_what_follows_them() -> None:
     parts = [entry("nccl:send 0->1", 1, p2p=True, done=False), entry("nccl:recv 0<-1", 2, p2p=True, done=False)]
     assert len(digest(parts).in_flight) == 2
@@ -57,9 +53,3 @@ def test_the_parts_of_a_batch_are_over_with_what_follows_them() -> None:
     # gloo's are retired each by itself, in any order
     send = entry("gloo:send 0->1", 1, p2p=True, done=False)
     assert names(digest([send, entry("gloo:recv 0<-1", 1, p2p=True)])) == ["gloo:send 0->1 1"]
-
-
-def test_newest_collectives_are_told_where_there_are_many() -> None:
-    answer = digest([entry("gloo:all_reduce", seq, done=False) for seq in range(1, 100)])
-    assert names(answer)[-1] == "gloo:all_reduce 99"
-    assert len(answer.in_flight) == 20

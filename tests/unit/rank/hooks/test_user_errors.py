@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.control import WorkloadAction
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.integrations import megatron_lm
 from megatron_ft.rank.faults.injection import FaultInjector
 from megatron_ft.rank.hooks import user_errors
 from tests.support.training import (
@@ -32,18 +28,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     fake = SimpleNamespace(send_workload_control_request=requests.append)
     monkeypatch.setattr(user_errors, "RankMonitorClient", lambda: fake)
     return requests
-
-
-def test_impossible_simulated_fault_shuts_the_job_down(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError) as error:
-        ft.maybe_setup_simulated_fault(ft.FaultToleranceSettings(simulate_fault=True, simulated_fault_type="nonsense"))
-    assert [(request.action, request.description) for request in told] == [
-        (WorkloadAction.ShutdownWorkload, str(error.value))
-    ]
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;one")
-    with pytest.raises(ConfigError) as error:
-        megatron_lm.maybe_setup_simulated_fault()
-    assert [request.description for request in told[1:]] == [str(error.value)]
 
 
 def test_broken_plan_of_this_rank_ends_the_job_with_2(

@@ -34,15 +34,6 @@ def test_tensor_is_read_later_only_if_an_optimizer_owns_it() -> None:
     assert names(now) == {"running_mean", "running_var", "num_batches_tracked", "other"}
 
 
-def test_tensor_is_read_at_once_before_the_first_step() -> None:
-    model = torch.nn.Linear(2, 2)
-    torch.optim.SGD(model.parameters())
-    watched = Optimizers(lambda: None)
-    watched.watch()
-    later, now = apart(gather(dict(model.named_parameters())).sources, watched.owned())
-    assert (later, len(now)) == ([], 2)
-
-
 def test_parameter_that_is_a_view_into_a_buffer_is_copied() -> None:
     buffer = torch.zeros(20)
     parameter = torch.nn.Parameter(buffer[:10])
