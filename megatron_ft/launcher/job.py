@@ -193,7 +193,6 @@ class _JobLife:
                 past=past,
                 on_decision=self._decided,
                 is_finished=self._has_finished,
-                log_dir=self._log_dir,
             ) as coordination:
                 self._train(coordination)
                 # before the coordinator ends: a launcher that comes too late finds either the coordinator or the result

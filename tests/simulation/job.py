@@ -47,7 +47,6 @@ __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Ju
 FOR_GOOD_S = 1e9
 JOB = "the job"
 _TAKE_AGAIN_S = 0.5
-_FILE_S = 0.02
 _ANSWER_S = EVIDENCE_S + 1.0
 """A monitor that gets no answer for so long takes the rank for hung."""
 _WAITS_S = 0.5
@@ -156,9 +155,6 @@ class Job:
     endpoints: tuple[str, ...]
     learns: bool = False
     makes_progress: bool = True
-    shares_logs: bool = False
-    recorded: str = ""
-    """Content of `coordinator.json`, if the launchers share the log directory."""
     launchers: list[Launcher] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     verdicts: list[Judged] = field(default_factory=list)
@@ -299,17 +295,8 @@ class Launcher(Process):
 
     def do(self, asked: Iterable[actions.MemberEffect | effects.Effect | Told]) -> None:
         """Bring about what the machines ask for, one after the other; this process may die in between."""
-        if self._effects.post([each for each in asked if not self._is_about_file(each)]) and self.is_alive:
+        if self._effects.post(asked) and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
-
-    def _is_about_file(self, effect: actions.MemberEffect | effects.Effect | Told) -> bool:
-        """Read or write the file in the log directory, in a thread, if that is asked for."""
-        match effect:
-            case actions.RecordCoordinator(address):
-                self.later(_FILE_S, lambda: setattr(self.job, "recorded", address if self.job.shares_logs else ""))
-            case actions.ReadCoordinator():
-                self.later(_FILE_S, lambda: self.do(self.member.named(self.job.recorded)))
-        return isinstance(effect, actions.RecordCoordinator | actions.ReadCoordinator)
 
     def hear(self, event: events.Event) -> None:
         """Tell the agent's machine."""

@@ -81,9 +81,6 @@ class Plan:
     poisons: bool = False
     """Ranks fail soon after they have restored the first snapshot that any cycle restores."""
 
-    shares_logs: bool = False
-    """The launchers share the log directory, and with it `coordinator.json`."""
-
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
         return dataclasses.replace(self, faults=(*self.faults[:index], *self.faults[index + 1 :]))
@@ -115,7 +112,6 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         plan = _lost_peers(plan, late) if late.random() < _LOST_PEERS else plan
         again = random.Random(seed ^ 0x616761696E)
         plan = _again(plan, again) if again.random() < _AGAIN else plan
-    plan = dataclasses.replace(plan, shares_logs=random.Random(seed ^ 0x66696C65).random() < 0.25)
     drawn = [
         dataclasses.replace(fault, kind="one_way_cut") if fault.kind in _ONE_WAY and chance.random() < 0.4 else fault
         for fault in plan.faults

@@ -53,7 +53,6 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
         endpoints,
         learns=plan.learns,
         makes_progress=plan.makes_progress,
-        shares_logs=plan.shares_logs,
     )
     trouble = _Trouble(world, job, len(plan.faults))
     job.snapshots_s = plan.snapshots_s

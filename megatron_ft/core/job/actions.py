@@ -100,20 +100,6 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordCoordinator:
-    """This launcher's own coordinator leads at ``address``: write that for launchers that search in vain."""
-
-    address: str
-    decision: int
-    """Number of the job's last decision."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCoordinator:
-    """No coordinator was found: look whether another launcher has recorded one, and say so with ``Member.named``."""
-
-
-@dataclass(frozen=True, slots=True)
 class KillCoordinators:
     """This launcher is about to vote at another coordinator: first kill those that it has started.
 
@@ -169,8 +155,6 @@ MemberEffect = (
     | Disconnect
     | Transmit
     | Announce
-    | RecordCoordinator
-    | ReadCoordinator
     | KillCoordinators
     | OpenStore
     | Begin

@@ -38,8 +38,6 @@ class CoordinatorLocator:
         to lead, or, where none has answered, when the last try began."""
         self._problems: dict[str, str] = {}
         """Why no coordinator leads there, of each address when it was tried last."""
-        self._named = ""
-        """Address that another launcher has recorded; empty if none."""
         self.is_unowned = True
         """No process was ever reached at the first endpoint, whose name is known."""
         self._is_home_there = False
@@ -119,10 +117,6 @@ class CoordinatorLocator:
         self.home = address
         return True
 
-    def named(self, address: str) -> None:
-        """Try this address, too, after all others."""
-        self._named = address
-
     def candidates(self, addresses: Iterable[str], *, are_decided: bool = True) -> None:
         """These could coordinate, in this order; after them the endpoints, and those before if nothing is decided."""
         known = self._endpoints if are_decided else self._addresses
@@ -133,7 +127,7 @@ class CoordinatorLocator:
         # the founder goes back to its own address if no coordinator is where it was sent
         founds = not knows_job and self._own == self._endpoints[0]
         known = (self._own,) if founds else self._addresses
-        return [each for each in dict.fromkeys((*known, self._named)) if each not in ("", self.home)]
+        return [each for each in dict.fromkeys(known) if each not in ("", self.home)]
 
     def _worth_trying(self, now_s: float) -> list[str]:
         return [each for each in self._queue if self._is_worth(each, now_s)]

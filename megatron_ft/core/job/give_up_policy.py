@@ -14,10 +14,6 @@ _REPORT_UNREACHED_S = (10.0, 60.0)
 """Seconds after which a launcher that no coordinator leads tells the user why: in a job of few nodes or on the first
 two, and on the others, which may be thousands with the same thing to tell."""
 _FEW_NODES = 16
-_READ_S = 3.0
-"""Seconds between two reads of what another launcher has recorded, in a job of few nodes."""
-_READS_PER_S = 100
-"""Reads of all launchers of a job together, at most: thousands may start before the endpoint's."""
 
 
 def is_new(memory: AcceptorState, standing: m.NodeStatus) -> bool:
@@ -35,11 +31,6 @@ def report_unreached_s(identity: m.Identity) -> float:
     """After how many seconds without a coordinator to tell the user ``unreached``."""
     is_soon = identity.rules.max_nodes <= _FEW_NODES or identity.rank in (0, 1)
     return _REPORT_UNREACHED_S[not is_soon]
-
-
-def read_s(identity: m.Identity) -> float:
-    """Return the seconds without a coordinator between two reads of what another launcher has recorded."""
-    return max(_READ_S, identity.rules.max_nodes / _READS_PER_S)
 
 
 def unreached(identity: m.Identity, problems: str) -> str:

@@ -62,8 +62,6 @@ class Member:
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
         self._announce_s: float | None = None
-        self._read_s = give_up_policy.read_s(identity)
-        """Seconds without a coordinator after which to look whether another launcher has recorded one."""
         self._heard_s = self._beat_s = self._unled_s = self._joined_s = 0.0
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
@@ -155,11 +153,6 @@ class Member:
         self._seek(at_once=was_led, problem="" if silent else "the connection was closed there")
         return self._take()
 
-    def named(self, address: str) -> list[actions.MemberEffect]:
-        """Another launcher has recorded that the job is coordinated there: it may be so."""
-        self._search.named(address)
-        return self._take()
-
     def _note_silence(self, was_led: bool) -> None:
         """The host of a coordinator doesn't answer any more; ``was_led``: of the one that this launcher follows."""
         self._search.found_silent(self._clock.now_s)
@@ -198,10 +191,6 @@ class Member:
         if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
             self._out.append(actions.Announce(first, self._moved()))
 
-    def _record(self) -> None:
-        if self.memory.decided is not None and self.led_at in self._owned:
-            self._out.append(actions.RecordCoordinator(self.led_at, self.memory.number))
-
     def _moved(self) -> m.Moved:
         decided = self.memory.decided
         founding, number = (None, -1) if decided is None else (decided.decision.founding, decided.decision.number)
@@ -228,9 +217,6 @@ class Member:
         ):
             self._has_said_unreached = True
             self._out.append(actions.Say(give_up_policy.unreached(self.identity, self._search.problems)))
-        if unled_s >= self._read_s and self._is_new:
-            self._read_s = unled_s + give_up_policy.read_s(self.identity)
-            self._out.append(actions.ReadCoordinator())
         if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
             gives_up = give_up_policy.give_up(
                 self.identity,
@@ -340,7 +326,6 @@ class Member:
         if self._owned - {self._search.address}:
             self._out.append(actions.KillCoordinators(self._search.address))
         self._out.append(actions.Transmit(m.Follow(term, self.memory.accepted)))
-        self._record()
         self._announce()
 
     def _waits(self, wait: m.Wait) -> None:
@@ -383,7 +368,6 @@ class Member:
             self._joined_s = self._clock.now_s
         held = replace(self.memory.held(decision, self.identity.instance) or Assignment(decision), store=commit.store)
         self.memory = self.memory.learn(held)
-        self._record()
         if decision.kind is DecisionKind.END:
             end = give_up_policy.at_end(self.identity, decision, self.standing)
             self._leave(end.code, end.text, is_of_all=end.is_of_all)

@@ -16,7 +16,6 @@ from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.decisions import Assignment, Ballot
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 from megatron_ft.link.reactor import Reactor, Timer
 
@@ -29,7 +28,6 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
-        file: where launchers record the address of the job's coordinator, if any.
         kill_coordinators: kills the coordinators that this launcher has started, but for one at that address.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
@@ -44,7 +42,6 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
-        file: CoordinatorFile | None = None,
         kill_coordinators: Callable[[str], None] = lambda _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
@@ -58,7 +55,6 @@ class Coordination:
         self._on_decision = on_decision
         self._open_store = open_store
         self._announce = announce
-        self._file = file or CoordinatorFile(reactor, None, "")
         self._kill_coordinators = kill_coordinators
         self._reactor = reactor
         self._say = say
@@ -138,10 +134,6 @@ class Coordination:
                 | actions.KillCoordinators()
             ):
                 self._send(effect)
-            case actions.RecordCoordinator(address, decision):
-                self._file.write(address, decision)
-            case actions.ReadCoordinator():
-                self._file.read(lambda address: self._do(self.member.named(address)))
             case actions.OpenStore(held):
                 self._provide_store(held)
             case actions.Say(text):

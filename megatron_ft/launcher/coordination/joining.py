@@ -23,7 +23,6 @@ from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.coordinator_connection import Announcer, CoordinatorConnection
-from megatron_ft.launcher.coordination.coordinator_file import CoordinatorFile
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import check_names_one_host, listen_anywhere, take_again, take_endpoint
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
@@ -75,7 +74,6 @@ def joined(
     past: Past,
     on_decision: Callable[[CoordinatorDecision], None],
     is_finished: Callable[[], bool] = lambda: False,
-    log_dir: str | None = None,
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
 
@@ -84,7 +82,6 @@ def joined(
         on_decision: gets what the coordinator decides for this node.
         is_finished: tells if this life has finished without this launcher; asked where the job would begin here,
             because then its coordinator may have come and gone.
-        log_dir: launchers that share it find the coordinator by it, too.
 
     Raises:
         ConfigError: the secret or the endpoint can't be used.
@@ -95,9 +92,7 @@ def joined(
     store = RankStore(here, address=place.ranks_store)
     process = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, process, announcer = _with_others(
-            launcher, place, store, here, past, on_decision, is_finished, log_dir
-        )
+        coordination, process, announcer = _with_others(launcher, place, store, here, past, on_decision, is_finished)
     else:
         coordination = _alone(launcher, place, store, past, on_decision)
     rendezvous.register(config, assignment=coordination.assignment, store=store)
@@ -140,7 +135,6 @@ def _with_others(
     past: Past,
     on_decision: Callable[[CoordinatorDecision], None],
     is_finished: Callable[[], bool],
-    log_dir: str | None,
 ) -> tuple[Coordination, _OwnCoordinators, Announcer]:
     secret = read_secret(os.environ)
     listener, name, is_endpoint = launcher.stop.blocking(lambda: _socket(place, here))
@@ -179,7 +173,6 @@ def _with_others(
         transport=lambda listener: CoordinatorConnection(launcher.reactor, secret, listener, say=launcher.say),
         open_store=store.open,
         announce=announcer.announce,
-        file=CoordinatorFile(launcher.reactor, log_dir, place.job),
         kill_coordinators=own.kill,
         reactor=launcher.reactor,
         say=launcher.say,

@@ -121,28 +121,6 @@ def test_newcomer_finds_the_job_at_the_endpoint_after_an_older_coordinator_there
     assert float(followed.split()[0]) < 22.0
 
 
-@pytest.mark.parametrize("shares_logs", [True, False])
-def test_newcomer_finds_the_job_by_the_shared_log_directory_after_the_endpoints_host_is_lost(shares_logs: bool) -> None:
-    plan = plain_plan_of(1, nodes=4, faults=0)
-    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=False, max_restarts=3, at_once=True, launchers=0)
-    faults = (
-        Fault(at_s=6.0, kind="host_off", which=0, seconds=0.0),
-        Fault(at_s=20.0, kind="newcomer", which=0, seconds=0.0),
-    )
-    plan = dataclasses.replace(
-        plan, spares=0, endpoints=1, rules=rules, work_s=60.0, faults=faults, shares_logs=shares_logs
-    )
-    run = simulate(plan)
-    newcomer = run.job.launchers[-1]
-    assert newcomer.started_s == 20.0
-    trained = [each for each in run.job.trained if each.launcher is newcomer]
-    assert bool(trained) is shares_logs
-    assert newcomer.code == (0 if shares_logs else 94)
-    if shares_logs:
-        assert run.broken == []
-        assert trained[0].from_s < 30.0
-
-
 def test_the_younger_of_two_jobs_ends_once_a_split_has_healed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first host comes back while the others are cut off from it, and begins the job again."""
     monkeypatch.setattr(simulate_module._Trouble, "may_come_back", lambda *_: True)

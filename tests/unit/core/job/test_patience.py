@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -91,56 +90,6 @@ def test_process_at_another_address_does_not_own_the_endpoint() -> None:
             break
         now_s = max(now_s, machine.alarm_s) + 0.001
     assert left[0].code == 2
-
-
-@pytest.mark.parametrize(("nodes", "every_s"), [(2, 3.0), (1000, 10.0)])
-def test_launcher_in_vain_search_reads_what_is_recorded_now_and_then(nodes: int, every_s: float) -> None:
-    machine, read, now_s = member(), [], 0.0
-    machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=nodes))
-    machine = Member(machine.identity, now_s=0.0, chance=random.Random(1))
-    while now_s < 4.5 * every_s:
-        effects = machine.tick(now_s)
-        for _ in [effect for effect in effects if isinstance(effect, actions.Connect)]:
-            effects += machine.failed(now_s, "Connection refused")
-        read += [now_s for effect in effects if isinstance(effect, actions.ReadCoordinator)]
-        now_s = max(now_s, machine.alarm_s) + 0.001
-    assert [round(at_s / every_s) for at_s in read] == [1, 2, 3, 4]
-
-
-def test_recorded_address_is_tried_after_all_others_and_forgotten_when_another_one_is_recorded() -> None:
-    machine, tried, now_s = member(), [], 0.0
-    machine.named("third:1")
-    while len(tried) < 12:
-        effects = machine.tick(now_s)
-        for effect in [effect for effect in effects if isinstance(effect, actions.Connect)]:
-            tried.append(effect.address)
-            machine.failed(now_s, "Connection refused")
-        if len(tried) == 6:
-            machine.named("fourth:1")
-        now_s = max(now_s, machine.alarm_s) + 0.001
-    assert tried[:4] == ["first:1", "second:1", "first:1", "third:1"]
-    assert "third:1" not in tried[8:]
-    assert "fourth:1" in tried[6:]
-
-
-def test_launcher_whose_coordinator_leads_a_job_records_each_decision() -> None:
-    machine = member()
-    machine.owns("first:1")
-    machine = led(machine)
-    effects = machine.heard(m.Commit(decision(), "store:1", ()), 1.0)
-    assert [effect for effect in effects if isinstance(effect, actions.RecordCoordinator)] == [
-        actions.RecordCoordinator("first:1", decision().number)
-    ]
-    machine.broken(2.0)
-    machine.tick(2.1)
-    machine.opened(2.1)
-    again = machine.heard(m.Lead((2, "d")), 2.1)  # another process at the same address
-    assert actions.RecordCoordinator("first:1", decision().number) in again
-
-
-def test_launcher_that_follows_a_coordinator_of_another_records_nothing() -> None:
-    effects = led(member()).heard(m.Commit(decision(), "store:1", ()), 1.0)
-    assert not [effect for effect in effects if isinstance(effect, actions.RecordCoordinator)]
 
 
 def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_job_do() -> None:
