@@ -125,7 +125,8 @@ class CopyKeeping:
         if is_free and (waiting := self.waiting) is not None:
             self._pace.take()
             is_newer = all(before is None or waiting > before for before in (done, complete))
-            if is_newer and waiting in self._segments.common(self._local_ranks):
+            ranks = () if self._prepared is None else tuple(self._prepared.ranks)
+            if is_newer and waiting in self._segments.common(ranks):
                 self._copy(waiting, complete)
         return done
 
@@ -134,10 +135,6 @@ class CopyKeeping:
         """Snapshot that is copied next, and must not be dropped."""
         waiting, prepared = self._pace.waiting, self._prepared
         return None if waiting is None or prepared is None else SnapshotKey(prepared.cycle, waiting)
-
-    @property
-    def _local_ranks(self) -> tuple[int, ...]:
-        return () if self._prepared is None else tuple(self._prepared.ranks)
 
     def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
         prepared = self._prepared
@@ -192,8 +189,8 @@ class CopyKeeping:
         own = max((each.nbytes for each in segments.values() if each.rank in prepared.ranks), default=0)
         if own and offer.nbytes > 2 * own + MAX_LAYOUT_BYTES:
             return "the segment is far larger than those of this node"
-        for old in segments.of_copy(offer.rank):
-            if old.key != offer.complete:
+        for old in segments.of(offer.rank):
+            if old.state is not SegmentState.LEAVING and old.key != offer.complete:
                 self._drop(old)
         held = segments.add(offer.rank, -1, offer.nbytes, SegmentState.ALLOCATING)
         held.key = offer.key

@@ -38,11 +38,6 @@ class HeldSegment:
     is_with_launcher: bool = False
     is_awaited: bool = False
 
-    def take_fd(self) -> int:
-        """Return the descriptor for the one that closes it; -1 if it was taken."""
-        fd, self.fd = self.fd, -1
-        return fd
-
 
 class Segments(dict[int, HeldSegment]):
     """All segments, by number. Numbers are never used twice, by a keeper that replaces this one, either."""
@@ -74,23 +69,10 @@ class Segments(dict[int, HeldSegment]):
         """Bytes that are allocated or about to be, and not given back yet."""
         return sum(each.nbytes for each in self.values())
 
-    def unneeded(self, rank: int, complete: SnapshotKey | None) -> list[HeldSegment]:
-        """Return the verified segments of a rank that are older than the complete snapshot."""
-        verified = self.verified(rank)
-        return [verified[key] for key in retention.outdated(verified.keys(), complete)]
-
     def common(self, ranks: Iterable[int]) -> set[SnapshotKey]:
         """Return the snapshots of which all these ranks have a verified segment."""
         found = [set(self.verified(rank)) for rank in ranks]
         return set.intersection(*found) if found else set()
-
-    def place_taker(
-        self, rank: int, complete: SnapshotKey | None, pinned: Collection[SnapshotKey]
-    ) -> HeldSegment | None:
-        """Return the segment that goes to make room for another one of the rank; None if there is room, or none."""
-        verified = self.verified(rank)
-        key = retention.give_way(verified.keys(), complete, pinned)
-        return None if key is None else verified[key]
 
     def stock(self) -> Kept:
         """Return everything that is verified."""
@@ -101,10 +83,6 @@ class Segments(dict[int, HeldSegment]):
         return Kept(
             tuple(KeptSnapshot(key, world, tuple(sorted(ranks))) for (key, world), ranks in sorted(found.items()))
         )
-
-    def of_copy(self, rank: int) -> list[HeldSegment]:
-        """Return the copies of another node's rank that aren't about to go."""
-        return [each for each in self.of(rank) if each.state is not SegmentState.LEAVING]
 
     def copied_ranks(self, local_ranks: Collection[int], cycle: int) -> set[int]:
         """Return the ranks of another node of which there are copies of that cycle."""

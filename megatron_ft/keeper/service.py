@@ -156,7 +156,8 @@ class KeeperService:
             case OpenDoor() | CopyTo():
                 self._copies.obey(order, fds)
             case TakeStock():
-                self._read_all_ranks()
+                for caller in list(self._callers.values()):
+                    self._read(caller)
                 within_s = math.inf if order.within_s is None else order.within_s
                 self._question = order.question, time.monotonic() + within_s
             case WriteFiles():
@@ -214,10 +215,6 @@ class KeeperService:
         if caller is not None:
             self._reactor.watch(caller.fd, partial(self._read, caller))
             self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
-
-    def _read_all_ranks(self) -> None:
-        for caller in list(self._callers.values()):
-            self._read(caller)
 
     def _read(self, caller: RankCaller, *, has_ended: bool = False) -> None:
         """Read what a rank has sent, also just before it ended."""
@@ -348,7 +345,7 @@ class KeeperService:
 
     def _close(self, held: HeldSegment) -> None:
         """Free a segment in the background. It counts as memory until then."""
-        fd = held.take_fd()
+        fd, held.fd = held.fd, -1
         if fd < 0:
             return  # is being closed
 
@@ -386,8 +383,9 @@ class KeeperService:
     def _tidy(self) -> None:
         assert self._prepared is not None
         for rank in self._prepared.ranks:
-            for held in self._segments.unneeded(rank, self._complete):
-                self._drop(held)
+            verified = self._segments.verified(rank)
+            for key in retention.outdated(verified.keys(), self._complete):
+                self._drop(verified[key])
             self._allocate_ahead(rank)
         if self._complete is not None:
             for copy in self._segments.unneeded_copies(self._prepared.ranks, self._complete):
@@ -424,9 +422,10 @@ class KeeperService:
             self._drop(held)
         if self._segments.of(rank, SegmentState.ALLOCATING, SegmentState.LEAVING, SegmentState.SEALED):
             return
-        goes = self._segments.place_taker(rank, self._complete, self._pinned())
-        if goes is not None:
-            self._drop(goes)
+        verified = self._segments.verified(rank)
+        key = retention.give_way(verified.keys(), self._complete, self._pinned())
+        if key is not None:
+            self._drop(verified[key])
         if len(self._segments.of(rank)) < retention.SEGMENTS:  # else the launcher's word is awaited
             self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Reserve(0)).segment_bytes))
 

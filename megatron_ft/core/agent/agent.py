@@ -57,6 +57,7 @@ from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.times import earliest
+from megatron_ft.core.wording import counted
 from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
 from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
 
@@ -183,11 +184,13 @@ class Agent:
     def _hear(self, event: events.Event) -> None:
         match event:
             case events.StopAsked():
-                self._stop_asked(event)
+                self._leaving.asked(event)
+                if self.phase is AgentPhase.ENDING and self._ending is not None:
+                    self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
             case events.Continued():
                 self.cycle.excuse_stop(self._turn.now_ns)
             case Abandoned(text=text) if not self._leaving.abandoned:
-                self._leaving.abandon(text)
+                self._leaving.abandoned = text
                 self._do(Say(cycle_lines.abandoned(text)), Write(event))
             case NodeHealth() if self.phase is AgentPhase.CHECKING:
                 if self._health.take_result(event, self._turn):
@@ -210,7 +213,11 @@ class Agent:
             case Survey() | Intervals() | Killed() | StateRead() | StateWritten():
                 self._learning.hear(event, self._turn)
             case Reviewed(timed=timed) if timed:
-                self._would_be_hang(event)
+                interval = event.timed, event.iteration
+                if interval not in self._would_hang:
+                    self._would_hang.add(interval)
+                    self._turn.say_for_all(cycle_lines.would_be_hang(event, observes_only=self._options.observe_only))
+                    self._learning.reported(timed, self._turn)
             case DiagnoseHang() | Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
             case Lags():
@@ -251,14 +258,6 @@ class Agent:
         found, local_ranks = self._found, ran if kept.snapshots else self._found.local_ranks
         self._kept = replace(kept, local_ranks=local_ranks, files=found.files, reads_files=found.reads_files)
 
-    def _would_be_hang(self, review: Reviewed) -> None:
-        """Report, once per job, what an interval waits for that exceeds a report-only timeout."""
-        interval = review.timed, review.iteration
-        if interval not in self._would_hang:
-            self._would_hang.add(interval)
-            self._turn.say_for_all(cycle_lines.would_be_hang(review, observes_only=self._options.observe_only))
-            self._learning.reported(review.timed, self._turn)
-
     def _hear_of_ranks(self, event: events.Event) -> None:
         match event:
             case events.RanksMet():
@@ -289,11 +288,6 @@ class Agent:
                     self._learning.hear_monitor(event.local_rank, event.report, self._turn)
         if self._downtime is not None and self._downtime.report_end(self.cycle.record, self._turn):
             self._downtime = None
-
-    def _stop_asked(self, event: events.StopAsked) -> None:
-        self._leaving.asked(event)
-        if self.phase is AgentPhase.ENDING and self._ending is not None:
-            self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
 
     def _requested(self, request: WorkloadControl) -> None:
         self._do(Write(request))
@@ -343,11 +337,9 @@ class Agent:
         if self._leaving.is_due:
             self._stop(well=self._orders.stands_by)
         elif left is not None and left.code == 1 and left.text:
-            self._over(
-                LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), cycle_lines.shut_down_between(left.text)
-            )
+            self._over(LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), f"{left.text}; the job ends")
         elif left is not None:
-            text = left.text or ("its health check failed" if self._health.is_aside else "")
+            text = left.text or ("its health check failed" if self._health.failures else "")
             self._over(LauncherExit(Exit.LEFT, left.code, text))
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
@@ -453,7 +445,7 @@ class Agent:
         record, met = self.cycle.record, self.cycle.met
         self._move(PhaseEvent.RANKS_ENDED)
         self._take_stock(event.kept)
-        self._ended_well, self._cycles = record.all_ended_well(), self._cycles + 1
+        self._ended_well, self._cycles = record.all_have_ended and not record.failed, self._cycles + 1
         if self._outcome is Outcome.FAILED:
             self._report_own_failure()
         is_alone = met is not None and met.nodes == 1
@@ -539,7 +531,7 @@ class Agent:
         elif left is not None:
             text = "" if known.verdict is None else known.verdict.cause.text
             over = LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict)
-            self._over(over, text or cycle_lines.run_finished(self._cycles))
+            self._over(over, text or f"all ranks finished after {counted(self._cycles, 'cycle')}")
         elif self._orders.assignment.has_begun:
             self._join()
         elif (again := known.judged_again) is not None:

@@ -60,11 +60,7 @@ class NodeHangDiagnosis:
             self._learning.killed(verdict.timed, turn, moved=verdict.was_extended)
         self._verdict = self._verdict or verdict
         from_ns = verdict.at_ns if is_seen else turn.now_ns
-        self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
-
-    def diagnose(self, turn: Turn) -> None:
-        """Collect evidence on the ranks of this node, because a rank of another node hangs."""
-        self._begin(turn, from_ns=turn.now_ns, known=set())
+        self.begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
 
     def lost_peer(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
@@ -82,7 +78,7 @@ class NodeHangDiagnosis:
             at_ns=turn.now_ns,
             error=one_line(end.error or ""),
         )
-        self._begin(turn, from_ns=turn.now_ns, known=set())
+        self.begin(turn, from_ns=turn.now_ns, known=set())
 
     def explain(self) -> None:
         """Stop deciding: a rank of this node has failed by itself, which explains the lost peers."""
@@ -136,7 +132,7 @@ class NodeHangDiagnosis:
                 turn.do(*write_finding(self._record.cycle, found))
             self.close(turn)
 
-    def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
+    def begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
         """Have evidence collected on all ranks but ``known`` ones, on which it is being collected."""
         if self._bound_ns is not None or self._is_over:
             return

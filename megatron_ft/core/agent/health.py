@@ -8,6 +8,7 @@ from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import NodeUnfit
+from megatron_ft.core.wording import counted
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0
@@ -19,28 +20,23 @@ class HealthGate:
     def __init__(self) -> None:
         self.retry_ns = 0
         """Time of the next check."""
-        self._failures = 0
+        self.failures = 0
         self._last = ""
         self._while_running = ""
         """How the last check beside ranks failed; empty if it did not."""
-
-    @property
-    def is_aside(self) -> bool:
-        """True if the coordinator was told to do without this node."""
-        return self._failures > 0
 
     def take_result(self, event: NodeHealth, turn: Turn) -> bool:
         """Log and report the result of a check. Return True if the node is fit."""
         turn.do(Write(event))
         if event.good:
-            if self._failures:
-                turn.do(Say(cycle_lines.fit_again(self._failures)))
+            if self.failures:
+                turn.do(Say(f"node health check passed after {counted(self.failures, 'failure')}: joining"))
             return True
-        self._failures += 1
-        if self._failures == 1:
+        self.failures += 1
+        if self.failures == 1:
             turn.do(NodeUnfit(event.text))
-        delay_s = retry_delay_s(self._failures)
-        if is_told(self._failures, is_new=event.text != self._last):
+        delay_s = retry_delay_s(self.failures)
+        if is_told(self.failures, is_new=event.text != self._last):
             turn.do(Say(cycle_lines.unfit(event.text, event.last_line, retry_s=delay_s)))
         self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
         return False
@@ -51,7 +47,7 @@ class HealthGate:
         before, self._while_running = self._while_running, "" if event.good else event.text
         if event.good:
             if before:
-                turn.do(Say(cycle_lines.fit_while_running()))
+                turn.do(Say("node health check passed again while ranks run"))
         elif event.text != before:
             turn.do(Say(cycle_lines.unfit_while_running(event.text, event.last_line)))
 

@@ -18,7 +18,7 @@ from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_note
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import running_intervals
-from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import NoCollective
@@ -143,7 +143,12 @@ class NodeCollectiveWatch:
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Send the snapshots once they are complete, and check for silence when that is due."""
-        self._tell_notes(turn)
+        collecting = self._collecting
+        if collecting is not None and (
+            turn.now_ns >= collecting.until_ns - LAST_NOTES_NS or not collecting.notes.keys() < collecting.asked
+        ):
+            self._collecting = None
+            tell_notes(turn, self._record.cycle, complete_notes(self._record, collecting.notes, turn), passive=True)
         self._is_over = self._is_over or is_stopping
         if not self._is_on or turn.now_ns < self._due_ns:
             return
@@ -152,15 +157,6 @@ class NodeCollectiveWatch:
         self._looked_ns, self._due_ns = turn.now_ns, turn.now_ns + self._every_ns
         if self._pauses.since_ns is None:
             self._judge(turn)
-
-    def _tell_notes(self, turn: Turn) -> None:
-        collecting = self._collecting
-        if collecting is None or (
-            turn.now_ns < collecting.until_ns - LAST_NOTES_NS and collecting.notes.keys() < collecting.asked
-        ):
-            return
-        self._collecting = None
-        tell_notes(turn, self._record.cycle, complete_notes(self._record, collecting.notes, turn), passive=True)
 
     def _set_timeout(self, timeout_ns: int | None) -> None:
         self._timeout_ns = _UNKNOWN_NS if timeout_ns is None else timeout_ns
@@ -172,7 +168,8 @@ class NodeCollectiveWatch:
         is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
         self._grouped |= known.keys()
         # a rank that has ended its monitoring may go on, but its board keeps the counts of that moment
-        judged = {lr: found for lr, found in known.items() if not _has_ended_monitoring(turn.seen.boards[lr])}
+        closing = {lr for lr in known if (board := turn.seen.boards[lr]) is not None and board.closing}
+        judged = {lr: found for lr, found in known.items() if lr not in closing}
         if not judged or is_leaving:  # no monitored rank has a process group, or one has destroyed its group
             self._begin_anew(turn.now_ns)
             return
@@ -190,14 +187,18 @@ class NodeCollectiveWatch:
 
     def _are_timed(self, local_ranks: Iterable[int], turn: Turn) -> bool:
         """Return True if an enforced timeout applies to each of these ranks now."""
-        return all(_is_timed(turn.seen.boards[local_rank]) for local_rank in local_ranks)
+        return all(
+            board is not None and any(interval.enforced for interval in running_intervals(board))
+            for board in (turn.seen.boards[local_rank] for local_rank in local_ranks)
+        )
 
     def _note_moves(self, judged: dict[int, CollectiveCounts], turn: Turn) -> None:
         newest_ns = max(found.moved_ns for found in judged.values())
         if newest_ns <= self._moved_ns:
             return
         if self._is_told:
-            turn.say_for_all(cycle_lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9))
+            silent_s = (newest_ns - self._moved_ns) / 1e9
+            turn.say_for_all(f"collectives complete again on this node, after {silent_s:.0f} s")
         self._begin_anew(newest_ns)
 
     def _begin_anew(self, now_ns: int) -> None:
@@ -223,11 +224,3 @@ class NodeCollectiveWatch:
             timeout_s=self._timeout_ns / 1e9,
             at_ns=now_ns,
         )
-
-
-def _has_ended_monitoring(board: BoardSnapshot | None) -> bool:
-    return board is not None and board.closing
-
-
-def _is_timed(board: BoardSnapshot | None) -> bool:
-    return board is not None and any(interval.enforced for interval in running_intervals(board))

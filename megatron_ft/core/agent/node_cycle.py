@@ -76,7 +76,7 @@ class NodeCycle:
     def hear_of_others(self, event: DiagnoseHang | Reviewed, turn: Turn) -> None:
         """Collect evidence for the coordinator, or act on its review of all ranks."""
         if isinstance(event, DiagnoseHang) and not event.passive:
-            self.diagnosis.diagnose(turn)
+            self.diagnosis.begin(turn, from_ns=turn.now_ns, known=set())
         elif self._collectives is None or self.met is None:
             return
         elif isinstance(event, Reviewed) and event.decides:

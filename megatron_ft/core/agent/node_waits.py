@@ -34,15 +34,13 @@ class NodeWaits:
         if self.alarm_ns is None or turn.now_ns < self.alarm_ns:
             return
         self.alarm_ns = turn.now_ns + self._every_ns
-        more = [self._more(local_rank, turn.seen.collectives[local_rank]) for local_rank in self._monitored(turn)]
+        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in sorted(self._record.observed)}
+        # nothing is read any more of a rank that has ended its monitoring
+        monitored = [local_rank for local_rank, board in boards.items() if board is None or not board.closing]
+        more = [self._more(local_rank, turn.seen.collectives[local_rank]) for local_rank in monitored]
         told = tuple(each for each in more if each is not None)
         if told:
             turn.do(Waits(self._record.cycle, told))
-
-    def _monitored(self, turn: Turn) -> list[int]:
-        """Return the local ranks that haven't ended their monitoring, after which nothing is read any more."""
-        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in sorted(self._record.observed)}
-        return [local_rank for local_rank, board in boards.items() if board is None or not board.closing]
 
     def _more(self, local_rank: int, counts: CollectiveCounts | None) -> RankWaits | None:
         """Return the looks since the last time; None without any."""
@@ -69,7 +67,7 @@ class NodeWaits:
                 turn.do(Write(self._fact(each, lags)))
         for rank, each in self._slow.items():
             if rank not in lagging:
-                turn.say_for_all(cycle_lines.slow_no_more(rank))
+                turn.say_for_all(f"rank {rank} no longer holds the others back")
                 turn.do(Write(replace(self._fact(each, lags), is_over=True)))
         self._slow = lagging
 

@@ -116,7 +116,8 @@ class CycleRecord:
             self._start_grace(verdict.local_rank, now_s, seen)
             verdict = msgspec.structs.replace(verdict, rank=self.ranks[verdict.local_rank])
             self.overdue[verdict.local_rank] = verdict
-            self._verdicts.append(cause_on_this_node(verdict, self._views(seen)))
+            views = filter(None, (self._view(local_rank, seen) for local_rank in sorted(self.running)))
+            self._verdicts.append(cause_on_this_node(verdict, [*views]))
 
     def found_by_launcher(self, verdict: RankHung, now_s: float, seen: Readings) -> None:
         """Record a hang found by the launcher itself, where the monitor can't see."""
@@ -198,10 +199,6 @@ class CycleRecord:
     def all_have_ended(self) -> bool:
         """True once all ranks have ended, in whatever way."""
         return len(self.exits) == len(self.ranks)
-
-    def all_ended_well(self) -> bool:
-        """Return True if every rank has ended with 0."""
-        return self.all_have_ended and not self.failed
 
     def failures(self) -> list[str]:
         """Return the exits of failed ranks in words, first that of a rank that others waited for."""
@@ -376,10 +373,6 @@ class CycleRecord:
             where=words.where,
             rerun_state=words.rerun,
         )
-
-    def _views(self, seen: Readings) -> list[RankView]:
-        views = (self._view(local_rank, seen) for local_rank in sorted(self.running))
-        return [view for view in views if view is not None]
 
     def _view(self, local_rank: int, seen: Readings) -> RankView | None:
         board = seen.boards[local_rank]

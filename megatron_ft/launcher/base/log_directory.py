@@ -47,7 +47,12 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
         raise OSError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
     if job_name:
         return _make(os.path.join(_make(own, _STATE), job_name), _STATE)
-    return _make_new(os.path.join(_make(own, _STATE), name))
+    path = os.path.join(_make(own, _STATE), name)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # process 1 of another container with the same host name
+        return tempfile.mkdtemp(prefix=f"{os.path.basename(path)}-", dir=os.path.dirname(path))
+    return path
 
 
 def doubt_about(log_dir: str) -> str | None:
@@ -82,14 +87,6 @@ def _make(path: str, source: str) -> str:
         raise ConfigError(f"{source}: {path} is no directory") from None
     except OSError as error:
         raise OSError(f"{source}: {path} can't be written: {error.strerror}") from None
-    return path
-
-
-def _make_new(path: str) -> str:
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:  # process 1 of another container with the same host name
-        return tempfile.mkdtemp(prefix=f"{os.path.basename(path)}-", dir=os.path.dirname(path))
     return path
 
 

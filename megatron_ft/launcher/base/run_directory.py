@@ -53,7 +53,11 @@ class RunDirectory:
             self._is_reported = False
             return
         try:
-            _remake_run_directory(self.path)
+            # under the name that the ranks know: cleaners of /tmp remove it in long jobs
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+            if not _is_private(os.lstat(self.path)):
+                raise PermissionError(errno.EPERM, "something else has its name", self.path)
             held, self._claim = self._claim, claim(self.path)
             if held is not None:
                 os.close(held)
@@ -61,7 +65,7 @@ class RunDirectory:
                 listen_again()
             text = launcher_lines.run_dir_removed(self.path)
         except OSError as error:
-            text = launcher_lines.run_dir_lost(str(error))
+            text = f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
         if not self._is_reported:
             self._say(text)
         self._is_reported = True
@@ -102,18 +106,6 @@ def make_run_directory() -> str:
         except OSError as error:
             tried.append(f"{base}: {error.strerror}")
     raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
-
-
-def _remake_run_directory(path: str) -> None:
-    """Recreate the directory under the name that the ranks know: cleaners of /tmp remove it in long jobs.
-
-    Raises:
-        OSError: it can't be made, or something of another user has its name.
-    """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    if not _is_private(os.lstat(path)):
-        raise PermissionError(errno.EPERM, "something else has its name", path)
 
 
 def remove_run_directory(path: str) -> None:

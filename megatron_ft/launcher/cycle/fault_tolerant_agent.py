@@ -205,14 +205,11 @@ class FaultTolerantAgent(TorchAgent):
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
             self._alarm_ns = alarm_ns
-            self._set_timer(alarm_ns)
-
-    def _set_timer(self, alarm_ns: int | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if alarm_ns is not None:
-            delay_s = (alarm_ns - time.monotonic_ns()) / 1e9
-            self._timer = self._launcher.reactor.call_later(delay_s, self._ring)
+            if self._timer is not None:
+                self._timer.cancel()
+            if alarm_ns is not None:
+                delay_s = (alarm_ns - time.monotonic_ns()) / 1e9
+                self._timer = self._launcher.reactor.call_later(delay_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm_ns = None
@@ -294,7 +291,9 @@ class FaultTolerantAgent(TorchAgent):
     def _perform(self, work: effects.Work) -> None:
         match work:
             case effects.CheckHealth():
-                self._check_health()
+                self._next_health_s = time.monotonic() + self._health_interval_s
+                is_wanted = lambda: self._check(self._machine.phase is AgentPhase.CHECKING)  # noqa: E731
+                self._run_health_check(self._coordination.next_cycle, is_wanted)
             case effects.StartRanks():
                 self._start_ranks(work)
             case effects.TerminateRanks():
@@ -309,11 +308,6 @@ class FaultTolerantAgent(TorchAgent):
 
         self._run_health_check(self._machine.cycle.record.cycle, check)
         self._next_health_s = time.monotonic() + self._health_interval_s
-
-    def _check_health(self) -> None:
-        self._next_health_s = time.monotonic() + self._health_interval_s
-        is_wanted = lambda: self._check(self._machine.phase is AgentPhase.CHECKING)  # noqa: E731
-        self._run_health_check(self._coordination.next_cycle, is_wanted)
 
     def _run_health_check(self, cycle: int, check: Callable[[], None]) -> None:
         assert self._health is not None

@@ -95,17 +95,12 @@ class RankVariables:
         """Add the variables to the environments of the ranks (by local rank) that are about to start."""
         now = time.time()
         for local_rank, env in envs.items():
-            env.update(self._of_rank(local_rank, cycle))
+            env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].socket_path
+            env["FT_LAUNCHER_IPC_SOCKET"] = self._control.path
+            env["FT_CYCLE"] = str(cycle)
+            env[WATCH_VARIABLE] = self._watch
             env.update(self._keeper.variables())
             env.update(reference_names.variables(cycle, now, waiting_s, self._infra_rank))
-
-    def _of_rank(self, local_rank: int, cycle: int) -> dict[str, str]:
-        return {
-            "FT_RANK_MONITOR_IPC_SOCKET": self._monitors[local_rank].socket_path,
-            "FT_LAUNCHER_IPC_SOCKET": self._control.path,
-            "FT_CYCLE": str(cycle),
-            WATCH_VARIABLE: self._watch,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,7 +334,10 @@ class Keeper:
         self._dying[self._pidfd] = self._process
         self._reactor.watch(self._pidfd, functools.partial(self._reap, self._pidfd), Priority.DEATH)
         self._pidfd = -1
-        self._close_channel()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self._reactor.unwatch(channel.fileno())
+            channel.close()
         self._process = None
 
     def _reap(self, pidfd: int) -> None:
@@ -389,12 +392,6 @@ class Keeper:
             self._channel = None
             send_signal(self._pidfd, signal.SIGKILL)
 
-    def _close_channel(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            self._reactor.unwatch(channel.fileno())
-            channel.close()
-
     def _read(self) -> None:
         channel = self._channel
         if channel is None:
@@ -430,7 +427,10 @@ class Keeper:
                     close_fds(gone)
                 self._order(message)
             case Stock(question, kept) if question == self._question:
-                self._stock_told(kept)
+                kept = replace(kept, port=self._copies.port)
+                if self._asked is None:  # the keeper's second answer
+                    self._on_event(StockTaken(kept))
+                self._answer(kept)
             case FilesWritten():
                 self._written = message
             case KeeperSays(text):
@@ -441,12 +441,6 @@ class Keeper:
             case Saved():
                 self._on_event(message)
         close_fds(fds)
-
-    def _stock_told(self, kept: Kept) -> None:
-        kept = replace(kept, port=self._copies.port)
-        if self._asked is None:  # the keeper's second answer
-            self._on_event(StockTaken(kept))
-        self._answer(kept)
 
     # -- answers ----------------------------------------------------------------------------------------------
 

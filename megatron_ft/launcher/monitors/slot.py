@@ -137,7 +137,7 @@ class MonitorSlot:
                 local_rank=self.local_rank,
                 options=self._options,
                 launcher_fd=theirs.fileno(),
-                attached=self._living_rank(),
+                attached=None if self._attached is None or is_gone(self._attached.pidfd) else self._attached,
             )
         except OSError:
             ours.close()
@@ -368,11 +368,6 @@ class MonitorSlot:
         self._board = Board(self._attached.board_fd)
         self._seen_overdue = False
         self._arm_attached()  # it may have been attached before, without hooks
-
-    def _living_rank(self) -> AttachedRank | None:
-        if self._attached is None or is_gone(self._attached.pidfd):
-            return None
-        return self._attached
 
     def _forget_rank(self) -> None:
         if self._board is not None:
