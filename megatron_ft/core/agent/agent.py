@@ -190,7 +190,7 @@ class Agent:
             case events.Continued():
                 self.cycle.excuse_stop(self._turn.now_ns)
             case Abandoned(text=text) if not self._leaving.abandoned:
-                self._leaving.abandoned = text
+                self._leaving.abandon(text)
                 self._do(Say(cycle_lines.abandoned(text)), Write(event))
             case NodeHealth() if self.phase is AgentPhase.CHECKING:
                 if self._health.take_result(event, self._turn):

@@ -46,6 +46,10 @@ class LeaveReason:
         if event.again:
             self.hurry = self.hurry or event.number
 
+    def abandon(self, text: str) -> None:
+        """Note that the launcher can't go on where it is."""
+        self.abandoned = text
+
     @property
     def is_due(self) -> bool:
         """True if the launcher leaves of its own accord."""
