@@ -226,7 +226,11 @@ class _Cycle:
         cause, failed = told or Cause(), told is not None or outcome == "failed"
         fault = self._fault()
         noticed_ns = self._noticed_ns() if failed else None
-        fault_ns = self._fault_ns(fault, noticed_ns) if failed else None
+        fault_ns = None
+        if failed and fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):
+            fault_ns = fault.at_ns
+        elif failed:
+            fault_ns = next((each.wall_ns(each.record.since_ns) for each in self._verdicts()), None)
         origin_ns = noticed_ns if fault_ns is None else fault_ns
         again_ns = None if resumed is None else resumed.all_training_ns
         restored = next((each.record for each in self._of(SnapshotRestored)), None)
@@ -318,11 +322,6 @@ class _Cycle:
     def _verdicts(self) -> list[Timed[RankHung]]:
         """Return the verdicts that had consequences."""
         return [each for each in self._of(RankHung) if not each.record.observed_only]
-
-    def _fault_ns(self, fault: LoggedFault | None, noticed_ns: int | None) -> int | None:
-        if fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):
-            return fault.at_ns
-        return next((each.wall_ns(each.record.since_ns) for each in self._verdicts()), None)
 
     def _redone(self, resumed: _Cycle | None) -> int | None:
         last, first = self._last_iteration(), resumed.first_iteration() if resumed is not None else None

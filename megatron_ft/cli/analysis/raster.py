@@ -134,7 +134,7 @@ def _paint_sections(
         taken = (each.sum(axis=0) >= 0.5 * np.maximum(alive, 1e-12)) & (states != ABSENT) & (each.max(axis=0) > 0)
         states[taken] = _state(best[taken])
         for section, share in shares.items():
-            if level[section].total_ns < _RARE * length:
+            if sum(level[section].open_ns) < _RARE * length:
                 states[(share >= _SALIENT) & (states != ABSENT)] = _state(np.uint16(section))
 
 
@@ -154,10 +154,6 @@ class _Stretches:
         self.begin_ns.append(begin_ns)
         self.end_ns.append(end_ns)
         self.open_ns.append(end_ns - begin_ns if open_ns is None else min(open_ns, end_ns - begin_ns))
-
-    @property
-    def total_ns(self) -> int:
-        return sum(self.open_ns)
 
     def share(self, edges: Int64s, width: Int64s) -> Shares:
         """Return the share of each column in which the section was open."""

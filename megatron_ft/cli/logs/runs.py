@@ -154,7 +154,7 @@ class _Launcher:
 
     def __init__(self, log: EventLogFile) -> None:
         self.opened_ns = log.header.wall_ns
-        self.last_ns = _last_ns(log)
+        self.last_ns = log.newest + log.wall_offset_ns
         self.ended_ns: int | None = None
         self.was_asked = False
         """True if it was asked to leave the job, which may go on without it."""
@@ -194,7 +194,3 @@ def _goes_on(run: Sequence[_Launcher], launcher: _Launcher) -> bool:
     newest_ns = max(each.last_ns for each in run)
     call_hooks = any(each.has_minutes for each in run)
     return launcher.opened_ns - newest_ns < (_QUIET_WITH_HOOKS_NS if call_hooks else _QUIET_NS)
-
-
-def _last_ns(log: EventLogFile) -> int:
-    return log.newest + log.wall_offset_ns

@@ -56,7 +56,10 @@ def write_page(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
     Raises:
         OSError: the file can't be written.
     """
-    evidence = read_evidence(log_dirs, analysis.timeline.evidence, _culprits(analysis))
+    # ranks, with their cycle, that a verdict, a finding or the cause of a cycle's end names
+    named = {(mark.rank, mark.cycle) for mark in analysis.timeline.marks if mark.kind in ("verdict", "finding")}
+    named |= {(cycle.rank, cycle.cycle) for cycle in analysis.summary.cycles}
+    evidence = read_evidence(log_dirs, analysis.timeline.evidence, named)
     text = page(analysis, evidence)
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w", encoding="utf-8") as file:  # a pipe can't be replaced
@@ -65,12 +68,6 @@ def write_page(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
         write_whole(path, text)
     cut = sum(bool(each.note) for each in evidence)
     return f" ({cut} of {len(evidence)} pieces of evidence are cut or missing in it, and say so)" if cut else ""
-
-
-def _culprits(analysis: Analysis) -> set[tuple[int | None, int | None]]:
-    """Return the ranks, with their cycle, that a verdict, a finding or the cause of a cycle's end names."""
-    named = {(mark.rank, mark.cycle) for mark in analysis.timeline.marks if mark.kind in ("verdict", "finding")}
-    return named | {(cycle.rank, cycle.cycle) for cycle in analysis.summary.cycles}
 
 
 def read_evidence(

@@ -68,7 +68,9 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     if any(cycle.noticed_after_s is not None for cycle in run.cycles):
         console.print("Times count from the fault; redone are iterations that had been finished before it.")
     if run.restores:
-        console.print(restores_line(run))
+        known = [cycle.restored_redone for cycle in run.restores if cycle.restored_redone is not None]
+        redone = f", {counted(sum(known), 'iteration')} redone" if known else ""
+        console.print(f"{counted(len(run.restores), 'cycle')} restored from memory{redone}.")
     phases = _phases_table(run)
     if phases is not None:
         console.print()
@@ -77,13 +79,6 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
         console.print(_missing(run.missing_ranks, run.world_size or 0), markup=False)
     if run.passed_over:
         console.print(f"{run.passed_over} lines of the event logs couldn't be read, or not wholly.")
-
-
-def restores_line(run: RunSummary) -> str:
-    """Say how many cycles went on from memory, and what that has cost."""
-    known = [cycle.restored_redone for cycle in run.restores if cycle.restored_redone is not None]
-    redone = f", {counted(sum(known), 'iteration')} redone" if known else ""
-    return f"{counted(len(run.restores), 'cycle')} restored from memory{redone}."
 
 
 def _table(title: str, columns: Iterable[str], *, left: str = "") -> Table:
@@ -223,17 +218,13 @@ def print_analysis(analysis: Analysis, file: TextIO | None = None) -> None:
         console.print(table)
     if analysis.intervals:
         console.print()
-        console.print(_intervals_table(analysis))
+        table = _table("timeouts beside the observed intervals", INTERVAL_COLUMNS, left="section")
+        for interval in analysis.intervals:
+            tight = interval.margin is not None and interval.margin < _TIGHT
+            add_rows(table, [interval_row(interval)], style="red" if tight else "")
+        console.print(table)
         for note in interval_notes(analysis):
             console.print(note, markup=False)
     lost = analysis.timeline.lost
     if lost:
         console.print(f"{lost} events were overwritten before a monitor read them; spans around them are left out.")
-
-
-def _intervals_table(analysis: Analysis) -> Table:
-    table = _table("timeouts beside the observed intervals", INTERVAL_COLUMNS, left="section")
-    for interval in analysis.intervals:
-        tight = interval.margin is not None and interval.margin < _TIGHT
-        add_rows(table, [interval_row(interval)], style="red" if tight else "")
-    return table

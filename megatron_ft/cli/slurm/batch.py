@@ -85,7 +85,10 @@ class Batch:
                 asked = self._asked[0].name if self._asked else ""
                 after = After(lives=lives.lives, before=before, code=code, asked=asked, nodes=nodes, steps=steps)
                 follows = decide(after, self._plan.limits)
-                self._report_bad_nodes(lives)
+                for node, reason in lives.bad_nodes().items():
+                    if self._reported_bad.get(node) != reason:
+                        self._reported_bad[node] = reason
+                        say(advice("slurm", node, reason))
                 if follows.action is BatchAction.SRUN:
                     say(f"{follows.why}; starting another step in this allocation")
                     continue
@@ -195,13 +198,6 @@ class Batch:
         bad = self._lives().bad_nodes()
         here = [] if job is None else [name for name in expand_hosts(job.hosts, _MOST_NODES) if name in bad]
         return here[: max(0, nodes - self._plan.limits.nodes)]
-
-    def _report_bad_nodes(self, lives: Lives) -> None:
-        """Report each bad node once, and again with another reason."""
-        for node, reason in lives.bad_nodes().items():
-            if self._reported_bad.get(node) != reason:
-                self._reported_bad[node] = reason
-                say(advice("slurm", node, reason))
 
     # -- files and commands -----------------------------------------------------------------------------------
 

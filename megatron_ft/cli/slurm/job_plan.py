@@ -149,7 +149,10 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     if given is None:
         ours.append(f"--nnodes={needed}")
     else:
-        needed = _least(given)
+        least = given.partition(":")[0]
+        if not least.isdecimal() or int(least) < 1:
+            raise ConfigError(f"--nnodes: {given!r} is neither a number nor MIN:MAX")
+        needed = int(least)
     return Plan(
         job=job,
         nodes=count,
@@ -176,10 +179,3 @@ def _value(arguments: Sequence[str], names: Sequence[str]) -> str | None:
         if word.endswith(".py"):
             break
     return None
-
-
-def _least(nnodes: str) -> int:
-    least = nnodes.partition(":")[0]
-    if not least.isdecimal() or int(least) < 1:
-        raise ConfigError(f"--nnodes: {nnodes!r} is neither a number nor MIN:MAX")
-    return int(least)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs
-    from megatron_ft.cli.status.job_view import JobView, NodeRow
+    from megatron_ft.cli.status.job_view import JobView
 
 _LONG_S = 120.0
 _REDRAW_S = 2.0
@@ -126,7 +126,11 @@ def lines(run_id: str, job: JobView) -> Iterator[str]:
     elif job.last_cycle is not None:
         yield f"cycle {job.last_cycle} ended: {job.last_cause}"
     yield ""
-    yield from _node_table(job.nodes)
+    cells = [("node", "place", "state", "last record")]
+    for row in job.nodes:
+        state = f"{row.state.value} ({row.detail})" if row.detail else row.state.value
+        cells.append((row.name, "-" if row.place is None else str(row.place), state, f"{duration(row.age_s)} ago"))
+    yield from columns(cells)
     yield ""
     yield f"newest record: {duration(job.age_s)} ago{_doubt(job)}"
 
@@ -148,14 +152,6 @@ def _progress(job: JobView) -> str:
     if job.iteration is not None:
         parts.append(f"iteration {job.iteration}")
     return ", ".join(parts)
-
-
-def _node_table(rows: Sequence[NodeRow]) -> list[str]:
-    cells = [("node", "place", "state", "last record")]
-    for row in rows:
-        state = f"{row.state.value} ({row.detail})" if row.detail else row.state.value
-        cells.append((row.name, "-" if row.place is None else str(row.place), state, f"{duration(row.age_s)} ago"))
-    return columns(cells)
 
 
 def _doubt(job: JobView) -> str:

@@ -96,7 +96,9 @@ class JobView(Fact, frozen=True, kw_only=True):
 def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
     """Return how the job of a run stands; ``life``: the job's, as ``result.json`` has it, None if that isn't known."""
     launchers = [log for log in run.files if log.header.role == "launcher"]
-    newest_ns = _newest_ns(run)
+    newest_ns: dict[str, int] = {}
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        newest_ns[log.host] = max(newest_ns.get(log.host, 0), log.newest + clock.offset_ns)
     told = [(log, _told_by(log)) for log in launchers]
     cycle = max((each.started.cycle for _, each in told if each.started is not None), default=None)
     ages_s = {host: max(0, now_ns - at_ns) / 1e9 for host, at_ns in newest_ns.items()}
@@ -127,14 +129,6 @@ def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
         last_cycle=failed[-1].cycle if failed else None,
         last_cause=failed[-1].text or "" if failed else "",
     )
-
-
-def _newest_ns(run: RunLogs) -> dict[str, int]:
-    """Return by host when its launcher and ranks wrote their newest record."""
-    found: dict[str, int] = {}
-    for log, clock in zip(run.files, run.clocks, strict=True):
-        found[log.host] = max(found.get(log.host, 0), log.newest + clock.offset_ns)
-    return found
 
 
 def _exit_codes(run: RunLogs, launchers: Sequence[EventLogFile], since_ns: int) -> list[int | None]:

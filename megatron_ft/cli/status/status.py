@@ -64,7 +64,9 @@ def add_command(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
         nodes = _nodes_of(args.slurm)
-        return _by_srun(commands.on_each_node(args.slurm, nodes=nodes, status=status_command(as_json=args.json)))
+        # the nodes need this Python at the same path
+        status = [sys.executable, "-m", "megatron_ft", "status", "--json" if args.json else "--once"]
+        return _by_srun(commands.on_each_node(args.slurm, nodes=nodes, status=status))
     if args.log_dir is not None:
         if print_job(args.log_dir, as_json=args.json, once=args.once):
             return 0
@@ -92,11 +94,6 @@ def _run(args: argparse.Namespace) -> int:
         for watch in watches:
             watch.close()
     return code
-
-
-def status_command(*, as_json: bool) -> list[str]:
-    """Return the command for each node; the nodes need this Python at the same path."""
-    return [sys.executable, "-m", "megatron_ft", "status", "--json" if as_json else "--once"]
 
 
 def _nodes_of(job: int) -> int:

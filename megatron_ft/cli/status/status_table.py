@@ -191,7 +191,8 @@ def _used(row: RankRow, *, bar: int, ascii_only: bool) -> Text:
     full, empty = ("#", ".") if ascii_only else ("\u2501", "\u2500")
     filled = min(bar, int(use.share * bar))
     style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
-    told = f"{_percent(use.share):>5} of {_limit(use.timeout_s)}"
+    limit = f"{use.timeout_s:.3g} s" if use.timeout_s < 60 else duration(use.timeout_s)
+    told = f"{_percent(use.share):>5} of {limit}"
     name = _name(row, use)
     return Text.assemble(
         (full * filled, style), (empty * (bar - filled), "dim"), " " if bar else "", told, f", {name}" if name else ""
@@ -220,7 +221,3 @@ def _state(row: RankRow) -> Text:
 
 def _percent(share: float) -> str:
     return f"{int(share * 100)} %"
-
-
-def _limit(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
