@@ -149,10 +149,10 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     if given is None:
         ours.append(f"--nnodes={needed}")
     else:
-        least = given.partition(":")[0]
-        if not least.isdecimal() or int(least) < 1:
+        first = given.partition(":")[0]
+        if not first.isdecimal() or int(first) < 1:
             raise ConfigError(f"--nnodes: {given!r} is neither a number nor MIN:MAX")
-        needed = int(least)
+        needed = int(first)
     return Plan(
         job=job,
         nodes=count,
