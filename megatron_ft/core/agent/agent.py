@@ -57,7 +57,6 @@ from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.times import earliest
-from megatron_ft.core.wording import counted
 from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
 from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
 
@@ -337,7 +336,9 @@ class Agent:
         if self._leaving.is_due:
             self._stop(well=self._orders.stands_by)
         elif left is not None and left.code == 1 and left.text:
-            self._over(LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), f"{left.text}; the job ends")
+            self._over(
+                LauncherExit(Exit.FAILED, 1, left.text, self._orders.verdict), cycle_lines.shut_down_between(left.text)
+            )
         elif left is not None:
             text = left.text or ("its health check failed" if self._health.failures else "")
             self._over(LauncherExit(Exit.LEFT, left.code, text))
@@ -531,7 +532,7 @@ class Agent:
         elif left is not None:
             text = "" if known.verdict is None else known.verdict.cause.text
             over = LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict)
-            self._over(over, text or f"all ranks finished after {counted(self._cycles, 'cycle')}")
+            self._over(over, text or cycle_lines.run_finished(self._cycles))
         elif self._orders.assignment.has_begun:
             self._join()
         elif (again := known.judged_again) is not None:

@@ -49,6 +49,10 @@ def training_again(cycle: int, seconds: Mapping[str, float]) -> str:
     return f"cycle {cycle} is training again {sum(seconds.values()):.2f} s after the failure was detected ({parts})"
 
 
+def run_finished(cycles: int) -> str:
+    return f"all ranks finished after {counted(cycles, 'cycle')}"
+
+
 def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
     """Format why this node doesn't join. ``ended`` as in "exited with code 3"; ``last_line`` of the check's output."""
     return f"node health check failed: {_failed(ended, last_line)}; retrying in {retry_s:g} s"
@@ -60,9 +64,23 @@ def unfit_while_running(ended: str, last_line: str) -> str:
     return f"node health check failed while ranks run: {_failed(ended, last_line)}; {told}"
 
 
+def fit_while_running() -> str:
+    return "node health check passed again while ranks run"
+
+
 def _failed(ended: str, last_line: str) -> str:
     shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
     return f"{ended} ({shown})" if shown else ended
+
+
+def fit_again(failures: int) -> str:
+    """Format that a node is fit after failed checks."""
+    return f"node health check passed after {counted(failures, 'failure')}: joining"
+
+
+def shut_down_between(text: str) -> str:
+    """Format the end of the job on request, while no rank ran here."""
+    return f"{text}; the job ends"
 
 
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
@@ -78,6 +96,11 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
 def abandoned(text: str) -> str:
     """Format why the launcher leaves the job of its own accord."""
     return f"{text}: terminating the ranks of this node and leaving the job"
+
+
+def killing_at_once(name: str) -> str:
+    """Format the second request to stop."""
+    return f"received {name} again: killing the ranks"
 
 
 def stopped(name: str, failed: Sequence[str]) -> str:
@@ -126,6 +149,10 @@ def slow_rank(lag: RankLag) -> str:
     return f"{lag.text} (reported only)"
 
 
+def slow_no_more(rank: int) -> str:
+    return f"rank {rank} no longer holds the others back"
+
+
 def no_collective(review: Reviewed, *, ends: bool) -> str:
     """Format that ranks without hooks complete no collective. ``ends``: the cycle is ended for it."""
     follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
@@ -136,6 +163,11 @@ def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
     """Format that an interval exceeds a report-only timeout. ``observes_only``: no rank is ever terminated."""
     follows = ": not killed (observe-only)" if observes_only else "; set timeouts or --ft-learn on to restart"
     return f"would be a hang: {review.text}{follows}"
+
+
+def collectives_go_on(seconds: float) -> str:
+    """Format the end of a silence reported by ``no_collective``."""
+    return f"collectives complete again on this node, after {seconds:.0f} s"
 
 
 def finished_late(verdict: RankHung) -> str:
@@ -150,3 +182,8 @@ def taken_for_lost(why: str) -> tuple[str, str]:
     """Return cause and consequence if the others gave this node up."""
     told = f" ({why})" if why else ""
     return f"the other nodes declared this one lost{told} and continue without it", "on standby"
+
+
+def job_went_on(text: str) -> str:
+    """Format the end of a job in which this launcher's ranks had no part."""
+    return f"the job ended without this node: {text or 'the other nodes finished it'}"

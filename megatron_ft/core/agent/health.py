@@ -8,7 +8,6 @@ from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import NodeUnfit
-from megatron_ft.core.wording import counted
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0
@@ -30,7 +29,7 @@ class HealthGate:
         turn.do(Write(event))
         if event.good:
             if self.failures:
-                turn.do(Say(f"node health check passed after {counted(self.failures, 'failure')}: joining"))
+                turn.do(Say(cycle_lines.fit_again(self.failures)))
             return True
         self.failures += 1
         if self.failures == 1:
@@ -47,7 +46,7 @@ class HealthGate:
         before, self._while_running = self._while_running, "" if event.good else event.text
         if event.good:
             if before:
-                turn.do(Say("node health check passed again while ranks run"))
+                turn.do(Say(cycle_lines.fit_while_running()))
         elif event.text != before:
             turn.do(Say(cycle_lines.unfit_while_running(event.text, event.last_line)))
 

@@ -57,8 +57,7 @@ class JobLinePrinter:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
-            went_on = f"the job ended without this node: {over.text or 'the other nodes finished it'}"
-            said = over.text if over.code else went_on
+            said = over.text if over.code else cycle_lines.job_went_on(over.text)
             is_for_all = bool(over.code) and left is not None and left.is_of_all
         if self._shares_output and _is_same_for_all(over, left):
             return [Say(said)] if said and (self._says_all or self._is_the_one) else []

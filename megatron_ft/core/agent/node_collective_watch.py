@@ -198,7 +198,7 @@ class NodeCollectiveWatch:
             return
         if self._is_told:
             silent_s = (newest_ns - self._moved_ns) / 1e9
-            turn.say_for_all(f"collectives complete again on this node, after {silent_s:.0f} s")
+            turn.say_for_all(cycle_lines.collectives_go_on(silent_s))
         self._begin_anew(newest_ns)
 
     def _begin_anew(self, now_ns: int) -> None:

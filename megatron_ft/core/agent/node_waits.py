@@ -67,7 +67,7 @@ class NodeWaits:
                 turn.do(Write(self._fact(each, lags)))
         for rank, each in self._slow.items():
             if rank not in lagging:
-                turn.say_for_all(f"rank {rank} no longer holds the others back")
+                turn.say_for_all(cycle_lines.slow_no_more(rank))
                 turn.do(Write(replace(self._fact(each, lags), is_over=True)))
         self._slow = lagging
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence, Set
 
+from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import SignalRanks, TerminateRanks, TerminationMode
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
@@ -83,7 +84,7 @@ class RankShutdown:
             running = sorted(self._record.running)
             turn.do(*(SignalRanks(running, number, not self._options.ranks_are_python) for number in numbers))
         elif self._is_asked and hurry is not None and not was_hurried:
-            turn.do(Say(f"received {hurry.name} again: killing the ranks"))
+            turn.do(Say(cycle_lines.killing_at_once(hurry.name)))
 
     def is_over(self, now_ns: int) -> bool:
         """Return True if no rank is to be waited for any more."""

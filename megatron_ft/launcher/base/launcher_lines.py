@@ -83,6 +83,11 @@ def run_dir_removed(path: str) -> str:
     return f"socket directory {path} was deleted: recreated"
 
 
+def run_dir_lost(reason: str) -> str:
+    """Format that the socket directory can't be recreated."""
+    return f"the socket directory can't be recreated ({reason}): ranks that aren't connected yet will fail"
+
+
 def paused(pid: int) -> str:
     return f"paused by process {pid}: hang detection is off on this node until `megatron-ft resume`"
 
@@ -94,6 +99,11 @@ def resumed(pid: int, pause_s: float) -> str:
 def in_one_line(error: BaseException) -> str:
     """Format an unexpected error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def cannot_start(error: OSError) -> str:
+    """Format what the launcher can't get before the job begins: open files, a directory for sockets."""
+    return f"the launcher can't start: {in_one_line(error)}"
 
 
 def launcher_failed(error: BaseException) -> str:

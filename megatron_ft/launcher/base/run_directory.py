@@ -65,7 +65,7 @@ class RunDirectory:
                 listen_again()
             text = launcher_lines.run_dir_removed(self.path)
         except OSError as error:
-            text = f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
+            text = launcher_lines.run_dir_lost(str(error))
         if not self._is_reported:
             self._say(text)
         self._is_reported = True
