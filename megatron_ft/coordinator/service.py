@@ -82,7 +82,7 @@ class Service:
     Args:
         owner: pidfd of the launcher that started it; None if none did.
         on_orphaned: called when that launcher has ended.
-        say: gets a line for the person who runs this coordinator.
+        say: gets a line for the user.
     """
 
     def __init__(
@@ -116,8 +116,6 @@ class Service:
         self._next = 1
         self._settle_s = 0.0
         """Time before which the job isn't settled."""
-        self.forgets = False
-        """At the end: the job's launchers are gone, and another coordinator here may serve the next job."""
         self._full_until_s: float | None = None
         """Until then the listener isn't watched, because no connection can be taken; None: it is."""
         self._has_been_full = False
@@ -336,7 +334,7 @@ class Service:
                     link.greeted = False  # the machine knows
                     self._forget(link)
             elif isinstance(effect, Quit):
-                self._is_over, self.forgets = True, effect.forgets
+                self._is_over = True
 
     def _write(self, link: _Link, data: bytes) -> None:
         self.bytes_sent += link.peer.write(data)

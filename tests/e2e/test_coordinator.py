@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import signal
 import socket
 import subprocess
 import sys
@@ -18,8 +16,6 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from tests.bench.control import Swarm
 
-SECRET = "0123456789abcdef0123"
-
 
 class Coordinators:
     """One listening socket, and one coordinator after the other on it."""
@@ -32,7 +28,7 @@ class Coordinators:
 
     def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
         fd = self.listener.fileno()
-        words = [sys.executable, "-m", "megatron_ft.coordinator", "--fd", str(fd), *options]
+        words = [sys.executable, "-m", "megatron_ft.coordinator", "--listen", self.address, "--fd", str(fd), *options]
         self.process = subprocess.Popen(words, pass_fds=[fd], env=environment, text=True)
         return self.process
 
@@ -94,69 +90,3 @@ def test_bytes_that_are_no_hello_end_their_own_connection_only(coordinators: Coo
             assert stranger.recv(100) == b""
     swarm.run_until(time.monotonic() + 0.2)
     assert all(each.member.is_led for each in swarm.all)
-
-
-def by_hand(*options: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "megatron_ft.cli.main", "coordinator", *options]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={"FT_SECRET": SECRET})
-
-
-def test_a_person_starts_one_and_may_interrupt_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with by_hand("--listen", "127.0.0.1:0") as process:
-        assert process.stderr is not None
-        found = re.fullmatch(
-            r"megatron-ft coordinator: listening on 127\.0\.0\.1 port (\d+) for launchers that know FT_SECRET\n",
-            process.stderr.readline(),
-        )
-        assert found is not None
-        monkeypatch.setenv("FT_SECRET", SECRET)
-        swarm = Swarm(f"127.0.0.1:{found[1]}", range(2), 3)
-        swarm.start()
-        until(swarm, lambda: all(each.cycle == 0 for each in swarm.all))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
-        assert process.stderr.read() == ""
-        for each in swarm.all:
-            each.close()
-
-
-FORGETS_SOON = """
-from megatron_ft.core.coordinator import admission
-admission.FORGETS_S = 2.0
-from megatron_ft.coordinator.__main__ import main
-main()
-"""
-
-
-def test_coordinator_started_by_hand_serves_the_job_again_after_all_launchers_die() -> None:
-    words = [sys.executable, "-c", FORGETS_SOON, "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            (port,) = re.findall(r" port (\d+) ", process.stderr.readline())
-            address = f"127.0.0.1:{port}"
-            killed = Swarm(address, range(3), 4)
-            killed.start()
-            until(killed, lambda: all(each.cycle == 0 for each in killed.all))
-            for each in killed.all:
-                each.close()
-            again = Swarm(address, range(3, 6), 4)
-            again.start()  # at once: they wait there until it has forgotten the first ones
-            until(again, lambda: all(each.cycle == 0 for each in again.all))
-            told = "megatron-ft coordinator: no launcher that can continue the job was connected for 2 s"
-            assert process.stderr.readline().startswith(told)
-            for each in again.all:
-                each.do(each.member.tell(m.Report(0, NodeState.SUCCEEDED), time.monotonic()))
-            until(again, lambda: all(each.code == 0 for each in again.all))
-            assert process.wait(timeout=20) == 0
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:²", "no.such.host.invalid:1"])
-def test_an_address_that_can_not_be_had_is_one_line(address: str) -> None:
-    with by_hand("--listen", address) as process:
-        _, told = process.communicate(timeout=20)
-    assert process.returncode == 2
-    assert told.startswith(f"megatron-ft coordinator: {address}")
-    assert told.count("\n") == 1

@@ -172,7 +172,7 @@ class Honest:
 def _coordinator() -> Iterator[tuple[tuple[str, int], int]]:
     listener = tcp.listen("127.0.0.1", 0)
     address = listener.getsockname()[:2]
-    words = [sys.executable, "-m", "megatron_ft.coordinator", "--fd", str(listener.fileno())]
+    words = [sys.executable, "-m", "megatron_ft.coordinator", "--listen", "127.0.0.1", "--fd", str(listener.fileno())]
     process = subprocess.Popen(
         words, pass_fds=[listener.fileno()], env={**os.environ, "FT_SECRET": _SECRET}, stderr=subprocess.DEVNULL
     )

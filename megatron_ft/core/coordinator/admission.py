@@ -1,8 +1,7 @@
 """Admission to a job: launchers of that very job, with the options of the first one. Pure.
 
 Launchers that know of no job are sent where it is coordinated, if that is another place. Those that were started after
-its end are to wait for the next one. A coordinator that no launcher has started forgets a job whose launchers have gone
-without a word, and lets in another one.
+its end are to wait for the next one.
 """
 
 from __future__ import annotations
@@ -11,14 +10,9 @@ from dataclasses import dataclass
 
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.give_up_policy import GIVE_UP_S
 from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
 from megatron_ft.core.wording import printable
-
-FORGETS_S = GIVE_UP_S + 30.0
-"""Launchers that have had a part in the job give up sooner, also those that notice late that they are cut off."""
-
 
 _LONGEST_NAME = 160
 """Characters of a job's name, with the arguments of its script, in a line for a user."""
@@ -49,8 +43,6 @@ class Admission:
         self.ended_s: float | None = None
         """When the end of the job was decided; None if it wasn't."""
         self._other_lead = OtherLead(elsewhere, since_s=now_s)
-        self._needed_s = 0.0
-        """When a launcher was last here that can go on with the job."""
 
     @property
     def job(self) -> str:
@@ -90,16 +82,6 @@ class Admission:
         """Take note of where this job is coordinated."""
         if self.job in ("", moved.job):
             self._other_lead = OtherLead(moved.address, max(0, moved.number), now_s, now_s + 3 * MOVED_S)
-
-    def forgets(self, now_s: float, *, is_needed: bool) -> bool:
-        """Whether the job has had no launcher that can go on with it for ``FORGETS_S``; ask at least every few seconds.
-
-        ``is_needed``: one is here, or a launcher has started this coordinator, which ends by other rules then. Spares,
-        and launchers that have just come, can't go on with the old job.
-        """
-        if is_needed or self.rules is None:
-            self._needed_s = now_s
-        return now_s >= self._needed_s + FORGETS_S
 
 
 def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:

@@ -75,7 +75,6 @@ class Coordinator:
         self._slow_ranks = SlowRanks(-1, 0)
         self._next_cycle = NextCycle(self._state, self._consensus, self._nodes)
         self._notices = Notices(self._state, self._nodes)
-        self._is_owned = owned
         self._over_s = 0.0
         """When this coordinator ends at the latest, once the job is over."""
         self._end: m.End | None = None
@@ -386,10 +385,8 @@ class Coordinator:
         elif self._consensus.is_deserted and not self._state.is_over:
             self._dismiss_standby()
         self._alarms += [self._over_s] if self._state.is_over else []
-        here = self._links if self._consensus.decision is None else self._consensus.voters()
-        forgets = self._admission.forgets(self._clock.now_s, is_needed=self._is_owned or bool(here))
-        if forgets or self._is_needless():
-            self._out.append(Quit(forgets))
+        if self._is_needless():
+            self._out.append(Quit())
         return self._take()
 
     def _is_needless(self) -> bool:

@@ -61,9 +61,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """No launcher needs this coordinator any more. ``forgets``: those of its job have gone without a word."""
-
-    forgets: bool = False
+    """No launcher needs this coordinator any more."""
 
 
 CoordinatorEvent = Heard | Broken
