@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from megatron_ft.core.state_table import report_unlisted
 from tests.support.background import heed_the_terminal
 from tests.support.slots import Slots
 
@@ -20,6 +21,12 @@ settings.load_profile("megatron_ft")
 
 heed_the_terminal()
 
+
+def _is_a_mistake(unlisted: str) -> None:
+    raise AssertionError(unlisted)
+
+
+report_unlisted(_is_a_mistake)
 _SLOTS = pytest.StashKey[Slots | None]()
 
 

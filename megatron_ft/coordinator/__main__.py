@@ -16,6 +16,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job.messages import JobDefinition
+from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net.secret import read_secret
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = os.environ.get(LEVEL_VARIABLE, "")
     if level.isdecimal():
         COORDINATOR.set_level(int(level))
+    report_unlisted(COORDINATOR.debug)
     try:
         secret = read_secret(os.environ)
         listener = socket.socket(fileno=options.fd)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 State = TypeVar("State", bound=enum.Enum)
 Event = TypeVar("Event", bound=enum.Enum)
+_unlisted: Callable[[str], object] = str
 
 
 def check(transitions: Mapping[tuple[State, Event], State], *, first: State, last: State) -> None:
@@ -26,6 +27,21 @@ def check(transitions: Mapping[tuple[State, Event], State], *, first: State, las
     events = type(next(event for _, event in transitions))
     if unused := set(events) - {event for _, event in transitions}:
         raise ValueError(f"events that move nothing: {unused}")
+
+
+def follow(transitions: Mapping[tuple[State, Event], State], state: State, event: Event) -> State:
+    """Return the next state. An event that isn't listed for this state changes nothing, and is reported."""
+    after = transitions.get((state, event))
+    if after is None:
+        _unlisted(f"{type(state).__name__} {state.name} has no transition for {event.name}")
+        return state
+    return after
+
+
+def report_unlisted(report: Callable[[str], object]) -> None:
+    """Have events that no table lists reported: a process writes them at DEBUG, a test raises."""
+    global _unlisted
+    _unlisted = report
 
 
 def as_table(transitions: Mapping[tuple[State, Event], State]) -> Iterable[str]:

@@ -55,6 +55,7 @@ from megatron_ft.core.job.messages import (
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.state_table import follow
 from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.times import earliest
 from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
@@ -175,8 +176,8 @@ class Agent:
         return self.phase is AgentPhase.STARTING and not (self._orders.is_over or self._leaving.is_due)
 
     def _move(self, event: PhaseEvent) -> None:
-        """Enter the phase that the table names; an event that it doesn't expect in this one changes nothing."""
-        self.phase = TRANSITIONS.get((self.phase, event), self.phase)
+        """Enter the phase that the table names."""
+        self.phase = follow(TRANSITIONS, self.phase, event)
 
     # -- what happens -----------------------------------------------------------------------------------------
 

@@ -42,6 +42,10 @@ TRANSITIONS: Mapping[tuple[CoordinatorPhase, CoordinatorMove], CoordinatorPhase]
     (_P.RUNNING, _M.ENDED): _P.JUDGING,
     (_P.RUNNING, _M.CYCLE): _P.RUNNING,
     (_P.RUNNING, _M.END): _P.OVER,
+    (_P.RUNNING, _M.REQUEST): _P.RUNNING,  # noted; it counts once the cycle is over
+    (_P.RUNNING, _M.RESTART): _P.RUNNING,  # a verdict may be told before the outcome
+    (_P.RUNNING, _M.NO_RESTART): _P.RUNNING,
+    (_P.JUDGING, _M.REQUEST): _P.JUDGING,
     (_P.JUDGING, _M.RESTART): _P.RESTARTING,
     (_P.JUDGING, _M.NO_RESTART): _P.ENDING,
     (_P.JUDGING, _M.CYCLE): _P.RUNNING,
@@ -51,6 +55,7 @@ TRANSITIONS: Mapping[tuple[CoordinatorPhase, CoordinatorMove], CoordinatorPhase]
     (_P.RESTARTING, _M.END): _P.OVER,
     (_P.ENDING, _M.CYCLE): _P.RUNNING,
     (_P.ENDING, _M.END): _P.OVER,
+    (_P.ENDING, _M.REQUEST): _P.ENDING,
 }
 state_table.check(TRANSITIONS, first=_P.MEETING, last=_P.OVER)
 
@@ -62,8 +67,8 @@ class JobState:
     phase: CoordinatorPhase = CoordinatorPhase.MEETING
 
     def move(self, event: CoordinatorMove) -> None:
-        """Enter the phase that the table names; an event that isn't listed for this phase changes nothing."""
-        self.phase = TRANSITIONS.get((self.phase, event), self.phase)
+        """Enter the phase that the table names."""
+        self.phase = state_table.follow(TRANSITIONS, self.phase, event)
 
     @property
     def is_running(self) -> bool:

@@ -29,6 +29,7 @@ from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, Passed, Restore
 from megatron_ft.core.messages.monitor_messages import Release
+from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
@@ -102,6 +103,7 @@ class FaultTolerantAgent(TorchAgent):
         **torch_arguments: Any,
     ) -> None:
         super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
+        report_unlisted(LAUNCHER.debug)
         self._on_over = on_over
         self._launcher = launcher
         self._monitors = monitors

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core import state_table
 from megatron_ft.core.agent import phases
 from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.coordinator import job_phases
@@ -65,8 +66,13 @@ def test_event_that_moves_nothing_is_found(table: Table, event: enum.Enum) -> No
         checked({pair: after for pair, after in table.items() if pair[1] is not event})
 
 
-def test_event_that_a_phase_does_not_list_changes_nothing() -> None:
-    state = JobState()
+def test_event_that_a_phase_does_not_list_is_an_error_in_tests_and_else_changes_nothing() -> None:
+    state, told = JobState(), list[str]()
     state.move(CoordinatorMove.END)
-    state.move(CoordinatorMove.ENDED)
+    with pytest.raises(AssertionError, match="CoordinatorPhase OVER has no transition for ENDED"):
+        state.move(CoordinatorMove.ENDED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_table, "_unlisted", told.append)
+        state.move(CoordinatorMove.ENDED)
     assert state.is_over
+    assert told == ["CoordinatorPhase OVER has no transition for ENDED"]
