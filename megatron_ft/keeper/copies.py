@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.memory.retention import refuse_chunk
@@ -57,12 +57,6 @@ class Host(Protocol):
 
     def lend(self, want: Want) -> Lent | str | None:
         """Return the segment, or why there is none; None: it isn't verified yet."""
-
-
-class CallInLoop(Protocol):
-    """Has the keeper's loop make a call."""
-
-    def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ class Door:
     ``ask`` has the keeper's loop make a call, and waits for what it returns.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: CallInLoop) -> None:
+    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: Callable[..., Any]) -> None:
         self._listener = listener
         self._key = key
         self._host = host

@@ -8,20 +8,13 @@ import importlib.machinery
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 _NAME = "_xxhash"
 
 
-class Hasher(Protocol):
-    """Hash object, as in ``hashlib``."""
-
-    def update(self, data: Any, /) -> None: ...
-    def digest(self) -> bytes: ...
-    def hexdigest(self) -> str: ...
-
-
-MakeHasher = Callable[[], Hasher]
+MakeHasher = Callable[[], Any]
+"""Makes a hash object, as those of ``hashlib``."""
 
 
 def find_module() -> str | None:

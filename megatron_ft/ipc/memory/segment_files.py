@@ -113,7 +113,8 @@ def _write_manifest(folder: int, raw: bytes, make_hasher: MakeHasher) -> None:
 def _digest(raw: bytes, make_hasher: MakeHasher) -> bytes:
     hasher = make_hasher()
     hasher.update(raw)
-    return hasher.hexdigest().encode()
+    found: bytes = hasher.hexdigest().encode()
+    return found
 
 
 def _rename(folder: int, temporary: str, name: str) -> None:
