@@ -89,8 +89,8 @@ def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: L
     out_of_section = learned.pop("out_of_section")
     assert document["world_size"] == 2
 
-    # the next run begins with them: a run past its last iteration, which ends cleanly
-    second = launcher.start(LOOP, *TWO, *OPTIONS, script_args=[str(save), str(no_faults), "50"])
+    # the next run begins with them; its monitors have them within its first iterations
+    second = launcher.start(LOOP, *TWO, *OPTIONS, script_args=[str(save), str(no_faults), "150"])
     finished = second.wait()
     assert finished.code == 0, finished.err
     loaded = second.events("timeouts", role="monitor")
@@ -100,7 +100,7 @@ def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: L
             for event in loaded
         ), loaded
 
-    # and a broken file is set aside
+    # and a broken file is set aside, also by a run past its last iteration, which ends cleanly
     (save / "ft_state.json").write_text('{"schema": ')
     third = launcher.start(LOOP, *TWO, *OPTIONS, script_args=[str(save), str(no_faults), "60"])
     finished = third.wait()
