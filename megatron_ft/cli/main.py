@@ -12,7 +12,6 @@ import megatron_ft
 from megatron_ft.cli import check_config, completion, config_template, exporter, node_health, replay, report
 from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
-from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.config.removed import REMOVED_COMMANDS
 from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.exit_codes import MISTAKE_CODE
@@ -74,11 +73,6 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     exporter.add_command(commands)
     slurm.add_command(commands)
     node_health.add_command(commands)
-    by_hand = commands.add_parser(
-        "coordinator", help="coordinate a job from a machine of your choice", description=coordinator.DESCRIPTION
-    )
-    coordinator.add_arguments(by_hand)
-    by_hand.set_defaults(run=coordinator.coordinate)
     launch = commands.add_parser(
         "launch", help="the same as ft_launcher", description="Runs ft_launcher.", add_help=False, prefix_chars="\0"
     )

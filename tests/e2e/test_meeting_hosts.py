@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -132,24 +131,3 @@ def test_endpoint_whose_launcher_starts_last_is_waited_for(launcher: Launcher, h
         node.wait_for("^ready 0")
     (launcher.directory / "finish").touch()
     assert [finished.code for finished in wait_for_all([early, late])] == [0, 0]
-
-
-def test_newcomer_finds_the_job_by_the_shared_log_directory_when_the_endpoints_host_is_lost(
-    launcher: Launcher, four_hosts: Hosts
-) -> None:
-    logs = launcher.directory / "logs"
-    options = ("--nnodes=2:3", "--max-restarts=2", "--rdzv-conf=join_timeout=60", f"--ft-log-dir={logs}")
-    nodes = start_on_each(launcher, four_hosts, *options)
-    note = json.loads((logs / "coordinator.json").read_text())
-    assert (note["address"], note["decision"]) == ("node1:29500", 0)
-    four_hosts.cut(1)
-    kill_all_of(nodes[0])
-    for node in nodes[1:]:
-        node.wait_for("^ready 1")
-    place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
-    newcomer = launcher.start(
-        SCRIPT, *place, *options, script_args=[str(launcher.directory)], host=four_hosts.inhabitant(4)
-    )
-    newcomer.wait_for("on standby for the next restart")
-    (launcher.directory / "finish").touch()
-    assert [finished.code for finished in wait_for_all([*nodes[1:], newcomer])] == [0, 0, 0]

@@ -17,7 +17,10 @@ REMOVED: dict[str, str] = {
 }
 """Replacement by the option's name as a key of YAML."""
 
-REMOVED_COMMANDS: dict[str, str] = {"check-launch": "add --ft-dry-run to the flags of your ft_launcher line"}
+REMOVED_COMMANDS: dict[str, str] = {
+    "check-launch": "add --ft-dry-run to the flags of your ft_launcher line",
+    "coordinator": "the launcher on the host of --rdzv-endpoint starts the coordinator",
+}
 """Commands of megatron-ft of earlier versions, and what to use instead."""
 
 

@@ -349,13 +349,12 @@ def test_kill_that_no_coordinator_could_be_told_of_reaches_the_others_through_th
     job.break_off(b)
     b.do(b.member.broken(job.now_s))
     b.do(b.member.tell(Raised(0, "step"), job.now_s))
-    job.coordinator = Coordinator("d", founds=False, now_s=job.now_s)
+    job.take_over()
     for launcher in (c, *job.launchers[:2]):
         if launcher.link is not None:
             job.break_off(launcher)
             launcher.do(launcher.member.broken(job.now_s))
     job.run(3.0)
-    assert job.coordinator.leads
     assert [launcher.member.standing.raised for launcher in job.launchers] == [("step",)] * 3
 
 
