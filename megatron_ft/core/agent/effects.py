@@ -27,7 +27,7 @@ class StartRanks:
     """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
     ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more.
 
-    ``shift``: by so many places the ranks of this node are rotated, as in `Decision`; ``restore``: what they go on
+    ``shift``: places by which the ranks of this node are rotated, as in `Decision`; ``restore``: what they go on
     from, None: from no snapshot.
     """
 

@@ -50,7 +50,7 @@ class Decision(Message, frozen=True):
         names: of the hosts in the cycle, by place, for a coordinator that takes over; empty in a job of many nodes.
         voters: the launchers (instances) that vote on the next decision, each at the index that is its place, for a
             coordinator that proposes this again; "" at other places, and empty in a job of many nodes.
-        shift: by so many places the ranks of each node are rotated: the process with LOCAL_RANK i runs the rank that
+        shift: places by which the ranks of each node are rotated: the process with LOCAL_RANK i runs the rank that
             the one with i + shift would run otherwise.
         restore: the snapshot in memory that the ranks of ``cycle`` go on from; None: none.
     """
