@@ -129,7 +129,7 @@ def convert(kind: Callable[..., _T], document: Any) -> _T:
 
 _UNREADABLE = (UnicodeError, msgspec.DecodeError, RecursionError)
 _read_hooked = lambda kind, value: kind.from_json(value)  # noqa: E731
-_convert: Any = functools.partial(msgspec.convert, dec_hook=_read_hooked)
+_convert: Any = functools.partial(msgspec.convert, dec_hook=_read_hooked, str_keys=True)
 _decoder: Any = functools.cache(functools.partial(msgspec.json.Decoder, dec_hook=_read_hooked))
 
 

@@ -24,7 +24,7 @@ from megatron_ft.core.board.layout import (
 )
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
-from megatron_ft.learning.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute, write_row
+from megatron_ft.learning.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
 
 _IDLE, _HEARTBEATS = -1, -2
 """Indices of the time out of section and of heartbeats among those of sections."""
@@ -98,30 +98,29 @@ class BoardIntervals:
 
     def take_minute(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Minute:
         """Return what was counted since the last minute was taken, up to ``now_ns``, and begin a new minute."""
-        from_ns = self.minute_from_ns
-        zero_ns = from_ns - from_ns % MINUTE_NS
-        sections = {}
-        for index, each in enumerate(board.sections):
-            open_ns = self._open_ns(index, board, now_ns, gaps)
-            if index in self._minute or open_ns is not None:
-                sections[each.name] = self._minute.get(index) or SectionMinute()
-                sections[each.name].open_s = -1.0 if open_ns is None else open_ns / 1e9
-        others = ((_IDLE, OUT_OF_SECTION), (_HEARTBEATS, HEARTBEAT))
-        sections |= {name: self._minute[index] for index, name in others if index in self._minute}
-        for section in sections.values():
-            section.spans = [(begin_s - zero_ns / 1e9, length_s) for begin_s, length_s in section.spans]
-        minute = RankMinute(
+        for index in range(len(board.sections)):
+            if (open_ns := self._open_ns(index, board, now_ns, gaps)) is not None:
+                self._minute.setdefault(index, SectionMinute()).open_s = round(open_ns / 1e9, 4)
+        names = {**{at: each.name for at, each in enumerate(board.sections)}, _IDLE: OUT_OF_SECTION}
+        row = RankMinute(
             rank=board.rank,
-            from_s=(from_ns - zero_ns) / 1e9,
-            to_s=(now_ns - zero_ns) / 1e9,
+            from_s=self._in_minute_s(self.minute_from_ns),
+            to_s=self._in_minute_s(now_ns),
             lost=self._lost,
-            iterations=tuple((number, (at_ns - zero_ns) / 1e9) for number, at_ns in self._iterations),
-            sections=sections,
+            iterations=tuple((number, self._in_minute_s(at_ns)) for number, at_ns in self._iterations),
+            sections={
+                name: self._minute[index]
+                for index, name in {**names, _HEARTBEATS: HEARTBEAT}.items()
+                if index in self._minute
+            },
         )
-        self._minute, self._iterations, self._lost = {}, [], 0
-        self.minute_from_ns = now_ns
-        names = tuple(sections)
-        return Minute(cycle=board.cycle, at_ns=zero_ns, names=names, ranks=(write_row(minute, names),))
+        minute = Minute(cycle=board.cycle, at_ns=self.minute_from_ns // MINUTE_NS * MINUTE_NS, ranks=(row,))
+        self._minute, self._iterations, self._lost, self.minute_from_ns = {}, [], 0, now_ns
+        return minute
+
+    def _in_minute_s(self, at_ns: int) -> float:
+        """Return seconds from the zero of this minute's record."""
+        return round((at_ns - self.minute_from_ns // MINUTE_NS * MINUTE_NS) / 1e9, 4)
 
     def _take_event(self, at: int, code: int, now_ns: int, gaps: Sequence[Gap]) -> None:
         kind, index = code >> KIND_SHIFT, code >> SECTION_SHIFT & 0xFF
@@ -153,7 +152,7 @@ class BoardIntervals:
         self._longest_ns[index] = max(self._longest_ns.get(index, 0), length_ns)
         is_first = index == _IDLE and self._opened < FIRST_INTERVALS
         minute = self._minute.setdefault(index, SectionMinute())
-        minute.add(since_ns / 1e9, length_ns / 1e9, depth=len(self._open), is_first=is_first)
+        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=len(self._open), is_first=is_first)
 
     def _open_ns(self, index: int, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> int | None:
         """Return the age of the interval that is open, None without one."""

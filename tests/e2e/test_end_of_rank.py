@@ -125,4 +125,5 @@ def test_a_monitor_that_is_told_to_stop_before_it_has_noticed_the_end_of_its_ran
         records = [json.loads(received.message.body) for received in both.channel.receive()]
     assert [record["iterations"] for record in records if record["type"] == "progress"] == [[7]]
     assert [record["iteration"] for record in records if record["type"] == "rank_gone"] == [7]
-    assert [record["names"] for record in records if record["type"] == "minute"] == [["step", "out_of_section"]]
+    minutes = [record["ranks"] for record in records if record["type"] == "minute"]
+    assert [[*row[5]] for (row,) in minutes] == [["step", "out_of_section"]]

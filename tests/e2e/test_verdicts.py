@@ -112,11 +112,8 @@ def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) 
     names = records[0]["names"]
     assert codes.count(1 << 8 | names.index("step")) == codes.count(2 << 8 | names.index("step")) == 12
     assert sum(record["skipped"] for record in records) == 0
-    minutes = [
-        (m["names"], row) for m in launched.events("minute") if m["cycle"] == len(verdicts) for row in m["ranks"]
-    ]
-    ended = [row[5 + names.index("step")][0] for names, row in minutes if row[0] == 0 and "step" in names]
-    assert sum(ended) == 12
+    rows = [row for m in launched.events("minute") if m["cycle"] == len(verdicts) for row in m["ranks"]]
+    assert sum(sections["step"][0] for rank, *_, sections in rows if rank == 0 and "step" in sections) == 12
 
 
 def test_ranks_that_are_asked_to_stop_are_left_alone(launcher: Launcher) -> None:

@@ -28,15 +28,15 @@ Each launcher writes one file into the log directory (`--ft-log-dir`), with what
 nothing else; scripts of yours may read them, too, also while they are written. This page is made from the classes
 that write and read them (`megatron_ft/core/facts/`), and a test holds the two together.
 
-What ranks do is logged as a `minute` for all ranks of a node, about 200 bytes for each of them, and as `progress`: the
+What ranks do is logged as a `minute` for all ranks of a node, about 250 bytes for each of them, and as `progress`: the
 last 512 section events of a rank, at its end and with evidence on it.
 
-A row of `minute.ranks` is `[rank, from, to, lost events, [iteration, began, ...]]` with its first and last iteration,
-then for each of the `names` `[]` or `[number, total, longest, first, open, sections around it, [began, length, ...],
-bucket, count, bucket, count, ...]`. Beginnings are there if there were at most 6; `first` is the longest of the first 4
-times out of section of the cycle, `longest` that of all others, `open` the age of the open one, -1 none. The rest is a
-histogram of the others, ten buckets per decade: those with the numbers 31 to 40 end at 1.25, 1.6, 2, 2.5, 3.2, 4, 5,
-6.3, 8 and 10 s. Times are seconds.
+A row of `minute.ranks` is `[rank, from, to, lost events, [[iteration, began], ...], sections]` with its first and last
+iteration. `sections` is an object, by name, also `out_of_section` and `heartbeat`; each is
+`[number, total, longest, first, open, sections around it, [[began, length], ...], {{bucket: count, ...}}]`. Beginnings
+are there if there were at most 6; `first` is the longest of the first 4 times out of section of the cycle, `longest`
+that of all others, `open` the age of the open one, -1 none. The last is a histogram of the others, ten buckets per
+decade: those with the numbers 31 to 40 end at 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8 and 10 s. Times are seconds.
 
 - Every record has `t`, nanoseconds of CLOCK_MONOTONIC of its host, and `ev`, its name. The first one of a file,
   `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Times
@@ -60,7 +60,7 @@ _PARTS = (
     ("Records of a monitor", monitor),
     ("Records of a rank", rank),
 )
-_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything", list[Any]: "row"}
+_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
 
 
 def page() -> str:
@@ -88,7 +88,7 @@ def _table(kind: Any) -> Iterator[str]:
     yield ""
     for name, hint in hints.items():
         inner = _inner(hint)
-        if _is_struct(inner):
+        if _is_struct(inner) and not inner.__struct_config__.array_like:
             yield f"`{name}`: {_summary(inner)[0].lower()}{_summary(inner)[1:]}\n"
             yield from _table(inner)
 
@@ -112,7 +112,9 @@ def _type(hint: Any) -> str:
         return f"object, by name: {_type(arguments[1])}"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "text"
-    return "object" if _is_struct(hint) else _PLAIN[hint]
+    if _is_struct(hint):
+        return "row" if hint.__struct_config__.array_like else "object"
+    return _PLAIN[hint]
 
 
 def _is_struct(hint: Any) -> bool:

@@ -23,7 +23,7 @@ from megatron_ft.core.facts.monitor import Attached, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.learning.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute, read_rows
+from megatron_ft.learning.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
 
 _Who = tuple[int, int]  # rank and cycle
 
@@ -198,12 +198,12 @@ def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
 
 
 def _minutes(records: Iterable[Timed[Record | None]]) -> dict[_Who, list[TrackMinute]]:
-    """Return the minutes of each rank and cycle, in order; a rank whose row can't be read is left out."""
+    """Return the minutes of each rank and cycle, in order."""
     found: dict[_Who, list[TrackMinute]] = {}
     for timed in records:
         if isinstance(timed.record, Minute):
             zero_ns = timed.wall_ns(timed.record.at_ns)
-            for of in read_rows(timed.record.ranks, timed.record.names):
+            for of in timed.record.ranks:
                 found.setdefault((of.rank, timed.record.cycle), []).append(TrackMinute(zero_ns, of))
     for minutes in found.values():
         minutes.sort(key=lambda minute: minute.from_ns)

@@ -25,7 +25,6 @@ from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.wording import counted, listed
-from megatron_ft.learning.minutes import read_rows
 
 _RESTARTS = "restart"
 
@@ -226,7 +225,7 @@ def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | No
     for log in run.files:
         newest = next((each.record for each in reversed(log.entries) if isinstance(each.record, Minute)), None)
         if newest is not None:
-            told += [row.iterations[-1][0] for row in read_rows(newest.ranks, newest.names) if row.iterations]
+            told += [row.iterations[-1][0] for row in newest.ranks if row.iterations]
     return max((each for each in told if each is not None and each >= 0), default=None)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from megatron_ft.core.codec import Count, Cycle, Fact, Int, Moment, Pid, Rank, Seconds
+from megatron_ft.learning.minutes import RankMinute
 
 _LONGEST_PATH = 4096
 """PATH_MAX of Linux."""
@@ -103,14 +104,12 @@ class Minute(Fact, frozen=True, kw_only=True):
 
     Args:
         at_ns: zero of all times in ``ranks``, which are seconds.
-        names: names of the sections; also "out_of_section", "heartbeat".
         ranks: a row for each rank, as described at the top.
     """
 
     cycle: Cycle
     at_ns: Moment
-    names: tuple[str, ...]
-    ranks: tuple[list[Any], ...]
+    ranks: tuple[RankMinute, ...]
 
 
 class Progress(Fact, frozen=True, kw_only=True):

@@ -39,7 +39,6 @@ from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.times import earliest
-from megatron_ft.learning.minutes import read_rows
 
 Span = tuple[int, int]
 """Beginning and end, ns."""
@@ -224,12 +223,11 @@ class _Cycle:
 
     def _take_minute(self, event: Timed[Record | None], record: Minute) -> None:
         """Take the iterations and saves of one rank, the lowest known."""
-        rows = [row for row in record.ranks if type(row) is list and row and type(row[0]) is int]
-        lowest = min((row[0] for row in rows), default=None)
+        lowest = min((row.rank for row in record.ranks), default=None)
         if lowest is None or (self.told_by is not None and lowest > self.told_by):
             return
         self.told_by = lowest
-        for of in read_rows([row for row in rows if row[0] == lowest], record.names):
+        for of in (row for row in record.ranks if row.rank == lowest):
             zero_ns = event.wall_ns(record.at_ns)
             for iteration, at_s in of.iterations:
                 self._reach(iteration)

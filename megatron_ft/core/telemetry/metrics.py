@@ -17,7 +17,7 @@ from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleEnded, Cycle
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.goodput.classify import Goodput
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.learning.minutes import BOUNDS_S, HEARTBEAT, OUT_OF_SECTION, read_rows
+from megatron_ft.learning.minutes import BOUNDS_S, HEARTBEAT, OUT_OF_SECTION
 
 SHOWN_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 """Upper bounds of the buckets of a histogram but the last, which has none; all are among `BOUNDS_S`."""
@@ -198,7 +198,7 @@ class JobMetrics:
 
     def count_sections(self, minute: Minute) -> None:
         """Count the sections that have ended on this node in a minute."""
-        for rank in read_rows(minute.ranks, minute.names):
+        for rank in minute.ranks:
             for name, of in rank.sections.items():
                 if name in (OUT_OF_SECTION, HEARTBEAT):
                     continue

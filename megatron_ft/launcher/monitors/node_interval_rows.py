@@ -20,12 +20,12 @@ class NodeMinutes:
         self._log = log
         self._hear = hear
         self._most = ranks
-        self._held: dict[tuple[int, int, tuple[str, ...]], tuple[int, Minute]] = {}
+        self._held: dict[tuple[int, int], tuple[int, Minute]] = {}
         """The minute so far, and since when (monotonic ns), by what its ranks have in common."""
 
     def add(self, minute: Minute, now_ns: int) -> None:
         self._hear(minute)
-        key = minute.cycle, minute.at_ns, minute.names
+        key = minute.cycle, minute.at_ns
         since_ns, before = self._held.get(key, (now_ns, None))
         whole = minute if before is None else replace(before, ranks=(*before.ranks, *minute.ranks))
         self._held[key] = since_ns, whole

@@ -12,7 +12,7 @@ from megatron_ft.core.board.hang_detector import Gap
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
 from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
-from megatron_ft.learning.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of, read_rows
+from megatron_ft.learning.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of
 from tests.fuzz.healthy import BOARD
 
 S = 1_000_000_000
@@ -88,8 +88,7 @@ class Watch:
 
     def minute(self) -> RankMinute:
         self.look()
-        record = self.intervals.take_minute(self.rank.board(), self.rank.now, self.gaps)
-        (row,) = read_rows(record.ranks, record.names)
+        (row,) = self.intervals.take_minute(self.rank.board(), self.rank.now, self.gaps).ranks
         return row
 
 

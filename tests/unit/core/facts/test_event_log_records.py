@@ -14,6 +14,7 @@ from megatron_ft.core.facts import launcher, monitor, shared
 from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
 from megatron_ft.ipc.files import event_log
+from megatron_ft.learning.minutes import RankMinute
 from tests.support import event_log_page
 from tests.support.arrived import logged
 
@@ -30,7 +31,7 @@ SAMPLES: tuple[Any, ...] = (
     launcher.Config(values={"nnodes": launcher.Setting(value=[1], source="default")}, command=("a", "b")),
     monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
     monitor.Progress(rank=0, cycle=0, names=("a",), from_ns=5, dt_us=[1], code=[257], iterations=[], skipped=0),
-    monitor.Minute(cycle=1, at_ns=60, names=("step",), ranks=([0, 0, 60, 0, [], []],)),
+    monitor.Minute(cycle=1, at_ns=60, ranks=(RankMinute(0, 0.0, 60.0),)),
     monitor.LauncherGone(),
 )
 

@@ -27,6 +27,7 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.goodput.classify import Goodput, TimeClass, classify
 from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.learning.minutes import RankMinute, SectionMinute
 
 S = 1_000_000_000
 WALL = 1_790_000_000 * S
@@ -128,11 +129,12 @@ def test_a_pause_counts_where_a_single_iteration_was_in_progress() -> None:
     assert (found.seconds[TimeClass.PAUSED], found.seconds[TimeClass.PRODUCTIVE]) == (3.0, 12.0)
 
 
-def minute(cycle: int, iterations: tuple[float, ...], save: tuple[float, ...] = (), total: float = 0.0) -> At:
+def minute(cycle: int, iterations: tuple[Any, ...], save: Any = (), total: float = 0.0) -> At:
     """Of rank 0; times in seconds of its clock, ``total`` of the save sections."""
-    sections = [[1, total, total, -1, -1, 0, list(save)]]
-    row = [0, 0, 60, 0, list(iterations), *sections]
-    return 60.0, Minute(cycle=cycle, at_ns=0, names=("checkpointing",), ranks=(row,))
+    saves = SectionMinute(1, total, total, spans=[save] if save else [])
+    began = tuple(zip(iterations[::2], iterations[1::2], strict=True))
+    row = RankMinute(0, 0.0, 60.0, 0, began, {"checkpointing": saves})
+    return 60.0, Minute(cycle=cycle, at_ns=0, ranks=(row,))
 
 
 def test_minutes_tell_when_iterations_began_and_what_saves_took() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
+from megatron_ft.learning.minutes import RankMinute
 
 S = 1_000_000_000
 
@@ -17,11 +18,11 @@ class Log(NullEventLog):
         self.lines: list[list[int]] = []
 
     def write(self, record: Any, *, t: int | None = None) -> None:
-        self.lines.append([row[0] for row in record.ranks])
+        self.lines.append([row.rank for row in record.ranks])
 
 
-def minute(rank: int, *, at_s: int = 60, names: tuple[str, ...] = ("step",)) -> Minute:
-    return Minute(cycle=0, at_ns=at_s * S, names=names, ranks=([rank, 0, 60, 0, [], []],))
+def minute(rank: int, *, at_s: int = 60) -> Minute:
+    return Minute(cycle=0, at_ns=at_s * S, ranks=(RankMinute(rank, 0.0, 60.0),))
 
 
 def test_minutes_of_all_ranks_are_one_line() -> None:

@@ -13,7 +13,7 @@ from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
-from megatron_ft.learning.minutes import RankMinute, SectionMinute, write_row
+from megatron_ft.learning.minutes import RankMinute, SectionMinute
 from tests.support.status_facts import snapshot
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
@@ -35,11 +35,8 @@ def minute_of(lengths_s: list[float]) -> Minute:
     for length_s in lengths_s:
         step.add(0.0, length_s, depth=0, is_first=False)
         outside.add(0.0, 9.0, depth=0, is_first=False)
-    names = ("step", "out_of_section")
-    row = write_row(
-        RankMinute(rank=0, from_s=0, to_s=60, sections=dict(zip(names, (step, outside), strict=True))), names
-    )
-    return Minute(cycle=0, at_ns=0, names=names, ranks=(row,))
+    row = RankMinute(rank=0, from_s=0.0, to_s=60.0, sections={"step": step, "out_of_section": outside})
+    return Minute(cycle=0, at_ns=0, ranks=(row,))
 
 
 def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
