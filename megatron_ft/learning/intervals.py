@@ -22,9 +22,9 @@ from megatron_ft.core.board.layout import (
     SECTION_SHIFT,
     BoardSnapshot,
 )
+from megatron_ft.core.facts.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
-from megatron_ft.learning.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
 
 _IDLE, _HEARTBEATS = -1, -2
 """Indices of the time out of section and of heartbeats among those of sections."""

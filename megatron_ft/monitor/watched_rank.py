@@ -24,6 +24,7 @@ from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts import monitor as records
+from megatron_ft.core.facts.minutes import MINUTE_NS
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.linux.polling import has_hung_up
@@ -34,7 +35,6 @@ from megatron_ft.ipc.wire import close_fds
 from megatron_ft.learning.arming import with_armed
 from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
 from megatron_ft.learning.messages import Arm, Intervals, Milestone
-from megatron_ft.learning.minutes import MINUTE_NS
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 

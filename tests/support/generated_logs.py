@@ -18,8 +18,8 @@ from megatron_ft.core.board.layout import EVENT_START as START
 from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT, SectionView
 from megatron_ft.core.codec import name_of, to_builtins
 from megatron_ft.core.facts import SCHEMA
+from megatron_ft.core.facts.minutes import MINUTE_NS
 from megatron_ft.learning.intervals import BoardIntervals
-from megatron_ft.learning.minutes import MINUTE_NS
 from tests.fuzz.healthy import BOARD
 
 __all__ = [

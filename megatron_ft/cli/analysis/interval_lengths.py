@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from megatron_ft.cli.analysis.timeline import Timeline, Track, TrackMinute
 from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.core.facts import minutes
+from megatron_ft.core.facts.minutes import SectionMinute, middle_of
 from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.learning import minutes
-from megatron_ft.learning.minutes import SectionMinute, middle_of
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"

@@ -19,11 +19,11 @@ from megatron_ft.cli.logs.runs import Clock, RunLogs
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted, Finding, RankExited
+from megatron_ft.core.facts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
 from megatron_ft.core.facts.monitor import Attached, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.learning.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
 
 _Who = tuple[int, int]  # rank and cycle
 

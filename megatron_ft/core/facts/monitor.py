@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from megatron_ft.core.codec import Count, Cycle, Fact, Int, Moment, Pid, Rank, Seconds
-from megatron_ft.learning.minutes import RankMinute
+from megatron_ft.core.facts.minutes import RankMinute
 
 _LONGEST_PATH = 4096
 """PATH_MAX of Linux."""

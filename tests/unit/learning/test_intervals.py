@@ -10,9 +10,9 @@ import pytest
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.facts.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of
 from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
 from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
-from megatron_ft.learning.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of
 from tests.fuzz.healthy import BOARD
 
 S = 1_000_000_000

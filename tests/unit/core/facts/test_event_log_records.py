@@ -13,8 +13,8 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts import launcher, monitor, shared
 from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
+from megatron_ft.core.facts.minutes import RankMinute
 from megatron_ft.ipc.files import event_log
-from megatron_ft.learning.minutes import RankMinute
 from tests.support import event_log_page
 from tests.support.arrived import logged
 

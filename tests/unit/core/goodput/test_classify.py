@@ -22,12 +22,12 @@ from megatron_ft.core.facts.launcher import (
     RunEnded,
     SnapshotRestored,
 )
+from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.goodput.classify import Goodput, TimeClass, classify
 from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.learning.minutes import RankMinute, SectionMinute
 
 S = 1_000_000_000
 WALL = 1_790_000_000 * S

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_ft.core.facts.minutes import RankMinute
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
-from megatron_ft.learning.minutes import RankMinute
 
 S = 1_000_000_000
 

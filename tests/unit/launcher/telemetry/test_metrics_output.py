@@ -10,10 +10,10 @@ import pytest
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
+from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
-from megatron_ft.learning.minutes import RankMinute, SectionMinute
 from tests.support.status_facts import snapshot
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.codec import Raw, Vocabulary, encode
+from megatron_ft.core.facts.minutes import BOUNDS_S, RankMinute, SectionMinute, bucket_of, middle_of
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.learning.minutes import BOUNDS_S, RankMinute, SectionMinute, bucket_of, middle_of
 
 SECTION = [3, 4.5, 2.5, -1, -1, 0, [[1, 2.5]], {"32": 2, "35": 1}]
 ROW: list[Any] = [3, 0, 60.5, 2, [[7, 0.5], [90, 59]], {"step": SECTION}]
