@@ -1,4 +1,8 @@
-"""``python -m megatron_ft.coordinator``: coordinate one job, until its end. Launchers start it."""
+"""``python -m megatron_ft.coordinator``: lead one job, until its end. The launcher that holds the lock starts it.
+
+It reads from one pipe which job that is, and the record of its last decision, if an earlier leader has made one. It
+writes the records of further decisions to another pipe, before any launcher hears of them.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,23 @@ import time
 from collections.abc import Sequence
 
 from megatron_ft.coordinator.service import Service, prepare_process
-from megatron_ft.core.codec import decode
+from megatron_ft.core.codec import decode, encode
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.job.messages import JobDefinition
+from megatron_ft.core.job.decisions import DecisionRecord
+from megatron_ft.core.job.messages import LeaderStart
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net.secret import read_secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve, until the job has ended; the exit code: 0, 2 for a user's mistake."""
+    """Lead the job until it has ended; the exit code: 0, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(prog="python -m megatron_ft.coordinator")
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address of the socket, for lines")
-    parser.add_argument("--fd", type=int, required=True, help="the listening socket")
-    parser.add_argument("--owner", type=int, help="process id of the launcher")
-    parser.add_argument("--job", type=_definition, help="the launcher's job")
-    parser.add_argument("--elsewhere", default="", help="where the launcher is led")
-    parser.add_argument("--takes-over", action="store_true", help="begin no job")
+    for name in ("--listener", "--begins", "--decides"):
+        parser.add_argument(name, type=int, required=True, help="a descriptor")
+    parser.add_argument("--owner", type=int, required=True, help="process id of the launcher")
     options = parser.parse_args(argv)
     level = os.environ.get(LEVEL_VARIABLE, "")
     if level.isdecimal():
@@ -37,49 +39,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     report_unlisted(COORDINATOR.debug)
     try:
         secret = read_secret(os.environ)
-        listener = socket.socket(fileno=options.fd)
+        owner = os.pidfd_open(options.owner)
+        listener = socket.socket(fileno=options.listener)
         listener.setblocking(False)
-        owner = None if options.owner is None else os.pidfd_open(options.owner)
-        if options.owner not in (None, os.getppid()):
-            return 0  # the launcher has ended at once, and no launcher has connected yet
+        if options.owner != os.getppid():
+            return 0  # the launcher has ended at once
+        with open(options.begins, "rb") as file:
+            start = decode(LeaderStart, file.read())
     except ProcessLookupError:
         return 0
-    except (OSError, FaultToleranceError) as error:
-        _say(f"{options.listen}: {error}")
+    except (OSError, FaultToleranceError, ValueError) as error:
+        _say(f"the coordinator can't start: {error}")
         return MISTAKE_CODE
     os.environ.pop("FT_SECRET", None)
-    if owner is not None:  # terminals and schedulers signal whole groups: its end is that of the job
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
+    # terminals and schedulers signal whole groups: its end is that of the job, or of its launcher
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     prepare_process()
-    _serve(listener, options, secret, owner)
-    return 0
 
+    def keep(record: DecisionRecord) -> None:
+        """Give the launcher the record of a decision: it has that once the kernel does, even if this process dies."""
+        data = encode(record) + b"\n"
+        try:
+            while data:
+                data = data[os.write(options.decides, data) :]
+        except BrokenPipeError:  # the launcher has ended, and with it the lock
+            sys.exit(0)
 
-def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes | None, owner: int | None) -> None:
-    """Serve one job, until its end."""
     name = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
-    machine = Coordinator(
-        name,
-        founds=not options.takes_over,
-        owned=owner is not None,
-        elsewhere=options.elsewhere,
-        defined=options.job,
-        now_s=time.monotonic(),
-    )
-    with open(os.devnull, "wb") as nowhere:  # by then there may be no descriptor left
-
-        def let_go_of_output() -> None:
-            """Give up the launcher's output, so that its readers see its end."""
-            for fd in (1, 2):
-                os.dup2(nowhere.fileno(), fd)
-
-        service = Service(listener, machine, secret=secret, owner=owner, on_orphaned=let_go_of_output, say=_say)
-        service.run()
-
-
-def _definition(text: str) -> JobDefinition:
-    return decode(JobDefinition, os.fsencode(text))
+    machine = Coordinator(name, start.defined, record=start.record, now_s=time.monotonic())
+    Service(listener, machine, secret=secret, owner=owner, keep=keep, say=_say).run()
+    return 0
 
 
 def _say(text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from megatron_ft.core.job.decisions import Ballot, Decision
-from megatron_ft.core.job.messages import Beat, Propose, ToMember
+from megatron_ft.core.job.decisions import Assignment, Decision
+from megatron_ft.core.job.messages import Beat, ToMember
 from megatron_ft.core.messages.secret_messages import Challenge, Welcome
 from megatron_ft.ipc.wire import encode
 
@@ -14,16 +14,16 @@ _BEAT = encode(Beat())
 
 
 def frame(message: ToMember | Challenge | Welcome) -> bytes:
-    """The bytes of a message. Of a proposal they differ only in the place, from one node to the next."""
-    if isinstance(message, Beat):
+    """The bytes of a message. Of a decision they differ only in the place, from one node to the next."""
+    if isinstance(message, Beat) and not message.number:
         return _BEAT
     if isinstance(message, Challenge):
         return message.nonce.encode("ascii").join(_around_hex(len(message.nonce), Challenge, message.over, message.job))
     if isinstance(message, Welcome):
         return message.mac.encode("ascii").join(_around_hex(len(message.mac), Welcome))
-    if not isinstance(message, Propose) or message.place is None:
+    if not isinstance(message, Assignment) or message.place is None:
         return encode(message)
-    before, after = _around_place(message.ballot, message.decision, message.votes, message.candidates)
+    before, after = _around_place(message.decision, message.store)
     body = b"%b%d%b" % (before, message.place, after)
     return len(body).to_bytes(4, "big") + body
 
@@ -37,7 +37,7 @@ def _around_hex(size: int, kind: type[Challenge | Welcome], *rest: Any) -> tuple
 
 
 @functools.lru_cache(maxsize=4)
-def _around_place(ballot: Ballot, decision: Decision, votes: bool, candidates: tuple[str, ...]) -> tuple[bytes, bytes]:
-    whole = encode(Propose(ballot, decision, 0, votes, candidates))[4:]
+def _around_place(decision: Decision, store: str) -> tuple[bytes, bytes]:
+    whole = encode(Assignment(decision, 0, store))[4:]
     before, place, after = whole.rpartition(b'"place":')  # in a string, a quote would have a backslash before it
     return before + place, after[1:]

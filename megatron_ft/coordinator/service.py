@@ -5,23 +5,22 @@ from __future__ import annotations
 import errno
 import functools
 import gc
-import math
 import os
 import select
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from megatron_ft.coordinator.message_frames import frame
-from megatron_ft.coordinator.strangers import Strangers, source_of
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.actions import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import Dismiss, FromMember, Hello, Moved
+from megatron_ft.core.job.actions import Broken, CoordinatorEffect, Decided, Drop, Heard, Quit, Send
+from megatron_ft.core.job.decisions import DecisionRecord
+from megatron_ft.core.job.messages import Dismiss, FromMember, Hello
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.log import COORDINATOR
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, SecretError
@@ -32,22 +31,19 @@ from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSI
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
 
-_FIRST = (Hello, Moved)
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
-_DISPLACED_AT_ONCE = 64
-"""Few enough that what strangers have sent is read before all of them are displaced."""
+_MOST_STRANGERS = 256
+"""Connections of one address that haven't said hello; a further one is closed at once. A launcher tries again."""
 _ASK = encode(Ask())[LENGTH_BYTES:]
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors for which a waiting connection can't be taken; it stays in the queue."""
 _FULL_PAUSE_S = 1.0
-_STRANGERS_LINE_S = 60.0
-"""Seconds between two lines about strangers that were closed."""
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.08
-"""To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
-gets too long: more messages are heard in between then."""
+"""Share of the time to spend on conclusions, which grow with the number of nodes, unless a pause gets longer than this:
+more messages are heard in between then."""
 _SHORT_BYTES = 256
 
 
@@ -77,11 +73,11 @@ class _Link:
 
 
 class Service:
-    """One coordinator on sockets. Counts what it sends.
+    """The leader on sockets. Counts what it sends.
 
     Args:
-        owner: pidfd of the launcher that started it; None if none did.
-        on_orphaned: called when that launcher has ended.
+        owner: pidfd of the launcher that started it.
+        keep: gives the record of a decision to that launcher, and returns once it has it.
         say: gets a line for the user.
     """
 
@@ -91,12 +87,12 @@ class Service:
         machine: Coordinator,
         *,
         secret: bytes | None,
-        owner: int | None,
-        on_orphaned: Callable[[], None] = lambda: None,
+        owner: int,
+        keep: Callable[[DecisionRecord], None],
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.bytes_sent = 0
-        self._on_orphaned = on_orphaned
+        self._keep = keep
         self._say = say
         self._machine = machine
         self._secret = secret
@@ -104,14 +100,13 @@ class Service:
         self._epoll = select.epoll()
         self._watch_listener()
         self._owner = owner
-        if owner is not None:
-            self._epoll.register(owner, select.EPOLLIN)
+        self._epoll.register(owner, select.EPOLLIN)
         self._links: dict[int, _Link] = {}
         self._by_fd: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
         """Connections without a hello, the oldest first."""
-        self._strangers = Strangers()
-        """Connections of ``_ungreeted`` that haven't proven that they know the secret."""
+        self._strangers: Counter[str] = Counter()
+        """Number of ``_ungreeted`` by address."""
         self._dirty: set[int] = set()
         self._next = 1
         self._settle_s = 0.0
@@ -119,12 +114,7 @@ class Service:
         self._full_until_s: float | None = None
         """Until then the listener isn't watched, because no connection can be taken; None: it is."""
         self._has_been_full = False
-        self._waits_for_room = False
-        """The listener isn't watched, because there are as many strangers as there may be."""
         self._limiter = RateLimiter()
-        self._displaced = 0
-        """Strangers closed in favour of others since the last line about them."""
-        self._displaced_said_s = -math.inf
         self._is_over = False
 
     def run(self) -> None:
@@ -136,9 +126,8 @@ class Service:
     def run_once(self) -> None:
         """Wait for something, and do what follows."""
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
-        due_s = min(due_s, self._strangers_due_s())
-        is_orphaned = False
-        # all at once: what the owner has said is read before its end
+        if self._ungreeted:
+            due_s = min(due_s, next(iter(self._ungreeted.values())).since_s + _GREETING_S)
         for fd, events in self._epoll.poll(max(0.0, due_s - time.monotonic()), len(self._by_fd) + 2):
             link = self._by_fd.get(fd)
             if link is not None:
@@ -150,18 +139,12 @@ class Service:
                 self._accept()
             elif fd == self._owner:
                 self._epoll.unregister(fd)
-                is_orphaned = True
-        if is_orphaned:  # after all that its launcher has said before it ended
-            self._machine.orphaned()
-            self._on_orphaned()
+                self._machine.orphaned()
         now_s = time.monotonic()
         if self._full_until_s is not None and now_s >= self._full_until_s:
             self._full_until_s = None
             self._watch_listener()
         self._drop_late(now_s)
-        if self._waits_for_room and (not self._are_strangers_full() or now_s >= self._strangers.relief_s):
-            self._waits_for_room = False
-            self._watch_listener()
         if now_s >= self._settle_s and (self._machine.needs_settling or now_s >= self._machine.alarm_s):
             effects = self._machine.settle(now_s)
             took_s = time.monotonic() - now_s
@@ -172,65 +155,37 @@ class Service:
     def _watch_listener(self) -> None:
         self._epoll.register(self._listener, select.EPOLLIN)
 
-    def _strangers_due_s(self) -> float:
-        """Return the time at which a connection is due to be closed because it hasn't identified itself."""
-        oldest = next(iter(self._ungreeted.values()), None)
-        due_s = math.inf if oldest is None else oldest.since_s + _GREETING_S
-        return min(due_s, self._strangers.relief_s) if self._waits_for_room else due_s
-
     def _accept(self) -> None:
-        displaced = 0
         for _ in range(_ACCEPTED_AT_ONCE):
-            now_s = time.monotonic()
-            oldest = None
-            if self._are_strangers_full():
-                oldest = self._strangers.displaceable(now_s)
-                if oldest is None:
-                    self._waits_for_room = True
-                    self._epoll.unregister(self._listener)
-                if oldest is None or displaced == _DISPLACED_AT_ONCE:
-                    return
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
                 if error.errno in _FULL:
                     self._pause_accepting(error)
                 return  # else the queue is empty
-            if oldest is not None:
-                self._displace(self._links[oldest], now_s)
-                displaced += 1
+            if self._strangers[address[0]] >= _MOST_STRANGERS:
+                sock.close()
+                continue
             allowance = None if self._secret is None else HANDSHAKE_BYTES
             peer = Peer(sock, allowance=allowance)
-            link = _Link(self._next, peer, address, self._secret, now_s)
+            link = _Link(self._next, peer, address, self._secret, time.monotonic())
             self._next += 1
             self._links[link.number] = self._ungreeted[link.number] = self._by_fd[link.fd] = link
-            self._strangers.add(link.number, source_of(address[0]), now_s)
+            self._strangers[address[0]] += 1
             self._epoll.register(link.fd, select.EPOLLIN)
             first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
                 self._write(link, frame(first))
 
-    def _are_strangers_full(self) -> bool:
-        return self._strangers.are_full(len(self._links) - len(self._strangers))
-
-    def _displace(self, link: _Link, now_s: float) -> None:
-        """Close a connection that hasn't identified itself, unless it does so now."""
-        self._read(link)
-        if link.number not in self._strangers:
-            return
-        self._close_stranger(link, now_s)
-
-    def _close_stranger(self, link: _Link, now_s: float) -> None:
-        source = self._strangers.displace(link.number, now_s)
-        self._forget(link)
-        self._displaced += 1
-        if now_s - self._displaced_said_s >= _STRANGERS_LINE_S:
-            closed = counted(self._displaced, "connection")
-            self._say(f"closed {closed} that did not identify themselves, the last one from {source}: too many at once")
-            self._displaced, self._displaced_said_s = 0, now_s
+    def _greet(self, link: _Link) -> None:
+        """Count a connection as a stranger's no more."""
+        if self._ungreeted.pop(link.number, None) is not None:
+            self._strangers[link.address[0]] -= 1
+            if not self._strangers[link.address[0]]:
+                del self._strangers[link.address[0]]
 
     def _pause_accepting(self, error: OSError) -> None:
-        """The listener stays readable: who goes on waiting for it turns without a pause."""
+        """Stop watching the listener for a while: it stays readable, and leaving it registered would busy-loop."""
         self._epoll.unregister(self._listener)
         self._full_until_s = time.monotonic() + _FULL_PAUSE_S
         if not self._has_been_full:
@@ -247,10 +202,6 @@ class Service:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
             self._forget(link)
-        elif link.number in self._strangers:
-            number = self._strangers.buffers(link.number, link.peer.buffered_bytes)
-            if number is not None:
-                self._close_stranger(self._links[number], time.monotonic())
 
     def _messages(self, link: _Link) -> Iterator[FromMember]:
         """Messages for the machine. Who breaks the protocol is disconnected; a launcher is sent the reason first."""
@@ -282,19 +233,17 @@ class Service:
                 self._write(link, frame(answer))
             if link.handshake.session is not None:
                 link.peer.secure(link.handshake.session.channel(Role.LISTENS, MAX_MESSAGE_BYTES))
-                self._strangers.discard(link.number)
             return None
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
             # it has a secret: with a coordinator without one it doesn't speak
             self._close_with(link, Open(self._machine.is_over, self._machine.job))
             return None
-        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, _FIRST):
+        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello):
             raise ProtocolError("a hello in another place than the first")
         if not link.greeted:
             link.greeted = True
-            self._ungreeted.pop(link.number, None)
-            self._strangers.discard(link.number)
+            self._greet(link)
         return parsed
 
     def _close_with(self, link: _Link, message: Open | Denied | Dismiss) -> None:
@@ -312,8 +261,7 @@ class Service:
     def _forget(self, link: _Link) -> None:
         if self._links.pop(link.number, None) is None:
             return
-        self._ungreeted.pop(link.number, None)
-        self._strangers.discard(link.number)
+        self._greet(link)
         del self._by_fd[link.fd]
         link.peer.close()
         if link.greeted:
@@ -333,6 +281,8 @@ class Service:
                     link.peer.flush()
                     link.greeted = False  # the machine knows
                     self._forget(link)
+            elif isinstance(effect, Decided):
+                self._keep(effect.record)
             elif isinstance(effect, Quit):
                 self._is_over = True
 
@@ -359,8 +309,7 @@ class Service:
             link.peer.close()
         self._epoll.close()
         self._listener.close()
-        if self._owner is not None:
-            os.close(self._owner)
+        os.close(self._owner)
 
 
 def _read_handshake(body: bytes) -> Handshake:

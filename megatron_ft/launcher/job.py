@@ -69,7 +69,10 @@ def run(
     lives = read_lives(log_dir)
     past = joining.Past(lives.advance(command), lives.bad_nodes())
     meeting = records.Meeting(
-        how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source
+        how=place.kind.value,
+        endpoints=(place.endpoint,) if place.endpoint else (),
+        rank=place.rank,
+        rank_from=place.rank_source,
     )
     log.write(meeting)
     process_setup.raise_file_limit()
@@ -82,7 +85,7 @@ def run(
                 log_dir,
                 job=place.job,
                 command=command,
-                is_first=place.kind is Kind.ALONE or place.is_founder,
+                is_first=place.kind is Kind.ALONE or place.is_here,
                 before=past.advance,
             )
             life = _JobLife(
@@ -109,7 +112,7 @@ def run(
         process_setup.restore_file_limit()
     log.write(records.RunEnded(exit_code=end.code))
     if place.kind is Kind.COORDINATED:
-        port = int(place.endpoints[0].rpartition(":")[2])
+        port = int(place.endpoint.rpartition(":")[2])
         lost_batch_host.requeue_if_batch_host_lost(result, os.environ, say, port=port)
     return end
 
@@ -203,9 +206,9 @@ class _JobLife:
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
             end = replace(self._end_by(error), error=error)
             self._write_end(end, coordination)
-        decided = None if coordination is None else coordination.member.memory.decided
+        decided = None if coordination is None else coordination.member.decided
         if end.is_resumable and decided is not None:
-            self._write_files(str(decided.decision.founding))
+            self._write_files(decided.decision.founding)
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
@@ -255,7 +258,7 @@ class _JobLife:
         self._over = over
 
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
-        held = None if coordination is None else coordination.member.memory.decided
+        held = None if coordination is None else coordination.member.decided
         decided = None if held is None else held.decision
         status = self._launcher.status
         self._result.ended(end, decided=decided, iteration=status.last_iteration(), restores=status.restores())

@@ -27,7 +27,7 @@ def requeue_if_batch_host_lost(
     """
     job, ending = environ.get(batch_script.REQUEUES, ""), result.ending
     host = batch_script.host(environ.get("SLURM_JOB_NODELIST", ""))
-    if not batch_script.may_stand_in(result.place, ending, is_decided=result.is_decided):
+    if not batch_script.may_stand_in(result.place, ending):
         return
     assert ending is not None
     until_s, is_refused = time.monotonic() + _KNOWS_S, False

@@ -10,8 +10,6 @@ import gc
 import json
 import mmap
 import os
-import random
-import selectors
 import socket
 import subprocess
 import sys
@@ -23,154 +21,24 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from megatron_ft.coordinator import service as service_module
 from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.member import Member
-from megatron_ft.core.messages.secret_messages import HANDSHAKE
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
-from megatron_ft.ipc.net.secure_channel import Role
-from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
+from megatron_ft.ipc.net.secret import read_secret
+from megatron_ft.ipc.wire import encode
 from tests.bench.figures import Row, compare
-from tests.bench.stand_ins import TO_MEMBER, StandIns
+from tests.bench.stand_ins import StandIns
 
-__all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "rows"]
+__all__ = ["measure", "measure_all", "measure_c10d", "rows"]
 
 _PROCESSES = 2
 _BOUND_S = 60.0
 _C10D_BOUND_S = 60
 _ME = str(Path(__file__).resolve())
 _C10D = str(Path(__file__).resolve().with_name("c10d_meeting.py"))
-
-
-class _StandIn:
-    """One launcher: the real machine, a socket, and ranks that start and end at once."""
-
-    def __init__(self, swarm: Swarm, number: int, identity: m.Identity) -> None:
-        self.swarm = swarm
-        self.member = Member(identity, now_s=time.monotonic(), chance=random.Random(number))
-        self.peer: tcp.Peer | None = None
-        self.is_connected = False
-        self.handshake: LauncherHandshake | None = None
-        self.cycle = -1
-        self.place: int | None = None
-        self.code: int | None = None
-        self.was_ended = False
-
-    def do(self, effects: list[actions.MemberEffect]) -> None:
-        """Bring about what the machine asks for."""
-        now_s = time.monotonic()
-        for effect in effects:
-            match effect:
-                case actions.Connect(address):
-                    self.close()
-                    try:
-                        self.peer = tcp.begin(tcp.look_up(*tcp.parse_address(address))[0])
-                    except OSError:
-                        self.do(self.member.failed(now_s))
-                        continue
-                    self.is_connected = False
-                    self.handshake = LauncherHandshake(self.swarm.secret)
-                    self.swarm.selector.register(self.peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
-                case actions.Disconnect():
-                    self.close()
-                case actions.Transmit(message):
-                    if self.peer is not None:
-                        self.peer.write(encode(message))
-                        self.peer.flush()
-                case actions.OpenStore(held):
-                    self.do(self.member.store_opened(held, "127.0.0.1:1", now_s))
-                case actions.Begin(held):
-                    self.cycle, self.place = held.decision.cycle, held.place
-                case m.End():
-                    self.was_ended = True
-                    self.do(self.member.tell(m.Ready(), now_s))
-                case actions.Leave(code):
-                    self.code = code
-                    self.close()
-                case _:
-                    pass
-
-    def ready_to(self, events: int) -> None:
-        """The socket is readable, or writable."""
-        peer = self.peer
-        if peer is None:
-            return
-        if not self.is_connected and events & selectors.EVENT_WRITE:
-            self.is_connected = True
-            self.swarm.selector.modify(peer.sock, selectors.EVENT_READ, self)
-            if self.handshake is not None and self.handshake.is_done:
-                self.do(self.member.opened(time.monotonic()))
-        if events & selectors.EVENT_READ:
-            try:
-                for message in peer.read():
-                    self._heard(message)
-            except ProtocolError as error:
-                print(error, file=sys.stderr)
-                peer.is_open = False
-            if not peer.is_open and self.peer is peer:
-                self.close()
-                self.do(self.member.broken(time.monotonic()))
-
-    def _heard(self, message: dict[str, object]) -> None:
-        assert self.handshake is not None
-        if self.handshake.is_done:
-            self.do(self.member.heard(TO_MEMBER.parse(message), time.monotonic()))
-            return
-        answer = self.handshake.answer(HANDSHAKE.parse(message))
-        if answer is not None and self.peer is not None:
-            self.peer.write(encode(answer))
-            self.peer.flush()
-        if self.handshake.session is not None and self.peer is not None:
-            self.peer.secure(self.handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES))
-            self.do(self.member.opened(time.monotonic()))
-
-    def close(self) -> None:
-        """The connection, if there is one."""
-        if self.peer is not None:
-            self.swarm.selector.unregister(self.peer.sock)
-            self.peer.close()
-            self.peer = None
-
-
-class Swarm:
-    """Many of them in one process."""
-
-    def __init__(
-        self, address: str, numbers: range, total: int, *, job: str = "bench", can_coordinate: str = ""
-    ) -> None:
-        """``can_coordinate`` is the address at which the first of them can."""
-        self.secret = read_secret(os.environ)
-        self.selector = selectors.DefaultSelector()
-        rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare
-        self.all: list[_StandIn] = []
-        for number in numbers:
-            own = can_coordinate if number == numbers[0] else ""
-            who = m.Identity(job, rules, f"i{number}", f"node{number}", own, (address,), number)
-            self.all.append(_StandIn(self, number, who))
-
-    def start(self) -> None:
-        """All at once."""
-        for each in self.all:
-            each.do(each.member.tell(m.Ready(), time.monotonic()))
-            each.do(each.member.tick(time.monotonic()))
-
-    def run_until(self, deadline_s: float, is_done: object = None) -> None:
-        """Serve."""
-        sweep_s = 0.0
-        while time.monotonic() < deadline_s and not (callable(is_done) and is_done()):
-            for key, events in self.selector.select(0.05):
-                key.data.ready_to(events)
-            now_s = time.monotonic()
-            if now_s >= sweep_s:
-                sweep_s = now_s + 0.1
-                for each in self.all:
-                    if each.code is None and each.member.alarm_s <= now_s:
-                        each.do(each.member.tick(now_s))
 
 
 def _child(address: str, first: int, last: int, total: int) -> None:
@@ -199,15 +67,19 @@ def _usage(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _coordinator(fd: int, path: str) -> None:
+def _coordinator(fd: int, path: str, total: int) -> None:
     """As `python -m megatron_ft.coordinator`, and what it has sent is in a file."""
     prepare_process()
-    machine = Coordinator("bench", founds=True, owned=False, now_s=time.monotonic())
+    service_module._MOST_STRANGERS = total  # all launchers have one address here
+    rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare
+    machine = Coordinator("bench", m.JobDefinition("bench", rules), now_s=time.monotonic())
+    nowhere = open(os.devnull, "wb")  # noqa: SIM115 - as long as the process
     service = Service(
         socket.socket(fileno=fd),
         machine,
         secret=read_secret(os.environ),
-        owner=None,
+        owner=os.pidfd_open(os.getppid()),
+        keep=lambda record: nowhere.write(encode(record)) and None,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
@@ -281,7 +153,7 @@ def measure(
     with tempfile.NamedTemporaryFile() as stats:
         stats.write(bytes(8))
         stats.flush()
-        words = [sys.executable, _ME, "--coordinator", str(listener.fileno()), stats.name]
+        words = [sys.executable, _ME, "--coordinator", str(listener.fileno()), stats.name, str(launchers)]
         coordinator = subprocess.Popen(words, pass_fds=[listener.fileno()], env=environment)
         listener.close()
         commands = [[_ME, "--child", address, *span] for span in _spans(launchers, processes)]
@@ -366,7 +238,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         _child(sys.argv[2], *map(int, sys.argv[3:6]))
     elif sys.argv[1:2] == ["--coordinator"]:
-        _coordinator(int(sys.argv[2]), sys.argv[3])
+        _coordinator(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     else:
         sizes = [each for each in sys.argv[1:] if each != "--open"]
         for number in map(int, sizes or ["100", "1000"]):

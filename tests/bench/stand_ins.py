@@ -1,7 +1,6 @@
 """Stand-ins for launchers, as thin as can be: what they say is prepared, and what thousands hear alike is read once.
 
 They know how a job without mishaps goes, and nothing more: meet, end the ranks (there are none) when told, meet again.
-`control.Swarm` has launchers' real machines instead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.decisions import Assignment, DecisionKind
 from megatron_ft.core.job.liveness import beat_s
 from megatron_ft.core.messages.secret_messages import HANDSHAKE
 from megatron_ft.ipc.net import tcp
@@ -29,7 +28,7 @@ __all__ = ["TO_MEMBER", "StandIns"]
 TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.ToMember)
 _BEAT = encode(m.Beat())
 _READY = encode(m.Ready())
-_PROPOSAL = b'{"v":%d,"fds":0,"type":"propose"' % PROTOCOL_VERSION
+_DECISION = b'{"v":%d,"fds":0,"type":"assignment"' % PROTOCOL_VERSION
 _CONNECTED_AT_ONCE = 100
 
 
@@ -178,7 +177,7 @@ class StandIns:
             if each.shake_hands(body):
                 self._beats.append((time.monotonic() + beat_s(self._total), each))
             return
-        known = body[: body.index(b"]")] if body.startswith(_PROPOSAL) else body  # the rest differs by the place
+        known = body[: body.rindex(b'"place":')] if body.startswith(_DECISION) and b'"place":' in body else body
         found = self._replies.get(known)
         if found is None:
             found = self._replies[known] = self._reply(body)
@@ -192,11 +191,9 @@ class StandIns:
     def _reply(self, body: bytes) -> tuple[bytes, int]:
         """What to say in return, and the cycle that begins."""
         match TO_MEMBER.parse(decode(body)):
-            case m.Lead(term):
-                return encode(m.Follow(term)), -1
-            case m.Propose(ballot):
-                return encode(m.Accept(ballot, "10.0.0.1:1")), -1  # only that of place 0 is looked at
-            case m.Commit(decision) if decision.kind is DecisionKind.CYCLE:
+            case m.Beat(number) if number:
+                return encode(m.Beat(number)), -1
+            case Assignment(decision, place) if decision.kind is DecisionKind.START and place is not None:
                 return b"", decision.cycle
             case m.End():
                 return _READY, -1

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, launcher
-from tests.support.nodes import meeting_place, wait_for_all
+from tests.support.launching import Launcher, launcher, wait_until
+from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
 
 __all__ = ["launcher"]
 
@@ -42,7 +42,9 @@ while CYCLE == 0:
 """
     place = meeting_place("--nnodes=1:2", "--max-restarts=2")
     where = [str(launcher.directory)]
-    nodes = [launcher.start(script, *place, f"--node-rank={number}", script_args=where) for number in range(2)]
+    nodes = [launcher.start(script, *place, "--node-rank=0", script_args=where)]
+    wait_until(lambda: coordinator_of(nodes[0]) is not None)  # with the other's launcher it would end
+    nodes.append(launcher.start(script, *place, "--node-rank=1", script_args=where))
     for node in nodes:
         node.wait_for("^cycle 0 of . in 2")
     resource.prlimit(nodes[1].process.pid, resource.RLIMIT_NOFILE, (3, 3))  # it can open nothing more

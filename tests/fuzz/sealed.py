@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from megatron_ft.core.codec import encode as encode_start
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
@@ -29,7 +30,7 @@ _SECRET = "fuzzing-fuzzing-fuzzing"
 _HELLO = m.Hello("fuzz", m.Rules(1, 1), "i0", 1, "host")
 _MESSAGES = (
     *(Ask(), Challenge("00" * 16, False), Proof("00" * 16, "00" * 32), Welcome("00" * 32), Denied()),
-    *(_HELLO, m.Beat(), m.Shutdown("bye"), m.Goodbye("bye"), m.Moved("fuzz", "a:1")),
+    *(_HELLO, m.Beat(), m.Shutdown("bye"), m.Goodbye("bye")),
 )
 _MORE_KIB = 40_000
 _BOUND_S = 60.0
@@ -172,10 +173,19 @@ class Honest:
 def _coordinator() -> Iterator[tuple[tuple[str, int], int]]:
     listener = tcp.listen("127.0.0.1", 0)
     address = listener.getsockname()[:2]
-    words = [sys.executable, "-m", "megatron_ft.coordinator", "--listen", "127.0.0.1", "--fd", str(listener.fileno())]
+    (begins, begun), (records, decides) = os.pipe(), os.pipe()
+    fds = [listener.fileno(), begins, decides]
+    words = [f"--{name}={fd}" for name, fd in zip(("listener", "begins", "decides"), fds, strict=True)]
     process = subprocess.Popen(
-        words, pass_fds=[listener.fileno()], env={**os.environ, "FT_SECRET": _SECRET}, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "megatron_ft.coordinator", f"--owner={os.getpid()}", *words],
+        pass_fds=fds,
+        env={**os.environ, "FT_SECRET": _SECRET},
+        stderr=subprocess.DEVNULL,
     )
+    with open(begun, "wb") as file:
+        file.write(encode_start(m.LeaderStart(m.JobDefinition("fuzz", _HELLO.rules))))
+    os.close(begins)
+    os.close(decides)
     listener.close()
     try:
         yield address, process.pid
@@ -183,6 +193,7 @@ def _coordinator() -> Iterator[tuple[tuple[str, int], int]]:
     finally:
         process.kill()
         process.wait()
+        os.close(records)
 
 
 def _rss_kib(pid: int) -> int:

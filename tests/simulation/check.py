@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.effects import Exit
+from megatron_ft.core.coordinator.coordinator import FOUNDING_S
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.restart_policy import Outcome
@@ -22,7 +24,6 @@ from tests.simulation.restored import snapshots
 from tests.simulation.rules import (
     ends_for_a_reason,
     has_its_size,
-    keeps_its_promises,
     meets_at_its_store,
     notices_no_progress,
     prefers_good_nodes,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["violations"]
 
 _TEARDOWN_S = 3.0
-_LINGER_S = 5.0
-"""So long a coordinator is there to tell of the end, if somebody is missing."""
 _CAUSE_S = 0.299
 """So long the cause is waited for if a node has only lost a rank of another one."""
 _SETTLES_S = 0.001
@@ -55,7 +54,6 @@ _SHOWS_AS = {
     "rank_stalls": {CauseKind.HANG},
     "rank_blocks": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
-    "owner_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "node_excluded": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
 }
@@ -64,10 +62,9 @@ _SHOWS_AS = {
 
 def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
     """What isn't, one line each."""
+    always = (_no_two_cycles, _it_ends, _founds_rightly, _stays, has_its_size, meets_at_its_store, spares_who_waits)
     checks = (
         _one_decision,
-        _no_two_cycles,
-        _it_ends,
         _nobody_left_out,
         _counted_once,
         _causes,
@@ -75,37 +72,45 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         learning,
         _codes,
         _is_said,
-        _stays,
         _is_due,
-        has_its_size,
         reruns_elsewhere,
-        keeps_its_promises,
-        meets_at_its_store,
         ends_for_a_reason,
         shuts_down,
-        spares_who_waits,
         notices_no_progress,
         prefers_good_nodes,
         snapshots,
     )
+    # whoever takes the lock after its holder was lost knows only what the others tell
+    checks = always if job.lock_lost_s else (*always, *checks)
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
 
 
 def _one_decision(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """At most one coordinator decides each number."""
-    by_number: dict[int, Made] = {}
-    for made in _begun(job):
-        other = by_number.setdefault(made.decision.number, made)
-        if other.decision.value != made.decision.value:
-            yield f"number {made.decision.number} by {other.by} and by {made.by}"
-    cycles = [m.decision for m in sorted(by_number.values(), key=lambda m: m.decision.number)]
-    numbers = [decision.cycle for decision in cycles if decision.kind is DecisionKind.CYCLE]
-    if numbers != sorted(set(numbers)):
-        yield f"the cycles are numbered {numbers}"
+    """Each number is decided once, also by leaders that follow each other."""
+    numbers = [made.decision.number for made in job.made]
+    if numbers != list(range(len(numbers))):
+        yield f"the decisions are numbered {numbers}"
+    begun = [made.decision.cycle for made in cycles(job)]
+    if begun != list(range(len(begun))):
+        yield f"the cycles are numbered {begun}"
+
+
+def _founds_rightly(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """A job is founded once, as long as a launcher that knows of it can say so."""
+    founded = [made for made in job.made if made.decision.number == 0 and made.decision.world]
+    for again in founded[1:]:
+        for launcher in job.launchers:
+            is_there = launcher.ended_s is None or launcher.ended_s > again.at_s
+            held = launcher.member.decided
+            knows = any(each.launcher is launcher and each.from_s < again.at_s - FOUNDING_S for each in job.trained)
+            since_s = again.at_s - FOUNDING_S
+            if is_there and knows and held is not None and _is_innocent(launcher, since_s, again.at_s, 0.0):
+                if not cut_off(job, trouble, launcher, since_s, again.at_s):
+                    yield f"{again.by} founds the job again, and {launcher.name} knows of it"
 
 
 def _begun(job: Job) -> list[Made]:
-    """Without the end of a job that never began: of launchers at the first endpoint that came after the job's end."""
+    """Without the end of a job that never began."""
     return [made for made in job.made if made.decision.world]
 
 
@@ -148,15 +153,13 @@ def _it_ends(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """Who took part, and to whom nothing happened, takes part in the next cycle."""
-    for before, made in itertools.pairwise([m for m in job.made if m.decision.kind is DecisionKind.CYCLE]):
-        if made.decision.number <= before.decision.number or "" in (*before.members, *made.members):
-            continue
+    for before, made in itertools.pairwise([m for m in job.made if m.decision.kind is DecisionKind.START]):
         for instance in before.members:
             launcher = job.by_instance(instance)
             if launcher is None or instance in made.members:
                 continue
             innocent = _is_innocent(launcher, before.at_s - 10.0, made.at_s, 10.0)
-            innocent &= not cut_off(job, trouble, launcher, before.at_s - 10.0, made.at_s, {before.by, made.by})
+            innocent &= not cut_off(job, trouble, launcher, before.at_s - 10.0, made.at_s)
             dead = launcher.ended_s is not None and launcher.ended_s <= made.at_s
             if innocent and not dead:
                 yield f"{launcher.name} has no place in cycle {made.decision.cycle}"
@@ -175,7 +178,7 @@ def _counted_once(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     blamed: set[Fault] = set()
     for before, after in itertools.pairwise(begun):
         more = after.decision.restarts - before.decision.restarts
-        may = suspects(plan, job, trouble, before, after.at_s, _found_by(job, before, after))
+        may = suspects(plan, job, trouble, before, after.at_s)
         if more not in (0, 1):
             yield f"cycle {after.decision.cycle} follows {more} restarts at once"
         if more == 1:
@@ -189,12 +192,6 @@ def _counted_once(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         yield f"{restarts} restarts, {plan.rules.max_restarts} are allowed"
     if restarts > len(blamed):
         yield f"{restarts} restarts for {len(blamed)} faults"
-
-
-def _found_by(job: Job, before: Made, after: Made) -> set[str]:
-    """Coordinators that may have found out why a cycle ended."""
-    judges = {judged.by.name for judged in job.verdicts if judged.verdict.cycle == before.decision.cycle}
-    return {before.by, after.by, *judges}
 
 
 def _may_be_told_twice(job: Job, cycle: int) -> bool:
@@ -215,7 +212,7 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -> str:
     """What is wrong about who is named, if anything is."""
     verdict, struck = judged.verdict, strikes(trouble, cycle, judged.at_s)
-    may = suspects(plan, job, trouble, cycle, judged.at_s, {judged.by.name, cycle.by})
+    may = suspects(plan, job, trouble, cycle, judged.at_s)
     if not may:
         return "and nothing had happened to its nodes"
     if verdict.node is None:
@@ -316,9 +313,9 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if launcher.ranks is not None and launcher.ranks.from_s > launcher.stays_since_s:
             yield f"{launcher.name} is left out, and has ranks again"
         again = [at_s for at_s in launcher.touched if at_s > launcher.stays_since_s]
-        # no coordinator may be left then that could tell it the job's exit code
+        # no leader may be left then that could tell it the job's exit code
         was_over = any(made.at_s < launcher.stays_since_s for made in ends)
-        if again or was_over or job.ended_untold or trouble.network or launcher.how is not Exit.STAYED:
+        if again or was_over or job.lock_lost_s or trouble.network or launcher.how is not Exit.STAYED:
             continue
         before = [made for made in ends if made.at_s <= (launcher.ended_s or 0.0)]
         if ends and not before:
@@ -337,7 +334,7 @@ _FAILURES = {
     "rank_stalls",
     "rank_blocks",
 }
-_LEAVING = {"all_stopped", "node_stopped", "owner_stopped", "node_excluded", "shutdown_asked"}
+_LEAVING = {"all_stopped", "node_stopped", "node_excluded", "shutdown_asked"}
 _FOR_A_WHILE = {
     "host_cut",
     "pair_cut",
@@ -350,11 +347,11 @@ _FOR_A_WHILE = {
 }
 _STARTED_AGAIN = {"launcher_killed", "host_off"}
 _BEARABLE_S = 50.0
-"""Nodes give up that find no coordinator for 60 s, and a round that lacks some for 90 s."""
+"""A round that lacks nodes is given up after 90 s."""
 
 
 def _is_due(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """A job whose faults it can bear comes to a good end, also without its first host."""
+    """A job whose faults it can bear comes to a good end."""
     if _is_bearable(plan, job, trouble):
         codes = {launcher.code for launcher in _who_saw_the_end(job, trouble) if launcher.ranks is not None}
         if codes - {0}:
@@ -362,7 +359,7 @@ def _is_due(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 def _is_bearable(plan: Plan, job: Job, trouble: Any) -> bool:
-    """No half of the nodes is hit, MIN are there or come back, and there are restarts enough."""
+    """The lock's holder isn't hit, MIN are there or come back, and there are restarts enough."""
     rules, faults = plan.rules, trouble.struck
     kinds = [fault.kind for fault in faults]
     if not job.made or any(at_s <= job.made[0].at_s for at_s, _ in trouble.hit):
@@ -371,29 +368,26 @@ def _is_bearable(plan: Plan, job: Job, trouble: Any) -> bool:
         return False
     hit = [fault for fault in faults if fault.kind not in _HARMLESS | _FAILURES]
     for_good = sum(not _is_back(fault, trouble) for fault in hit) + _resets_of_cut_off(job, trouble)
-    # a coordinator that dies while it asks may leave a cycle in which a node has no place: its end costs a restart, too
     failures = len(faults) - kinds.count("clock_jumps") - kinds.count("newcomer")
-    worlds = [made.decision.world for made in job.made if made.decision.kind is DecisionKind.CYCLE]
-    enough = min(worlds, default=0) > 2 * len(hit) and plan.nodes - for_good >= rules.min_nodes
+    worlds = [made.decision.world for made in job.made if made.decision.kind is DecisionKind.START]
+    enough = min(worlds, default=0) > len(hit) and plan.nodes - for_good >= rules.min_nodes
     restarts = failures <= rules.max_restarts and (not rules.max_stalled or failures < rules.max_stalled)
     return enough and restarts and sum(fault.seconds for fault in hit if _is_back(fault, trouble)) < _BEARABLE_S
 
 
 def _is_back(fault: Fault, trouble: Any) -> bool:
     """Whether there is a launcher again afterwards."""
-    if fault.kind in _STARTED_AGAIN:  # one that is killed may be at the first endpoint, and a new one knows no other
-        finds = any(f"h{host.number}" in trouble.job.endpoints and host.is_on for host in trouble.world.hosts)
-        return fault.comes_back and finds and bool(trouble.may_come_back(trouble.world.hosts[0]))
+    if fault.kind in _STARTED_AGAIN:
+        return fault.comes_back and bool(trouble.may_come_back())
     return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
 
 
 def _resets_of_cut_off(job: Job, trouble: Any) -> int:
     """Launchers whose connection was reset while they were cut off: taken for ended, because they can't come back."""
-    by = {process.name for process in job.coordinators}
     hurts = [(launcher, hurt) for launcher in job.launchers for hurt in launcher.hurts]
     resets = [(launcher, hurt.from_s) for launcher, hurt in hurts if hurt.fault.kind == "connection_reset"]
     return sum(
-        bool(cut_off(job, trouble, launcher, at_s, at_s, by))
+        bool(cut_off(job, trouble, launcher, at_s, at_s))
         or any(each.fault.kind.endswith("_frozen") and each.from_s <= at_s <= each.until_s for each in launcher.hurts)
         for launcher, at_s in resets
     )
@@ -407,24 +401,13 @@ def _who_saw_the_end(job: Job, trouble: Any) -> list[Launcher]:
 
 
 def _saw_the_end(launcher: Launcher, job: Job, last: int, trouble: Any) -> bool:
-    # one that stood by in the last cycle, or came when who could tell had died, can't know how it ended
-    took_part = launcher.ranks is not None and launcher.ranks.cycle == last and not job.ended_untold
+    # one that stood by in the last cycle can't know how it ended
+    took_part = launcher.ranks is not None and launcher.ranks.cycle == last
     could_know = took_part and not _was_out_of_reach(launcher, job, trouble)
     return not launcher.touched and "stopped by" not in launcher.left_by and (could_know or launcher.code != 94)
 
 
 def _was_out_of_reach(launcher: Launcher, job: Job, trouble: Any) -> bool:
-    """It couldn't reach the host where the job's end was decided, then or as long as somebody there could tell it.
-
-    Or it had been lost before the end, and hadn't found the others again.
-    """
-    hosts = {process.name: process.host.number for process in job.coordinators}
-    for end in [made for made in _begun(job) if made.decision.kind is DecisionKind.END]:
-        if launcher.instance not in end.members:
-            return True
-        here, there = launcher.host.number, hosts[end.by]
-        if any(
-            a <= end.at_s + _LINGER_S and b >= end.at_s and there in f.get(here, ()) for _, a, b, f in trouble.apart
-        ):
-            return True
-    return False
+    """It couldn't reach the leader when the job's end was decided, or as long as that was there to tell it."""
+    ends = [made for made in _begun(job) if made.decision.kind is DecisionKind.END]
+    return any(cut_off(job, trouble, launcher, end.at_s, end.at_s + HOLDER_STAYS_S) for end in ends)

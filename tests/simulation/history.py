@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.job.decisions import DecisionKind
@@ -23,7 +22,7 @@ RANK_FAULTS = {
     "ranks_rerun",
     "rerun_concluded",
 }
-STOPS = {"node_stopped", "all_stopped", "owner_stopped"}
+STOPS = {"node_stopped", "all_stopped"}
 _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
 FOR_A_WHILE = {"host_cut", "split", "pair_cut", "one_way_cut", "packets_lost", *_FREEZES}
 _HARDLY = {"clock_jumps", "newcomer", "node_ill", "keeper_replaced", "segment_rots"}
@@ -33,7 +32,6 @@ _LATER = {
     "dies_last",
     "coordinator_dies_at_effect",
     "coordinator_dies_deciding",
-    "successor_off_deciding",
 }
 """What strikes some time after it was drawn."""
 _COST_A_RESTART = {
@@ -41,9 +39,7 @@ _COST_A_RESTART = {
     *STOPS,
     *_FREEZES,
     "launcher_killed",
-    "owner_killed",
     "host_off",
-    "successor_off_deciding",
     "dies_at_effect",
     "dies_last",
 }
@@ -57,20 +53,13 @@ def cycles(job: Job) -> list[Made]:
     first: dict[int, Made] = {}
     for made in job.made:
         first.setdefault(made.decision.number, made)
-    return [first[number] for number in sorted(first) if first[number].decision.kind is DecisionKind.CYCLE]
+    return [first[number] for number in sorted(first) if first[number].decision.kind is DecisionKind.START]
 
 
 def members(job: Job, cycle: Made) -> list[Launcher | None]:
-    """The launchers of a cycle by place; None where it isn't known who had that place."""
+    """The launchers of a cycle by place."""
     launchers = {launcher.instance: launcher for launcher in job.launchers}
-    value = cycle.decision.value
-    named = cycle.decision.voters or [job.asked.get((value, place), each) for place, each in enumerate(cycle.members)]
-    return [launchers.get(instance) for instance in named]
-
-
-def _since_s(cycle: Made) -> float:
-    """From when on a fault may end it: any time where another coordinator had proposed it, before it was lost."""
-    return cycle.at_s if cycle.by == cycle.decision.value[1] else 0.0
+    return [launchers.get(instance) for instance in cycle.members]
 
 
 def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
@@ -81,64 +70,56 @@ def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
     return [
         fault
         for at_s, fault in struck
-        if at_s <= until_s and at_s + lasted_s[fault] >= _since_s(cycle) and fault.kind not in _HARDLY
+        if at_s <= until_s and at_s + lasted_s[fault] >= cycle.at_s and fault.kind not in _HARDLY
     ]
 
 
-def suspects(
-    plan: Plan, job: Job, trouble: Any, cycle: Made, until_s: float, by: set[str]
-) -> dict[Launcher, list[Hurt]]:
-    """Launchers of a cycle that were hit, before ``until_s``, by what may end one at the cost of a restart.
-
-    ``by``: the coordinators that may have found that out, and the one that began the cycle. Where one of them, or the
-    network to it, stood still for long, both ends are without the other: either may be named.
-    """
+def suspects(plan: Plan, job: Job, trouble: Any, cycle: Made, until_s: float) -> dict[Launcher, list[Hurt]]:
+    """Launchers of a cycle that were hit, before ``until_s``, by what may end one at the cost of a restart."""
     is_alone = len(strikes(trouble, cycle, until_s)) == 1
     found = {}
     for launcher in members(job, cycle):
         if launcher is not None:
-            hurts = cut_off(job, trouble, launcher, _since_s(cycle), until_s, by)
+            hurts = cut_off(job, trouble, launcher, cycle.at_s, until_s)
             is_late = bool(hurts)
-            hurts += [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, by, is_late)]
+            hurts += [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, is_late)]
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
             found.update({launcher: hurts} if hurts else {})
     return found
 
 
-def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: float, by: Iterable[str]) -> list[Hurt]:
-    """What kept a launcher from reaching one of these coordinators between those times: the network, or their hosts.
+def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: float) -> list[Hurt]:
+    """What kept a launcher from reaching the endpoint's host between those times: the network, or that host.
 
-    Or the others from reaching the coordinator beside it: then its host is what they find silent.
+    On the endpoint's host, what kept all others from it.
     """
-    own, hosts = launcher.host.number, {process.host.number for process in job.coordinators if process.name in by}
+    own = launcher.host.number
     apart = [
         Hurt(fault, begin_s, end_s)
         for fault, begin_s, end_s, parted_from in trouble.apart
-        if own in parted_from and (own in hosts or parted_from[own] & hosts)
+        if own in parted_from and (own == 0 or 0 in parted_from[own])
     ]
-    return [hurt for hurt in [*apart, *_frozen(job, hosts)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
+    first = [hurt for each in job.launchers if each.host.number == 0 for hurt in each.hurts]
+    frozen = [hurt for hurt in first if hurt.fault.kind == "host_frozen" and hurt.fault.seconds >= _LEAST_S]
+    return [hurt for hurt in [*apart, *frozen] if hurt.from_s <= until_s and hurt.until_s >= from_s]
 
 
-def _frozen(job: Job, hosts: set[int]) -> list[Hurt]:
-    """When these hosts stood still, for long enough that launchers look for another coordinator."""
-    here = [hurt for launcher in job.launchers if launcher.host.number in hosts for hurt in launcher.hurts]
-    return [hurt for hurt in here if hurt.fault.kind == "host_frozen" and hurt.fault.seconds >= _LEAST_S]
-
-
-def _may_end(
-    plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float, by: set[str], is_late: bool
-) -> bool:
+def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float, is_late: bool) -> bool:
     """``is_late``: the others may have noticed that ranks were gone before they heard why."""
     kind = hurt.fault.kind
-    if hurt.from_s > until_s or hurt.until_s < _since_s(cycle) or hurt.cycle not in (None, cycle.decision.cycle):
+    if hurt.from_s > until_s or hurt.until_s < cycle.at_s or hurt.cycle not in (None, cycle.decision.cycle):
         return False
     if kind == "dies_at_effect":
         return launcher.ended_s is not None and launcher.ended_s <= until_s
     if kind == "node_excluded":
         # too few may be good then, or the coordinator hears first of other nodes' ranks, which failed
-        return plan.rules.min_healthy or len(by) > 1 or is_late
+        return plan.rules.min_healthy or is_late or _has_other_leader(launcher.job, cycle, until_s)
     return kind in _COST_A_RESTART
+
+
+def _has_other_leader(job: Job, cycle: Made, until_s: float) -> bool:
+    return any(process.name != cycle.by and cycle.at_s <= process.started_s <= until_s for process in job.coordinators)
 
 
 def _is_felt(hurt: Hurt) -> bool:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.core.coordinator.coordinator import NEW_LEADER_S
 from megatron_ft.core.coordinator.job_cycle import RERUN_S
-from megatron_ft.core.job.coordinator_locator import LONGEST_SKIP_S
-from megatron_ft.core.job.decisions import DecisionKind
-from megatron_ft.core.job.give_up_policy import GIVE_UP_S
+from megatron_ft.core.coordinator.next_cycle import may_be_back_s
 from megatron_ft.core.job.liveness import beat_s, lost_s
-from megatron_ft.core.job.member import CUT_OFF_S
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:
@@ -26,11 +24,9 @@ _MESSAGES = 12
 _HANG_S = 10.0
 """Evidence is collected for 2.3 s, and who hangs has 6 s to end."""
 _LAST_CALL_S = 1.0
-_MAY_BE_BACK_S = 70.0
 _NOTICED_AT_ONCE = {
     *RANK_FAULTS,
     "launcher_killed",
-    "owner_killed",
     "dies_at_effect",
     "dies_last",
     "node_excluded",
@@ -52,19 +48,18 @@ def in_time(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             continue
         since_s = max(failed_s, *(at_s for at_s in _moments(job, trouble) if at_s < until_s))
         bound_s = _bound_s(plan, job, trouble, cycle, follows, until_s)
-        bound_s += _stalled_s(job, {cycle.by, *([] if follows is None else [follows.by])}, since_s, until_s)
+        bound_s += _stalled_s(job, since_s, until_s)
         if until_s - since_s > bound_s:
             what = "all had left" if follows is None else f"the next {follows.decision.kind.value} was decided"
             late = f"{until_s - since_s:.1f} s later, not {bound_s:.1f}"
             yield f"cycle {cycle.decision.cycle} failed at {failed_s:.1f} s, and {what} {late}"
 
 
-def _stalled_s(job: Job, by: set[str], since_s: float, until_s: float) -> float:
-    """Return how long some message from or to these coordinators' hosts was sent again and again."""
-    hosts = {process.host.number for process in job.coordinators if process.name in by}
+def _stalled_s(job: Job, since_s: float, until_s: float) -> float:
+    """Return how long some message from or to the leader's host was sent again and again."""
     total_s, reached_s = 0.0, since_s
     for from_s, to_s, pair in sorted(job.world.stalls, key=lambda stall: stall[0]):
-        if pair & hosts:
+        if 0 in pair:
             begin_s, end_s = max(from_s, reached_s), min(to_s, until_s)
             total_s += max(0.0, end_s - begin_s)
             reached_s = max(reached_s, end_s)
@@ -73,7 +68,7 @@ def _stalled_s(job: Job, by: set[str], since_s: float, until_s: float) -> float:
 
 def _follows(job: Job, cycle: Made) -> Made | None:
     later = [made for made in job.made if made.decision.number > cycle.decision.number]
-    return min((m for m in later if m.decision.kind is not DecisionKind.ROLL), key=lambda m: m.at_s, default=None)
+    return min(later, key=lambda made: made.at_s, default=None)
 
 
 def _left_s(job: Job, cycle: Made) -> float | None:
@@ -120,7 +115,7 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     rules, nodes = plan.rules, plan.nodes + plan.spares
     struck = [f.kind for (at_s, _), f in zip(trouble.hit, trouble.struck, strict=True) if at_s < until_s]
     ended = [each for each in job.coordinators if each.ended_s is not None and cycle.at_s <= each.ended_s < until_s]
-    is_same = follows is not None and follows.by == cycle.by == cycle.decision.value[1] and not ended
+    is_same = follows is not None and follows.by == cycle.by and not ended
     is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + _MESSAGES * plan.latency_s + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
@@ -128,9 +123,9 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     # a rank that ends because another one's result was rejected is reported first, and that one is waited for
     bound_s += RERUN_S if {"ranks_rerun", "rerun_concluded"} & set(struck) else 0.0
     if {"clock_jumps", "coordinator_frozen", "host_frozen"} & set(struck):  # to the coordinator, it was paused
-        bound_s += LONGEST_SKIP_S
-    if not is_led:  # another coordinator has taken over then, and it waits for those that haven't come yet
-        bound_s += silence_s + CUT_OFF_S
+        bound_s += silence_s
+    if not is_led:  # a new leader waits for those that haven't come yet
+        bound_s += silence_s + NEW_LEADER_S
     # one whose end was lost on the way answers the next message with a reset, and may as well be back
     was_reset = any(cycle.at_s <= at_s < until_s for each in job.coordinators for at_s in each.resets)
     if not is_led or was_reset or set(struck) - _NOTICED_AT_ONCE:
@@ -144,23 +139,20 @@ def _wait_s(plan: Plan, job: Job, cycle: Made, until_s: float, *, is_heard_of: b
     ``is_heard_of``: its coordinator hears of the end of each process.
     """
     rules = plan.rules
-    here = [launcher for launcher in job.launchers if _is_here(launcher, until_s)]
-    voters = [launcher for launcher in members(job, cycle) if launcher in here]
-    can_decide = 2 * len(voters) > cycle.decision.world
-    if can_decide and len(here) >= rules.min_nodes:
+    if sum(_is_here(launcher, until_s) for launcher in job.launchers) >= rules.min_nodes:
         return 0.0
     gone = [launcher for launcher in job.launchers if _is_gone(launcher, until_s)]
     if not rules.launchers or rules.launchers - len(gone) >= rules.min_nodes:
-        return max(rules.join_timeout_s, GIVE_UP_S)
+        return rules.join_timeout_s
     leads_s = next((process.started_s for process in job.coordinators if process.name == cycle.by), cycle.at_s)
     is_heard_of &= all(each.host.is_on and (each.ended_s is None or each.ended_s > leads_s) for each in gone)
-    return _MAY_BE_BACK_S if not (is_heard_of and can_decide) else 0.0
+    return 0.0 if is_heard_of else may_be_back_s(len(job.launchers))
 
 
 def _is_here(launcher: Launcher, at_s: float) -> bool:
     """Whether it can take part in a cycle that begins then, for sure."""
     is_alive = launcher.started_s < at_s and (launcher.ended_s is None or launcher.ended_s >= at_s)
-    if not is_alive or launcher.stays_since_s is not None or launcher.member.memory.decided is None:
+    if not is_alive or launcher.stays_since_s is not None or launcher.member.decided is None:
         return False
     return not any(_lasts(hurt.fault.kind, hurt.from_s, hurt.until_s, at_s) for hurt in launcher.hurts)
 
@@ -171,7 +163,7 @@ def _lasts(kind: str, from_s: float, until_s: float, at_s: float) -> bool:
 
 def _is_gone(launcher: Launcher, at_s: float) -> bool:
     """Whether it had ended by then, or was left out, and the others had known it."""
-    if launcher.member.memory.decided is None:
+    if launcher.member.decided is None:
         return False
     has_ended = launcher.ended_s is not None and launcher.ended_s < at_s
     return has_ended or (launcher.stays_since_s is not None and launcher.stays_since_s < at_s)

@@ -24,7 +24,8 @@ from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, R
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, Ballot, Decision, DecisionKind, Term
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
+from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import NodeState
@@ -47,6 +48,8 @@ __all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Ju
 FOR_GOOD_S = 1e9
 JOB = "the job"
 _TAKE_AGAIN_S = 0.5
+_LOOKS_S = 0.05
+ENDPOINT = "h0"
 _ANSWER_S = EVIDENCE_S + 1.0
 """A monitor that gets no answer for so long takes the rank for hung."""
 _WAITS_S = 0.5
@@ -114,45 +117,12 @@ class Made:
 
 
 @dataclass
-class Votes:
-    """What one launcher has promised to coordinators, and how it has broken that."""
-
-    followed: Term = (-1, "")
-    """Greatest term that it has followed."""
-    accepted: Ballot = (-1, "", 0)
-    """Last ballot that it has accepted."""
-    has_left: bool = False
-    broken: list[str] = field(default_factory=list)
-
-    def sent(self, message: Any) -> None:
-        """Take note of one message to whatever coordinator."""
-        match message:
-            case m.Goodbye():
-                self.has_left = True
-            case m.Follow(term):
-                self._votes(f"follows {term}", term)
-                self.followed = max(self.followed, term)
-            case m.Accept(ballot):
-                self._votes(f"accepts {ballot}", ballot[:2])
-                if ballot < self.accepted:
-                    self.broken.append(f"accepts {ballot} after {self.accepted}")
-                self.accepted = ballot
-
-    def _votes(self, what: str, term: Term) -> None:
-        if self.has_left:
-            self.broken.append(f"{what} after its goodbye")
-        if term < self.followed:
-            self.broken.append(f"{what} after {self.followed}")
-
-
-@dataclass
 class Job:
     """What is common to all launchers, and what happened."""
 
     world: World
     rules: m.Rules
     work_s: float
-    endpoints: tuple[str, ...]
     learns: bool = False
     makes_progress: bool = True
     launchers: list[Launcher] = field(default_factory=list)
@@ -160,16 +130,14 @@ class Job:
     verdicts: list[Judged] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
     coordinators: list[CoordinatorProcess] = field(default_factory=list)
-    ended_untold: bool = False
-    """A coordinator died that stayed only to tell of the job's end."""
     said: list[str] = field(default_factory=list)
-    asked: dict[tuple[Ballot, int], str] = field(default_factory=dict)
-    """To which launcher each place of each decision was proposed."""
-    stores: dict[str, Ballot] = field(default_factory=dict)
-    """Stores that were opened, and the value of the decision for which each was."""
+    lock_lost_s: list[float] = field(default_factory=list)
+    """When a launcher died that held the lock, and the job wasn't over."""
+    lock: Listener | None = None
+    """The socket at the endpoint, on the first host, if a launcher holds it."""
+    stores: dict[str, str] = field(default_factory=dict)
+    """Stores that were opened, and the launcher (instance) that has opened each."""
     done_s: float = 0.0
-    successor_off: Callable[[Host], None] | None = None
-    """Ends the host of the next coordinator that leads, once that has decided something."""
     wronged: list[str] = field(default_factory=list)
     """Ranks that only waited for another one, and were to be ended as hung."""
     heedless: list[str] = field(default_factory=list)
@@ -180,8 +148,6 @@ class Job:
     snapshots: Snapshots = field(default_factory=lambda: Snapshots(0))
     snapshots_s: float = 0.0
     """Seconds from one memory checkpoint to the next; 0: there are none."""
-    votes: dict[str, Votes] = field(default_factory=dict)
-    """What each launcher (instance) has said that counts in the consensus."""
 
     def launch(self, host: Host, *, rank: int | None = None) -> Launcher:
         """Start a launcher."""
@@ -207,7 +173,6 @@ class Launcher(Process):
         self.job = job
         self.number = number
         self.instance = f"i{number}"
-        self.address = _address_on(host, number)
         self.code: int | None = None
         self.left_by = ""
         self.how: effects.Exit | None = None
@@ -241,8 +206,8 @@ class Launcher(Process):
             rules=job.rules,
             instance=self.instance,
             name=f"h{host.number}",
-            address=self.address,
-            endpoints=job.endpoints,
+            host=f"h{host.number}",
+            endpoint=ENDPOINT,
             rank=rank,
             started_s=host.clock_s(),
         )
@@ -253,20 +218,17 @@ class Launcher(Process):
         self.agent = Agent(_options(job.rules), Pauses(), found=found)
         self._agent_ns = self.agent.alarm_ns
         """When the agent is to be told the time; only an event changes that."""
-        listener = Listener(self, self.address)
-        if self.address == job.endpoints[0]:
-            listener.host_coordinator()
         self._take_endpoint()
         self.later(0.0, self.tick)
         self.later(0.0, lambda: self.hear(events.Tick()))
 
     def _take_endpoint(self) -> None:
-        """Listen at this host's endpoint as soon as no other process does."""
-        endpoint = f"h{self.host.number}"
-        if endpoint not in self.job.endpoints or self.address == endpoint:
+        """Hold the lock, if this is the endpoint's host, as soon as no other launcher does."""
+        if self.host.number:
             return
-        if endpoint not in self.world.listeners:
-            Listener(self, endpoint)
+        if self.job.lock is None:
+            self.job.lock = Listener(self)
+            self.member.owns = True
         else:
             self.later(_TAKE_AGAIN_S, self._take_endpoint)
 
@@ -295,12 +257,12 @@ class Launcher(Process):
 
     def do(self, asked: Iterable[actions.MemberEffect | effects.Effect | Told]) -> None:
         """Bring about what the machines ask for, one after the other; this process may die in between."""
-        if self._effects.post(asked) and self.is_alive:
+        if self._effects.post(asked) and self.is_alive and self.code is None:
             self.wake_at(self._due_s(), self._alarm)
 
     def hear(self, event: events.Event) -> None:
         """Tell the agent's machine."""
-        if self.is_alive:
+        if self.is_alive and self.code is None:
             asked = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
             self._agent_ns = self.agent.alarm_ns
             self.do([Told(each) if isinstance(each, m.NodeMessage | m.OfSnapshots) else each for each in asked])
@@ -322,18 +284,6 @@ class Launcher(Process):
 
     def _do(self, effect: actions.MemberEffect | effects.Effect | Told) -> None:
         match effect:
-            case (
-                actions.Connect()
-                | actions.Disconnect()
-                | actions.Transmit()
-                | actions.Announce()
-                | actions.KillCoordinators()
-            ):
-                self._send(effect)
-            case actions.OpenStore(held):
-                store = f"{self.address}:{len(self.job.stores)}"
-                self.job.stores[store] = held.decision.origin
-                self.later(0.002, lambda: self.do(self.member.store_opened(held, store, self.clock())))
             case actions.Begin(held):
                 self._begun = held
                 self.hear(effect)
@@ -354,43 +304,58 @@ class Launcher(Process):
             case effects.LauncherExit(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by, self.how = code, text, how
-                self.die()
-            case _:
+                self._exits_when_all_know()
+            case _ if not self._to_leader(effect):
                 self._do_to_ranks(effect)
 
-    def _send(self, effect: actions.MemberEffect) -> None:
+    def _to_leader(self, effect: actions.MemberEffect | effects.Effect) -> bool:
+        """Return True if the effect is about the connection to the leader, or the store."""
         match effect:
-            case actions.Connect(address):
-                self.world.tell(f"  {self.name} tries {address}")
-                self._connect(address)
+            case actions.Connect():
+                self._connect()
             case actions.Disconnect():
                 self._disconnect()
             case actions.Transmit(message) if self.link is not None:
                 if self.world.story is not None and not isinstance(message, m.Beat):
                     self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
                 self.job.learning.sent(message)
-                self.job.votes.setdefault(self.member.identity.instance, Votes()).sent(message)
                 self.link.send(self, message)
-            case actions.Announce(address, moved):
-                listener = self.world.listeners.get(address)
-                if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
-                    Announcement(self, listener, moved)
-            case actions.KillCoordinators(address):
-                for listener in [each for each in self.world.listeners.values() if each.owner is self]:
-                    if listener.address != address and listener.coordinator is not None:
-                        listener.coordinator.kill()
+            case actions.OpenStore():
+                store = f"{self.name}:{len(self.job.stores)}"
+                self.job.stores[store] = self.instance
+                self.later(0.002, lambda: self.do(self.member.store_opened(store, self.clock())))
+            case actions.Transmit():
+                pass
+            case _:
+                return False
+        return True
+
+    def _exits_when_all_know(self) -> None:
+        """The launcher that holds the lock stays until its leader has told all others of the job's end."""
+        lock, until_s = self.job.lock, self.world.now_s + HOLDER_STAYS_S + 1.0
+        self._disconnect(resets=False)
+        self._ranks_ended(is_failure=False)
+
+        def look() -> None:
+            is_told = lock is None or lock.owner is not self or lock.record is None
+            is_told = is_told or lock.record.decision.kind is not DecisionKind.END or lock.has_told
+            if is_told or self.world.now_s >= until_s:
+                self.die()
+            else:
+                self.later(_LOOKS_S, look)
+
+        look()
 
     def clock(self) -> float:
         """This host's."""
         return self.host.clock_s()
 
-    def _connect(self, address: str) -> None:
+    def _connect(self) -> None:
         self._disconnect()
-        listener = self.world.listeners.get(address)
-        host = self.world.hosts[int(address[1:].partition(":")[0])]
+        listener, host = self.job.lock, self.world.hosts[0]
         if self.world.is_cut(self.host, host) or self.world.now_s < host.frozen_until_s:
             return  # nobody answers, and the machine gives up by itself
-        if listener is None or not listener.is_alive:
+        if listener is None:
             self.later(0.001, lambda: self.do(self.member.failed(self.clock())) if self.link is None else None)
             return
         link = self.link = Link(self.world, self, listener)
@@ -398,10 +363,10 @@ class Launcher(Process):
         self.world.after(within_s, lambda: listener.call(lambda: listener.accepts(link)))
         self.later(within_s, lambda: self.do(self.member.opened(self.clock())) if self.link is link else None)
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, *, resets: bool = True) -> None:
         if self.link is not None:
             link, self.link = self.link, None
-            link.close(self)
+            link.close(self, resets=resets)
 
     def received(self, link: Link, message: Any) -> None:
         """From the coordinator."""
@@ -412,15 +377,15 @@ class Launcher(Process):
         """The coordinator has ended, or so it seems."""
         if link is self.link:
             self.link = None
-            self.do(self.member.broken(self.clock(), silent=silent))
+            self.do(self.member.broken(self.clock()))
 
     def died(self) -> None:
         """Its ranks die with it. With their host's power nothing ends their connections to the others."""
         self.ended_s = self.world.now_s
         self.world.tell(f"{self.name} is gone")
         self._ranks_ended(is_failure=self.host.is_on)
-        for listener in [each for each in self.world.listeners.values() if each.owner is self]:
-            listener.owner_died()
+        if self.job.lock is not None and self.job.lock.owner is self:
+            self.job.lock.owner_died()
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
@@ -513,7 +478,7 @@ class Launcher(Process):
         if not self.agent.wants_ranks:
             self.hear(events.NotStarted())
             return
-        held = self.member.memory.decided
+        held = self.member.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
         self._error, self._rerun, self._toy = "", None, None
@@ -708,11 +673,6 @@ class Launcher(Process):
         self.hear(WorkloadControl(action=action.name, description="enough", rank=self.member.place or 0, pid=1))
 
 
-def _address_on(host: Host, number: int) -> str:
-    """Its usual port, or another one while its predecessor's coordinator has that."""
-    return f"h{host.number}" if f"h{host.number}" not in host.world.listeners else f"h{host.number}:{number}"
-
-
 def _options(rules: m.Rules) -> Options:
     return Options(
         max_nodes=rules.max_nodes,
@@ -732,62 +692,39 @@ def _tells_of_own_failure(message: Any) -> bool:
     return isinstance(message, m.Goodbye)
 
 
-class Announcement(Process):
-    """A connection of a launcher's on which one thing is said."""
-
-    def __init__(self, launcher: Launcher, listener: Listener, moved: m.Moved) -> None:
-        super().__init__(launcher.host, f"announcement of {launcher.name}")
-        link = Link(self.world, self, listener)
-        self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
-        link.send(self, moved)
-
-    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
-        """It was heard, or wasn't."""
-        self.die()
-
-
 class Listener(Process):
-    """A launcher's listening socket: whoever connects is kept until a coordinator takes the connection."""
+    """The lock, and the socket at the endpoint: whoever connects is kept until a leader takes the connection."""
 
-    def __init__(self, owner: Launcher, address: str) -> None:
-        super().__init__(owner.host, f"listener@{address}")
-        self.address = address
-        self.world.listeners[address] = self
+    def __init__(self, owner: Launcher) -> None:
+        super().__init__(owner.host, f"lock of {owner.name}")
         self.job = owner.job
         self.owner = owner
+        self.record: DecisionRecord | None = None
+        """That of the last decision, in the launcher's memory."""
         self.coordinator: CoordinatorProcess | None = None
+        self.has_told = False
+        """A leader has told everybody of the job's end."""
         self._early: list[tuple[Link, Any]] = []
+        self._begin_leader()
 
     def accepts(self, link: Link) -> None:
-        """Somebody has connected: a coordinator is wanted here."""
-        if self in link.ends:
-            self._served()
+        """A launcher has connected."""
+        if self in link.ends and self.coordinator is not None:
+            self._hand_over(self.coordinator)
 
     def received(self, link: Link, message: Any) -> None:
-        """For a coordinator that hasn't taken the connection yet."""
+        """For a leader that hasn't taken the connection yet."""
         self._early.append((link, message))
-        self._served()
-
-    def _served(self) -> None:
-        if self.coordinator is None or not self.coordinator.is_alive:
-            self.host_coordinator()
-        else:
+        if self.coordinator is not None:
             self._hand_over(self.coordinator)
 
-    def host_coordinator(self) -> None:
-        """Start one; it takes a moment."""
-        if self.owner.is_alive:
-            self.owner.later(self.world.chance.uniform(0.05, 0.15), self._start)
+    def _begin_leader(self) -> None:
+        self.owner.later(self.world.chance.uniform(0.05, 0.15), self._start)
 
     def _start(self) -> None:
-        if (self.coordinator is None or not self.coordinator.is_alive) and self.is_alive:
+        if self.is_alive and self.coordinator is None:
             self.coordinator = CoordinatorProcess(self.job, self)
-            self._note_owned()
             self._hand_over(self.coordinator)
-
-    def _note_owned(self) -> None:
-        own = [each for each in self.world.listeners.values() if each.owner is self.owner and each.coordinator]
-        self.owner.member.owns(*(each.address for each in own))
 
     def _hand_over(self, coordinator: CoordinatorProcess) -> None:
         for link in list(self.links):
@@ -799,31 +736,25 @@ class Listener(Process):
             if coordinator not in link.ends:  # it was given up meanwhile
                 coordinator.call(lambda link=link: coordinator.link_broke(link))
 
-    def coordinator_died(self, *, was_killed: bool) -> None:
-        """It is replaced, if this is where the job is coordinated, or somebody waits for one."""
-        if self.coordinator is not None:
-            return
-        if not self.owner.is_alive:
-            self._close()
-            return
-        self._note_owned()
-        if (self.address == self.job.endpoints[0] and not was_killed) or self.links:
-            self.host_coordinator()
+    def leader_died(self, *, has_quit: bool) -> None:
+        """It is replaced, unless it has done its work."""
+        self.coordinator, self.has_told = None, self.has_told or has_quit
+        if not has_quit:
+            self._begin_leader()
 
     def owner_died(self) -> None:
-        """The socket stays open as long as a coordinator has it, too."""
-        if self.coordinator is not None and self.coordinator.is_alive:
-            self.coordinator.call(self.coordinator.orphaned)
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        self.die()
+        """The leader ends with its launcher, and the lock is free."""
+        if self.record is None or self.record.decision.kind is not DecisionKind.END or self.coordinator is not None:
+            self.job.lock_lost_s.append(self.world.now_s)
+        if self.coordinator is not None:
+            self.coordinator.has_quit = True
+            self.coordinator.die(silently=not self.host.is_on)
+        self.die(silently=not self.host.is_on)
 
     def died(self) -> None:
-        """The address is free."""
-        if self.world.listeners.get(self.address) is self:
-            del self.world.listeners[self.address]
+        """The lock is free."""
+        if self.job.lock is self:
+            self.job.lock = None
 
 
 class CoordinatorProcess(Process):
@@ -833,16 +764,9 @@ class CoordinatorProcess(Process):
         super().__init__(listener.host, f"coordinator{len(job.coordinators)}@h{listener.host.number}")
         self.job = job
         self.listener = listener
-        founds = listener.address == job.endpoints[0]
-        led_at = listener.owner.member.led_at
-        elsewhere = "" if led_at == listener.address else led_at
         defined = m.JobDefinition(JOB, job.rules)
-        self.machine = Coordinator(
-            self.name, founds=founds, elsewhere=elsewhere, defined=defined, now_s=self.host.clock_s()
-        )
-        self.is_killed = False
+        self.machine = Coordinator(self.name, defined, record=listener.record, now_s=self.host.clock_s())
         self.numbers: dict[int, Link] = {}
-        self.led = False
         self.has_quit = False
         self.started_s = self.world.now_s
         self.ended_s: float | None = None
@@ -854,7 +778,6 @@ class CoordinatorProcess(Process):
         """By number of the connection."""
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
-        self.off_deciding: Callable[[Host], None] | None = None
         job.coordinators.append(self)
         self.world.tell(f"{self.name} starts")
         self._settle_soon = self._is_asked_to_end = False
@@ -894,16 +817,6 @@ class CoordinatorProcess(Process):
     def _knows(self, link: Link, grace_s: float) -> None:
         self.known.setdefault(self._instances.get(link.number, ""), self.world.now_s + grace_s)
 
-    def kill(self) -> None:
-        """Its launcher votes at another one."""
-        self.is_killed = True
-        self.die()
-
-    def orphaned(self) -> None:
-        """Its launcher has ended."""
-        self.machine.orphaned()
-        self._maybe_settle()
-
     def _instance_at(self, link: Link) -> str:
         return next((end.instance for end in link.ends if isinstance(end, Launcher)), "")
 
@@ -919,11 +832,6 @@ class CoordinatorProcess(Process):
     def settle(self) -> None:
         """Draw conclusions."""
         self._do(self.machine.settle(self.host.clock_s()))
-        if self.machine.leads is not self.led:
-            self.led = self.machine.leads
-            if self.led and self.job.successor_off is not None:
-                self.off_deciding, self.job.successor_off = self.job.successor_off, None
-            self.world.tell(f"{self.name} {'leads' if self.led else 'leads no more'}")
         if self.is_alive:
             self.wake_at(self.machine.alarm_s, self._alarm)
 
@@ -938,6 +846,8 @@ class CoordinatorProcess(Process):
             if isinstance(effect, actions.Send):
                 self.job.learning.coordinator_sends(self.name, self.world.now_s, effect)
                 self.job.snapshots.sends(self.job, effect)
+                if isinstance(effect.message, m.Beat) and effect.message.number:
+                    self.job.snapshots.plans(self)
                 for number in effect.links:
                     if not self.counts_effect():
                         return
@@ -952,15 +862,14 @@ class CoordinatorProcess(Process):
             self._do_one(effect)
 
     def _note_place(self, message: m.ToMember, link: Link) -> None:
-        if isinstance(message, m.Propose) and message.decision.kind is DecisionKind.CYCLE and self._is_asked_to_end:
-            if message.ballot == message.decision.value:
-                self.job.heedless.append(f"{self.name} proposes cycle {message.decision.cycle}")
-        if isinstance(message, m.Propose) and message.place is not None:
+        if (
+            isinstance(message, Assignment)
+            and message.place is not None
+            and message.decision.kind is DecisionKind.START
+        ):
             for end in link.ends:
                 if isinstance(end, Launcher):
-                    self.job.asked[message.decision.value, message.place] = end.instance
-                    if message.decision.kind is DecisionKind.CYCLE:
-                        self.job.snapshots.asks(self, end.instance, message)
+                    self.job.snapshots.asks(end.instance, message)
 
     def _do_one(self, effect: actions.CoordinatorEffect) -> None:
         if isinstance(effect, actions.Drop):
@@ -968,12 +877,13 @@ class CoordinatorProcess(Process):
             if link is not None:
                 link.close(self)
         elif isinstance(effect, actions.Decided):
-            decision = effect.held.decision
-            self.world.tell(f"{self.name} decides {decision} {effect.members}")
+            record = self.listener.record = effect.record
+            decision = record.decision
+            self.world.tell(f"{self.name} decides {decision} {record.instances}")
+            if self._is_asked_to_end and decision.kind is DecisionKind.START:
+                self.job.heedless.append(f"{self.name} decides cycle {decision.cycle}")
             self.job.snapshots.begins(decision)
-            self.job.made.append(Made(self.world.now_s, decision, effect.members, self.name))
-            if self.off_deciding is not None:
-                self.off_deciding(self.host)
+            self.job.made.append(Made(self.world.now_s, decision, record.instances, self.name))
             self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
         elif isinstance(effect, actions.Judged):
             self.world.tell(f"{self.name} judges {effect.verdict}")
@@ -986,8 +896,5 @@ class CoordinatorProcess(Process):
         """Its launcher sees it end."""
         self.ended_s = self.world.now_s
         self.world.tell(f"{self.name} is gone")
-        self.job.ended_untold |= self.machine.is_over and not self.has_quit
         if self.listener.is_alive and self.listener.coordinator is self:
-            self.listener.coordinator = None
-            listener = self.listener
-            listener.later(0.01, lambda: listener.coordinator_died(was_killed=self.is_killed))
+            self.listener.owner.call(lambda: self.listener.leader_died(has_quit=self.has_quit))

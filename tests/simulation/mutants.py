@@ -56,15 +56,12 @@ class Mutant:
 
 
 _COORDINATOR = "megatron_ft/core/coordinator/coordinator.py"
-_CONSENSUS = "megatron_ft/core/coordinator/consensus.py"
 _JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
 _NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
 _NODES = "megatron_ft/core/coordinator/nodes.py"
 _NOTICES = "megatron_ft/core/coordinator/notices.py"
 _VERDICT = "megatron_ft/core/coordinator/verdict.py"
-_LOCATOR = "megatron_ft/core/job/coordinator_locator.py"
 _MEMBER = "megatron_ft/core/job/member.py"
-_DECISIONS = "megatron_ft/core/job/decisions.py"
 _POLICY = "megatron_ft/core/job/restart_policy.py"
 _CHOICE = "megatron_ft/core/memory/choice.py"
 _BAD_NODES = "megatron_ft/core/coordinator/bad_nodes.py"
@@ -72,13 +69,115 @@ _COMPLETE = "megatron_ft/core/coordinator/complete_snapshots.py"
 _AGENT = "megatron_ft/core/agent/agent.py"
 _PATIENCE = "megatron_ft/core/job/give_up_policy.py"
 _LAST_LOOK = "megatron_ft/core/agent/last_look.py"
+_DECIDER = "megatron_ft/core/coordinator/decider.py"
+_LEADER_TESTS = "tests/unit/core/coordinator/test_leader.py"
 _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
-_TAKING_OVER = "tests/unit/core/coordinator/test_taking_over.py"
 _ENDINGS = "tests/unit/core/job/test_job_endings.py"
 _MACHINES = "tests/unit/core/job/test_job_machines.py"
-_OLDER = f"{_MACHINES}::test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be_decided"
 
 MUTANTS = (
+    Mutant(
+        "a decision without signs of life",
+        _DECIDER,
+        "if plan is None or plan.waiting:",
+        "if plan is None:",
+        unit=f"{_LEADER_TESTS}::test_launcher_that_ends_after_it_was_ready_is_not_decided_into_the_next_cycle",
+    ),
+    Mutant(
+        "a job founded with fewer than MAX at once",
+        _COORDINATOR,
+        "len(fresh) >= self._rules.max_nodes",
+        "len(fresh) >= self._rules.min_nodes",
+        unit=f"{_LEADER_TESTS}::"
+        "test_leader_without_a_record_founds_a_job_at_once_only_with_max_launchers_that_know_of_none",
+    ),
+    Mutant(
+        "an excluded launcher founds a job",
+        _COORDINATOR,
+        "fresh = [node for node in fresh if node.phase is not m.NodePhase.EXCLUDED]",
+        "pass",
+        unit=f"{_LEADER_TESTS}::test_launcher_of_an_excluded_node_founds_no_job",
+    ),
+    Mutant(
+        "a decision taken over after an own one",
+        _DECIDER,
+        "if held is None or not self._may_adopt or",
+        "if held is None or",
+        unit=f"{_LEADER_TESTS}::test_leader_that_has_decided_takes_over_nothing",
+    ),
+    Mutant(
+        "the older of two decisions taken over",
+        _DECIDER,
+        "last.number >= held.decision.number):",
+        "last.number <= held.decision.number):",
+        unit=f"{_LEADER_TESTS}::test_leader_without_a_record_takes_over_the_newest_decision_that_any_launcher_knows",
+    ),
+    Mutant(
+        "a new leader that doesn't wait",
+        _COORDINATOR,
+        "NEW_LEADER_S = 12.0",
+        "NEW_LEADER_S = 2.0",
+        unit=f"{_LEADER_TESTS}::test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one",
+    ),
+    Mutant(
+        "a record without launchers",
+        _JOB_CYCLE,
+        "if record.instances:",
+        "if False:",
+        unit=f"{_LEADER_TESTS}::test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one",
+    ),
+    Mutant(
+        "the job goes on without the lock's holder",
+        _COORDINATOR,
+        "if node.owns and not goodbye.excluded:",
+        "if False:",
+        unit=f"{_LEADER_TESTS}::test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop",
+    ),
+    Mutant(
+        "the leader leaves at the job's end",
+        _COORDINATOR,
+        "until_s = self._over_s if self._unacknowledged else self._lingers_s",
+        "until_s = self._lingers_s",
+        unit=f"{_LEADER_TESTS}::test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute",
+    ),
+    Mutant(
+        "the leader waits for ever after the job's end",
+        _COORDINATOR,
+        "until_s = self._over_s if self._unacknowledged else self._lingers_s",
+        "until_s = 1e9 if self._unacknowledged else self._lingers_s",
+        unit=f"{_LEADER_TESTS}::test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after_the_end",
+    ),
+    Mutant(
+        "the leader outlives its launcher",
+        _COORDINATOR,
+        "if self._is_orphan or is_needless:",
+        "if is_needless:",
+        unit=f"{_LEADER_TESTS}::test_leader_ends_with_its_launcher",
+    ),
+    Mutant(
+        "the lock's holder doesn't wait for the end",
+        _MEMBER,
+        "give_up_policy.HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s",
+        "message.within_s",
+        unit=f"{_LEADER_TESTS}::"
+        "test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_asked_to_stop",
+    ),
+    Mutant(
+        "a missed decision isn't told",
+        _COORDINATOR,
+        "if not knows:",
+        "if False:",
+        unit=f"{_LEADER_TESTS}::test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader",
+    ),
+    Mutant(
+        "ranks of another cycle aren't ended",
+        _COORDINATOR,
+        "if place is None:\n            self._end_without(node, cycle)\n            return",
+        "if place is None:\n            return",
+        unit=f"{_LEADER_TESTS}::test_leader_that_has_decided_takes_over_nothing",
+    ),
+    Mutant("missing nodes are never lost", _JOB_CYCLE, "if now_s >= since_s + after_s:", "if False:"),
+    Mutant("a shutdown request forgotten by a new leader", _COORDINATOR, "if node.standing.shutdown:", "if False:"),
     Mutant(
         "a cycle with MAX+1 nodes",
         _NEXT_CYCLE,
@@ -92,130 +191,10 @@ MUTANTS = (
         "self._nodes.values()",
     ),
     Mutant(
-        "commit with the last cycle's store",
-        _CONSENSUS,
-        "self._adopt(decision, proposal.store, nodes)",
-        "self._adopt(decision, self.store or proposal.store, nodes)",
-    ),
-    Mutant(
         "the no-progress count forgotten",
         _NEXT_CYCLE,
         "if cycle is None else cycle.advance,\n            back",
         "if cycle is None else cycle.decision.advance,\n            back",
-    ),
-    Mutant(
-        "the owner's vote elsewhere ignored",
-        _MEMBER,
-        "if self._owned - {self._search.address}:",
-        "if False:",
-        unit="tests/unit/core/coordinator/test_coordinator.py::"
-        "test_launcher_kills_its_own_coordinators_before_it_votes_at_another",
-    ),
-    Mutant(
-        "a leaver that voted elsewhere counted as gone",
-        _CONSENSUS,
-        "accepted.held.decision.number > decision.number:\n            return",
-        "accepted.held.decision.number > decision.number:\n            pass",
-    ),
-    Mutant("a shutdown request forgotten at a takeover", _COORDINATOR, "if standing.shutdown:", "if False:"),
-    Mutant(
-        "a leaver follows after its goodbye",
-        _MEMBER,
-        "if self._leaving is not None:\n            return  # a launcher that has said goodbye",
-        "if False:\n            return  # a launcher that has said goodbye",
-    ),
-    Mutant(
-        "a leaver accepts once its store is open",
-        _MEMBER,
-        "self._is_open and self._leaving is None",
-        "self._is_open",
-        unit=f"{_MACHINES}::test_launcher_that_says_goodbye_while_it_opens_the_store_does_not_accept_any_more",
-    ),
-    Mutant(
-        "a leaver votes after its goodbye",
-        _MEMBER,
-        "if self._leaving is not None or not self.memory",
-        "if not self.memory",
-        unit=f"{_MACHINES}::test_launcher_that_has_said_goodbye_neither_follows_nor_accepts",
-    ),
-    Mutant(
-        "may_accept ignores terms",
-        _DECISIONS,
-        "ballot[:2] >= self.promised and ",
-        "",
-        unit=f"{_MACHINES}::test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it",
-    ),
-    Mutant(
-        "following ignores terms",
-        _MEMBER,
-        "if term < self.memory.promised:",
-        "if False:",
-        unit=f"{_MACHINES}::test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it",
-    ),
-    Mutant("may_accept ignores what was accepted", _DECISIONS, " and not is_stale", "", unit=_OLDER),
-    Mutant("may_accept ignores numbers", _DECISIONS, " and decision.number > self.number", "", unit=_OLDER),
-    Mutant(
-        "no grace for a launcher that hadn't followed",
-        _NODES,
-        "reset, not self.follows",
-        "reset, False",
-    ),
-    Mutant(
-        "no grace after a takeover",
-        _COORDINATOR,
-        "self._clock.mark_unanswered()",
-        "pass",
-        unit=f"{_COORDINATOR_TESTS}::test_launcher_that_gave_up_on_a_new_coordinator_is_silent_not_ended",
-    ),
-    Mutant("half without the head decides", _DECISIONS, "== size > 0 and decision.head in places", "== size > 0"),
-    Mutant(
-        "leavers of the last decision are counted",
-        _DECISIONS,
-        "decision.size - len(left)",
-        "decision.size",
-        unit=f"{_MACHINES}::test_quorum_is_a_majority_of_the_voters_that_have_not_left",
-    ),
-    Mutant(
-        "what may be decided is never proposed again",
-        _CONSENSUS,
-        "return 2 * (having + self.decision.size - len(self._following)) >= self.decision.size",
-        "return False",
-    ),
-    Mutant(
-        "what can't be decided is proposed again",
-        _CONSENSUS,
-        "return 2 * (having + self.decision.size - len(self._following)) >= self.decision.size",
-        "return True",
-    ),
-    Mutant(
-        "a commit without the members",
-        _CONSENSUS,
-        "if proposal is None or proposal.waiting or",
-        "if proposal is None or",
-    ),
-    Mutant(
-        "a commit without a majority",
-        _CONSENSUS,
-        "proposal.waiting or not self._suffices(proposal.voters, proposal.founder)",
-        "proposal.waiting",
-    ),
-    Mutant(
-        "a lead before all that are here follow",
-        _CONSENSUS,
-        "enough and (before or len(self._following) == len(self._here))",
-        "enough",
-    ),
-    Mutant(
-        "an accept of a node that doesn't follow",
-        _CONSENSUS,
-        "ballot != ballot or not node.follows",
-        "ballot != ballot",
-    ),
-    Mutant(
-        "an accept of another ballot",
-        _CONSENSUS,
-        "proposal is None or proposal.ballot != ballot or",
-        "proposal is None or",
     ),
     Mutant(
         "one restart too many",
@@ -265,50 +244,7 @@ MUTANTS = (
     Mutant("a last call that is never over", _NEXT_CYCLE, "return now_s >= self.alarm_s", "return False"),
     Mutant("no last call", _NEXT_CYCLE, "return now_s >= self.alarm_s", "return True"),
     Mutant("the join timeout is ignored", _NEXT_CYCLE, "now_s >= self.waits_s + rules.join_timeout_s", "False"),
-    Mutant(
-        "lost nodes keep their vote",
-        _NEXT_CYCLE,
-        "if self.lost_s is None:\n            return",
-        "if True:\n            return",
-    ),
-    Mutant(
-        "a roll leaves out who is coming",
-        _NEXT_CYCLE,
-        " or any(_is_coming(node, cycle) for node in self._nodes.values())",
-        "",
-    ),
-    Mutant("a roll leaves out who may yet come", _NEXT_CYCLE, "elif cycle.awaited or has_absent", "elif has_absent"),
-    Mutant(
-        "a roll forgets progress",
-        _NEXT_CYCLE,
-        "restarts=decision.restarts,\n                advance=decision.advance,",
-        "restarts=decision.restarts,\n                advance=type(decision.advance)(),",
-    ),
-    Mutant(
-        "a roll forgets the restarts",
-        _NEXT_CYCLE,
-        "restarts=decision.restarts,\n                advance=decision.advance,",
-        "restarts=0,\n                advance=decision.advance,",
-    ),
-    Mutant(
-        "launchers are told no candidates",
-        _NODES,
-        "return tuple(node.address for node in first if node.address)[:_CANDIDATES]",
-        "return ()",
-    ),
-    Mutant(
-        "a node whose launcher left its coordinator behind is awaited",
-        _COORDINATOR,
-        "if self._cycle is not None and self._cycle.is_seated(node):\n                self._cycle.lose(",
-        "if False:\n                self._cycle.lose(",
-    ),
     Mutant("launchers that were never met are forgotten", _NEXT_CYCLE, "left -= unmet", "pass"),
-    Mutant(
-        "launchers that may be back are given up",
-        _NEXT_CYCLE,
-        "if left + len(back_s) < rules.min_nodes:",
-        "if left < rules.min_nodes:",
-    ),
     Mutant(
         "a lost node gets its place back",
         _JOB_CYCLE,
@@ -321,7 +257,6 @@ MUTANTS = (
         "if report.cycle != self.decision.cycle:\n            return",
         "if False:\n            return",
     ),
-    Mutant("missing nodes are never lost", _JOB_CYCLE, "elif now_s >= since_s + after_s:", "elif False:"),
     Mutant(
         "an outcome isn't restored", _JOB_CYCLE, "if standing.ended is not None and self.outcome is None:", "if False:"
     ),
@@ -366,34 +301,10 @@ MUTANTS = (
         "return self._options.min_healthy and verdict.enforced and waits and is_running",
         "return False",
     ),
-    Mutant(
-        "a session that is over is believed", _COORDINATOR, "or (node is not None and hello.session < node.session)", ""
-    ),
-    Mutant(
-        "the end isn't told to who comes later",
-        _COORDINATOR,
-        "if self._state.is_over:\n            self._out.append(Send([link]",
-        "if False:\n            self._out.append(Send([link]",
-    ),
-    Mutant("missed decisions aren't sent", _COORDINATOR, "if node.memory.number < decision.number:", "if False:"),
-    Mutant(
-        "no end for ranks of a lost node",
-        _COORDINATOR,
-        "        if not seated:\n            waits",
-        "        if False:\n            waits",
-    ),
     Mutant("silent nodes aren't noticed", _COORDINATOR, "if self._clock.now_s - node.heard_s >= limit_s:", "if False:"),
     Mutant("a spare counts though there is no room", _COORDINATOR, "joining=max(0, min(ready, room))", "joining=ready"),
-    Mutant("standby nodes aren't dismissed", _COORDINATOR, "self._dismiss_standby()\n", "pass\n"),
-    Mutant("an orphan stays", _COORDINATOR, "return is_alone and (self._is_orphan or", "return is_alone and (False or"),
     Mutant("ranks of a cut-off node go on", _MEMBER, "                self._out.append(end)", "                pass"),
     Mutant("a launcher never gives up", _MEMBER, "if unled_s >= self._patience_s() and", "if False and"),
-    Mutant(
-        "an old commit is taken",
-        _MEMBER,
-        "if decision.number <= self.memory.number:\n            return",
-        "if False:\n            return",
-    ),
     Mutant(
         "the end of another cycle is taken",
         _MEMBER,
@@ -426,34 +337,6 @@ MUTANTS = (
         unit=f"{_COORDINATOR_TESTS}::test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough",
     ),
     Mutant(
-        "that a node has cut itself off isn't told where it waits",
-        _MEMBER,
-        "[actions.Transmit(report)] if self._is_open else []",
-        "[]",
-        unit=f"{_MACHINES}::test_a_coordinator_that_does_not_lead_yet_hears_that_this_node_has_ended_its_ranks_meanwhile",
-    ),
-    Mutant(
-        "an absent launcher is to say why the last cycle ended",
-        _NOTICES,
-        "(proposal is None or (node is not None and node.link is not None))",
-        "True",
-        unit=f"{_TAKING_OVER}::test_why_the_last_cycle_ended_is_said_by_one_that_is_here_while_the_next_one_is_agreed_on",
-    ),
-    Mutant(
-        "launchers that found another coordinator count as searching",
-        _CONSENSUS,
-        "if other.address:",
-        "if False:",
-        unit=f"{_TAKING_OVER}::test_launchers_that_came_before_another_lead_was_known_no_longer_count_as_searching",
-    ),
-    Mutant(
-        "a launcher in search is awaited as one that comes back at once",
-        _NODES,
-        "(search_s if self.is_in_search else missing_s)",
-        "missing_s",
-        unit=f"{_COORDINATOR_TESTS}::test_launcher_that_gave_up_waiting_for_an_answer_is_awaited_as_long_as_one_that_never_came",
-    ),
-    Mutant(
         "a node that was only cut off is named where too few are healthy",
         _VERDICT,
         "return Cause(kind=CauseKind.MEMBERSHIP, text=text), place, True",
@@ -482,14 +365,12 @@ MUTANTS = (
         unit=f"{_MACHINES}::test_nodes_that_come_and_go_do_not_keep_a_round_open_for_ever",
     ),
     Mutant("a verdict isn't remembered", _MEMBER, "self.standing = replace(self.standing, verdict=message)", "pass"),
-    Mutant("a report isn't remembered", _MEMBER, "self.standing = replace(self.standing, report=message)", "pass"),
     Mutant(
         "a silent coordinator isn't left",
         _MEMBER,
         "elif self._is_open and now >= self._heard_s + self._lost_s:",
         "elif False:",
     ),
-    Mutant("an accepted end is forgotten", _PATIENCE, "accepted.held.decision.kind is DecisionKind.END:", "False:"),
     Mutant(
         "an excluded node's launcher ends with 94", _PATIENCE, "if standing.phase is m.NodePhase.EXCLUDED:", "if False:"
     ),
@@ -511,7 +392,7 @@ MUTANTS = (
         _CHOICE,
         "if each.port and (serves",
         "if (serves",
-        unit="tests/unit/core/memory/test_choice.py::test_segments_that_no_keeper_serves_are_not_chosen",
+        unit="tests/unit/core/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
     Mutant(
         "a snapshot of other ranks",
@@ -540,14 +421,6 @@ MUTANTS = (
         "what was complete is given up at a takeover", _COORDINATOR, "if standing.complete is not None:", "if False:"
     ),
     Mutant(
-        "a decision without votes forgets the snapshot",
-        _NEXT_CYCLE,
-        "restore=decision.restore,",
-        "restore=None,",
-        unit="tests/unit/core/coordinator/test_complete_snapshots.py::"
-        "test_vote_without_lost_nodes_keeps_what_the_cycle_restores",
-    ),
-    Mutant(
         "a cycle that ends before its nodes meet had no ranks",
         _AGENT,
         " or self._kept.local_ranks",
@@ -570,33 +443,12 @@ MUTANTS = (
         unit=f"{_MACHINES}::test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs",
     ),
     Mutant(
-        "old news of another coordinator are followed",
-        _LOCATOR,
-        "is_old = address in self._tried_s and now_s - age_s <= self._tried_s[address]",
-        "is_old = False",
-        unit="tests/unit/core/job/test_waiting.py::"
-        "test_news_older_than_the_last_try_do_not_lead_back_to_a_coordinator_that_does_not_lead",
-    ),
-    Mutant(
-        "a node on standby that may have a vote is dismissed",
-        _COORDINATOR,
-        "if node.memory.accepted is None and self._admission",
-        "if self._admission",
-        unit=f"{_COORDINATOR_TESTS}::test_node_on_standby_that_may_have_a_vote_is_not_dismissed_when_all_voters_have_left",
-    ),
-    Mutant(
         "a bad node is chosen like the others",
         _BAD_NODES,
         "return frozenset(node.instance for node in nodes if node.bad or node.name in names)",
         "return frozenset()",
     ),
     Mutant("excluded nodes count as left", _NEXT_CYCLE, "return here - leaving + ", "return here + "),
-    Mutant(
-        "a part of the job waits as long as a new one",
-        _PATIENCE,
-        "return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)",
-        "return join_s",
-    ),
 )
 
 

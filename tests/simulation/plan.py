@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -61,7 +61,6 @@ class Plan:
     spares: int
     rules: Rules
     work_s: float
-    endpoints: int
     has_ranks: bool
     faults: tuple[Fault, ...]
     reports_silence: bool = False
@@ -90,6 +89,8 @@ _LATENCIES_S = (0.02, 0.08, 0.15)
 _LOSSES = (0.01, 0.05, 0.3)
 _ONE_WAY = {"host_cut", "pair_cut"}
 _RARE = 0.25
+_LARGE, _HUGE = 0.005, 0.0005
+"""Part of the plans with 110 and with 500 nodes."""
 _LOST_PEERS = 0.1
 _AGAIN = 0.04
 _SOONER_S = 6.0
@@ -176,7 +177,7 @@ def _few(plan: Plan, chance: random.Random, nodes: Sequence[int], min_nodes: Seq
 
 
 def _takeovers(plan: Plan, chance: random.Random) -> Plan:
-    """Coordinators die shortly after each other, while launchers come, go and lose their connections."""
+    """Leaders die shortly after each other, while launchers come, go and lose their connections."""
     plan, at_s, faults = _few(plan, chance, (3, 4, 5, 6), (1, 2, 3)), chance.uniform(1.0, plan.work_s), []
     kinds = ["coordinator_killed", "coordinator_killed", "coordinator_dies_deciding", "coordinator_dies_at_effect"]
     kinds += ["newcomer", "rank_fails", "connection_reset", "launcher_killed"]
@@ -212,73 +213,7 @@ def _first_host(plan: Plan, chance: random.Random) -> Plan:
         seconds = chance.choice((0.2, 0.6, 1.0, 3.0, 5.2, 8.0, 25.0))
         faults.append(_fault(chance, at_s, kind, seconds=seconds, which=chance.choice((0, None))))
         at_s += chance.choice((0.0, 0.05, 0.3, 1.0, 3.0, 6.0))
-    return dataclasses.replace(plan, endpoints=chance.choice((1, 1, 2)), faults=tuple(faults))
-
-
-def _votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
-    """Another coordinator takes over; who has voted there dies or leaves; then the first one goes on.
-
-    The other nodes were cut off or stood still meanwhile, and don't know what was decided.
-    """
-    plan = _few(plan, chance, (2, 2, 3, 3, 4, 5), (1, 1, 2))
-    at_s, stands_s = chance.uniform(1.0, plan.work_s), chance.uniform(6.5, 16.0)
-    faults = [_fault(chance, at_s, "coordinator_frozen", seconds=stands_s)]
-    for host in range(1, plan.nodes):
-        if chance.random() < 0.6:
-            kind = chance.choice(("launcher_frozen", "host_cut", "pair_cut"))
-            begins_s = at_s + chance.uniform(-1.0, 6.0)
-            lasts_s = max(0.5, at_s + stands_s - begins_s + chance.uniform(-2.0, 3.0))
-            faults.append(_fault(chance, max(0.5, begins_s), kind, seconds=lasts_s, which=host))
-    kind = chance.choice(("rank_fails", "launcher_killed", "node_excluded"))
-    faults.append(_fault(chance, at_s + chance.uniform(0.0, 6.0), kind, seconds=30.0))
-    for _ in range(chance.choice((1, 2))):
-        kind = chance.choice(("launcher_killed", "launcher_killed", "node_excluded", "node_stopped"))
-        ends_s = at_s + stands_s - chance.uniform(-0.5, 5.0)
-        faults.append(_fault(chance, ends_s, kind, seconds=30.0, which=chance.choice((0, None))))
     return dataclasses.replace(plan, faults=tuple(faults))
-
-
-def _half_votes_elsewhere(plan: Plan, chance: random.Random) -> Plan:
-    """The half with the lowest place decides at another coordinator; then its first launcher ends or leaves.
-
-    The first coordinator stood still meanwhile, and goes on with the other half, which was cut off.
-    """
-    nodes = chance.choice((4, 6, 6))
-    rules = replace(plan.rules, min_nodes=chance.choice((1, nodes // 2, nodes)), max_nodes=nodes, max_restarts=10)
-    plan = dataclasses.replace(
-        plan, nodes=nodes, spares=0, has_ranks=True, work_s=60.0, rules=replace(rules, launchers=0)
-    )
-    at_s, decides_s = chance.uniform(3.0, 5.0) + (rules.last_call_s or 0.0), 21.5
-    stands_s = decides_s + chance.uniform(0.5, 3.0)
-    cut_s = decides_s + chance.uniform(0.5, 3.0)
-    side = _splits(range(nodes // 2), nodes, chance)
-    faults = [
-        _fault(chance, at_s, "coordinator_frozen", seconds=stands_s),
-        _fault(chance, at_s - chance.uniform(0.0, 0.5), "split", seconds=cut_s, which=side),
-        _fault(chance, at_s + decides_s + chance.uniform(0.5, 2.0), "host_off", seconds=60.0, which=1),
-    ]
-    if chance.random() < 0.3:
-        faults.append(
-            _fault(chance, at_s + decides_s + chance.uniform(2.0, 6.5), "owner_killed", seconds=60.0, which=0)
-        )
-        if plan.seed % 2:  # before anybody has told the first coordinator of the decision
-            faults[:2] = [dataclasses.replace(each, seconds=each.seconds - _SOONER_S) for each in faults[:2]]
-            faults[2:] = [dataclasses.replace(each, at_s=each.at_s - _SOONER_S) for each in faults[2:]]
-    else:  # only the first launcher is left that has accepted the decision, and it doesn't know that it was made
-        faults[0] = dataclasses.replace(faults[0], seconds=chance.uniform(16.0, 21.5))
-        faults[1] = dataclasses.replace(faults[1], seconds=chance.uniform(16.0, 21.5))
-        faults[2] = _fault(chance, at_s + 0.1, "successor_off_deciding", seconds=60.0)
-        faults.append(_fault(chance, at_s + chance.uniform(19.5, 22.0), "owner_stopped", seconds=1.0, which=0))
-    return dataclasses.replace(plan, faults=tuple(dataclasses.replace(fault, comes_back=False) for fault in faults))
-
-
-def _splits(side: Collection[int], hosts: int, chance: random.Random) -> int:
-    """Return a number by which a split parts these hosts from the others."""
-    while True:
-        which = chance.randrange(1 << 20)
-        drawn = random.Random(which)
-        if {host for host in range(hosts) if drawn.random() < 0.5} == set(side):
-            return which
 
 
 def _shutdown(plan: Plan, chance: random.Random) -> Plan:
@@ -359,10 +294,6 @@ _SERIES = (
     _takeovers,
     _farewells,
     _first_host,
-    _votes_elsewhere,
-    _half_votes_elsewhere,
-    _half_votes_elsewhere,
-    _half_votes_elsewhere,
     _shutdown,
     _stalls,
 )
@@ -374,6 +305,8 @@ def plain_plan_of(seed: int, *, nodes: int | None = None, faults: int | None = N
     """Draw one whose network loses nothing, and delays little."""
     chance = random.Random(seed)
     count = min(50, 2 + int(chance.expovariate(1 / 6.0)))
+    large = random.Random(seed ^ 0x6C617267).random()
+    count = 500 if large < _HUGE else 110 if large < _LARGE else count
     count = nodes or count
     spares = chance.choice((0, 0, 1, 2))
     min_nodes = chance.choice((count, count, max(1, count - 1), max(1, count // 2), 1))
@@ -402,9 +335,9 @@ def plain_plan_of(seed: int, *, nodes: int | None = None, faults: int | None = N
             )
         )
     drawn.sort(key=lambda fault: fault.at_s)
-    endpoints, has_ranks = chance.choice((1, 1, 2, 3)), chance.random() < 0.5
+    has_ranks = chance.random() < 0.5
     reports_silence = chance.random() < 0.5
-    if chance.random() < 0.25:
+    if chance.random() < 0.25 and count <= 50:
         known = count + spares + sum(fault.kind == "newcomer" for fault in drawn)  # who is slow to start
         rules = replace(rules, launchers=known, join_timeout_s=200.0)
     return Plan(
@@ -413,7 +346,6 @@ def plain_plan_of(seed: int, *, nodes: int | None = None, faults: int | None = N
         spares=spares,
         rules=rules,
         work_s=work_s,
-        endpoints=endpoints,
         has_ranks=has_ranks,
         faults=tuple(drawn),
         reports_silence=reports_silence,

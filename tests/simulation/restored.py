@@ -71,7 +71,7 @@ def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iter
     key = None if decision.restore is None else decision.restore.key
     if key is not None and not _is_past(key, before.decision, begun):
         yield f"cycle {decision.cycle} restores {key}, which the job has left behind"
-    kept = job.snapshots.asked.get(decision.value)
+    kept = job.snapshots.asked.get(decision.id)
     if kept is None or len(kept) < decision.world:
         return
     spares = _spares(job, before, after)
@@ -90,7 +90,7 @@ def _chosen(job: Job, begun: dict[int, Made], before: Made, after: Made) -> Iter
 
 def _spares(job: Job, before: Made, after: Made) -> list[Kept]:
     """What nodes of the last cycle had said that aren't in the next one, but are there, and were all the time."""
-    known, now = job.snapshots.known.get(after.decision.value, {}), members(job, after)
+    known, now = job.snapshots.known.get(after.decision.id, {}), members(job, after)
     left = [each for each in members(job, before) if each is not None and each not in now]
     return [known[each.instance] for each in left if each.instance in known and _was_there(job, each, before, after)]
 
@@ -100,7 +100,7 @@ def _was_there(job: Job, launcher: Launcher, before: Made, after: Made) -> bool:
         hurt.from_s <= after.at_s and hurt.until_s >= before.at_s and not hurt.fault.kind.startswith("rank_")
         for hurt in launcher.hurts
     )
-    is_apart = cut_off(job, job.snapshots.trouble, launcher, before.at_s, after.at_s, {before.by, after.by})
+    is_apart = cut_off(job, job.snapshots.trouble, launcher, before.at_s, after.at_s)
     has_ended = launcher.ended_s is not None and launcher.ended_s <= after.at_s
     return not (is_hurt or is_apart or has_ended)
 
@@ -140,8 +140,11 @@ def _lost(job: Job, before: Made, after: Made) -> Iterator[str]:
     if complete is None or None in (*then, *now) or reruns or kinds & {"keeper_replaced", "segment_rots"}:
         return
     ran = {each.launcher for each in job.trained if each.cycle == before.decision.cycle}
-    is_own = after.by == after.decision.value[1] and before.decision.world == after.decision.world
-    if not is_own or not set(then) <= ran or not all(_is_there(job, complete, each, now) for each in then):
+    if (
+        before.decision.world != after.decision.world
+        or not set(then) <= ran
+        or not all(_is_there(job, complete, each, now) for each in then)
+    ):
         return
     restore = after.decision.restore
     if restore is None or restore.key < complete:

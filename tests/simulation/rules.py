@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job.decisions import DecisionKind
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
-from tests.simulation.history import cut_off, cycles, members
+from tests.simulation.history import STOPS, cut_off, cycles, members
 
 if TYPE_CHECKING:
     from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ends_for_a_reason",
     "has_its_size",
-    "keeps_its_promises",
     "meets_at_its_store",
     "notices_no_progress",
     "prefers_good_nodes",
@@ -38,12 +36,6 @@ _TOO_OFTEN = 2
 _BY_RANK = (CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL)
 _IN_FLIGHT_S = 2.0
 """A cycle may begin for so long after the end of the job was asked for: its nodes are being asked."""
-
-
-def keeps_its_promises(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """Require that no launcher votes after its goodbye, nor for a coordinator of a lower term than it has followed."""
-    for instance, votes in job.votes.items():
-        yield from (f"launcher {instance} {text}" for text in votes.broken)
 
 
 def spares_who_waits(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
@@ -71,25 +63,16 @@ def has_its_size(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 def meets_at_its_store(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """Require that the ranks of a cycle meet at the store that was opened for this very cycle, if they start.
-
-    Where a decision is made that another coordinator had proposed, or the same one before it lost its lead for a while,
-    the launcher that knows its store may be lost: the cycle ends at once then.
-    """
-    untold = {
-        made.decision.origin for made in job.made if made.by != made.decision.value[1] or _has_lost_its_first(job, made)
-    }
+    """Require that the ranks of a cycle meet at the store that its first node has opened since the cycle before."""
+    used: dict[str, str] = {}
     for trained in job.trained:
         held = trained.held
-        if held is None or (not held.store and held.decision.origin in untold):
+        if held is None:
             continue
-        if job.stores.get(held.store) != held.decision.origin:
+        first = next((made.members[0] for made in cycles(job) if made.decision.id == held.decision.id), None)
+        opened_by = job.stores.get(held.store)
+        if used.setdefault(held.store, held.decision.id) != held.decision.id or first not in (None, opened_by):
             yield f"{trained.launcher.name} starts ranks of cycle {trained.cycle} with the store {held.store!r}"
-
-
-def _has_lost_its_first(job: Job, made: Made) -> bool:
-    first = next(iter(members(job, made)), None)
-    return first is not None and first.ended_s is not None and first.ended_s <= made.at_s
 
 
 def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
@@ -102,7 +85,7 @@ def ends_for_a_reason(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         match judged.verdict.outcome:
             case Outcome.MEMBERSHIP if not _may_change(plan, job, trouble, cycle, judged):
                 yield f"cycle {judged.verdict.cycle} ended for other nodes: {judged.verdict.cause.text}"
-            case Outcome.STOPPED if not _asked(job, judged.at_s):
+            case Outcome.STOPPED if not _asked(job, judged.at_s) and not _is_holder_stopped(job, judged.at_s):
                 yield f"cycle {judged.verdict.cycle} was stopped, and no rank had asked for that"
             case Outcome.MEMBERSHIP if _ends_after_all(job, trouble, judged):
                 yield f"cycle {judged.verdict.cycle} was to be restarted without {judged.verdict.cause.host}"
@@ -126,9 +109,7 @@ def _may_change(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged)
 
 def _ends_after_all(job: Job, trouble: Any, judged: Judged) -> bool:
     """Return True if the job ends as one that can't continue, though it was to, and nothing else has happened."""
-    follows = [
-        made.decision for made in job.made if made.at_s >= judged.at_s and made.decision.kind is not DecisionKind.ROLL
-    ]
+    follows = [made.decision for made in job.made if made.at_s >= judged.at_s]
     if judged.verdict.decision.action is not Action.RESTART or not follows:
         return False
     near = [at_s for at_s, _ in trouble.hit if abs(at_s - judged.at_s) < _ALONE_S]
@@ -138,6 +119,11 @@ def _ends_after_all(job: Job, trouble: Any, judged: Judged) -> bool:
 def _asked(job: Job, until_s: float) -> list[tuple[Launcher, Hurt]]:
     asked = [(each, hurt) for each in job.launchers for hurt in each.hurts if hurt.fault.kind == "shutdown_asked"]
     return [(each, hurt) for each, hurt in asked if hurt.from_s <= until_s]
+
+
+def _is_holder_stopped(job: Job, until_s: float) -> bool:
+    holders = [each for each in job.launchers if each.member.owns]
+    return any(hurt.fault.kind in STOPS and hurt.from_s <= until_s for each in holders for hurt in each.hurts)
 
 
 def _still_running(plan: Plan, job: Job, cycle: Made, judged: Judged) -> str:
@@ -162,16 +148,16 @@ def shuts_down(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         for made in cycles(job):
             if made.decision.cycle <= (asked.cycle or 0) or launcher.instance not in made.members:
                 continue
-            was_hurt = _is_hurt(job, trouble, launcher, asked, made.at_s, made.by)
+            was_hurt = _is_hurt(job, trouble, launcher, asked, made.at_s)
             if made.at_s > asked.from_s + _IN_FLIGHT_S and not was_hurt:
                 yield f"cycle {made.decision.cycle} begins after {launcher.name} has asked for the end of the job"
 
 
-def _is_hurt(job: Job, trouble: Any, launcher: Launcher, asked: Hurt, until_s: float, *by: str) -> bool:
+def _is_hurt(job: Job, trouble: Any, launcher: Launcher, asked: Hurt, until_s: float) -> bool:
     """Return True if something else hit a launcher after a rank of it had asked for the end of the job."""
     others = [each for each in launcher.hurts if each.fault.kind != "shutdown_asked"]
     was_hurt = any(each.from_s <= until_s and each.until_s >= asked.from_s - 2.0 for each in others)
-    return was_hurt or bool(cut_off(job, trouble, launcher, asked.from_s - 2.0, until_s, by))
+    return was_hurt or bool(cut_off(job, trouble, launcher, asked.from_s - 2.0, until_s))
 
 
 def notices_no_progress(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:

@@ -45,12 +45,10 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     world.reports_silence = plan.reports_silence
     world.latency_s, world.loss = plan.latency_s, plan.loss
     hosts = world.hosts
-    endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
     job = Job(
         world,
         plan.rules,
         plan.work_s,
-        endpoints,
         learns=plan.learns,
         makes_progress=plan.makes_progress,
     )
@@ -138,7 +136,7 @@ class _Trouble:
 
     def _coordinator(self) -> CoordinatorProcess | None:
         alive = [process for process in self.job.coordinators if process.is_alive]
-        alive.sort(key=lambda process: (not process.led, process.is_frozen))
+        alive.sort(key=lambda process: process.is_frozen)
         return alive[0] if alive else None
 
     def _host(self, fault: Fault) -> Host:
@@ -157,19 +155,9 @@ class _Trouble:
             busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
             if not host.is_on or busy or self.job.is_over():
                 return
-            if self._is_port_in_doubt(host):
-                self._again(host, fault, _LOOKS_AGAIN_S)
-            else:
-                self.job.launch(host).hurt(fault)
+            self.job.launch(host).hurt(fault)
 
         self.world.after(delay_s, start)
-
-    def _is_port_in_doubt(self, host: Host) -> bool:
-        """Whether a new launcher waits: a coordinator has the endpoint that doesn't answer yet, or is about to end."""
-        listener = self.world.listeners.get(f"h{host.number}")
-        if listener is None or listener.address not in self.job.endpoints or listener.coordinator is None:
-            return False
-        return listener.coordinator.is_frozen or listener.coordinator.machine.is_over
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -208,7 +196,7 @@ class _Trouble:
         if launcher is not None:
             launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
-            if fault.comes_back and self.may_come_back(launcher.host):
+            if fault.comes_back and self.may_come_back():
                 self._again(launcher.host, fault, fault.seconds)
 
     def _rank_blocks(self, fault: Fault) -> None:
@@ -226,43 +214,9 @@ class _Trouble:
         elif not self.job.is_over():
             self.world.after(_LOOKS_AGAIN_S, lambda: self._dies_last(fault))
 
-    def _owner(self, fault: Fault) -> Launcher | None:
-        """The launcher on that host, which may have started a coordinator there."""
-        return next((each for each in self.job.launchers if each.is_alive and each.host is self._host(fault)), None)
-
-    def _owner_killed(self, fault: Fault) -> None:
-        launcher = self._owner(fault)
-        if launcher is not None:
-            launcher.hurt(fault, FOR_GOOD_S)
-            launcher.die()
-            if fault.comes_back and self.may_come_back(launcher.host):
-                self._again(launcher.host, fault, fault.seconds)
-
-    def _successor_off_deciding(self, fault: Fault) -> None:
-        """The host of the next coordinator that leads loses power as soon as that has decided something."""
-
-        def off(host: Host) -> None:
-            for launcher in self.job.launchers:
-                if launcher.host is host and launcher.is_alive:
-                    launcher.hurt(fault, FOR_GOOD_S)
-            self.network = True
-            host.power_off()
-
-        self.job.successor_off = off
-
-    def _owner_stopped(self, fault: Fault) -> None:
-        launcher = self._owner(fault)
-        if launcher is not None:
-            launcher.call(lambda: launcher.asked_to_stop(fault, well=fault.comes_back))
-
-    def may_come_back(self, host: Host) -> bool:
-        """A new launcher at the first endpoint knows of no job, and enough of them may begin another one: documented.
-
-        As many as MIN can't be new, if there are fewer faults. Where the number of launchers is known, none comes back.
-        """
-        if self.job.rules.launchers:
-            return False
-        return f"h{host.number}" != self.job.endpoints[0] or self._faults + 1 < self.job.rules.min_nodes
+    def may_come_back(self) -> bool:
+        """Where the number of launchers is known, none comes back."""
+        return not self.job.rules.launchers
 
     def _host_off(self, fault: Fault) -> None:
         host = self._host(fault)
@@ -272,7 +226,7 @@ class _Trouble:
                     launcher.hurt(fault, FOR_GOOD_S)
             self.network = True
             host.power_off()
-            if fault.comes_back and self.may_come_back(host):
+            if fault.comes_back and self.may_come_back():
                 self.world.after(fault.seconds, host.power_on)
                 self._again(host, fault, fault.seconds + 0.1)
 

@@ -10,7 +10,7 @@ from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision
+from megatron_ft.core.job.decisions import Assignment, Decision
 from megatron_ft.core.memory.copy_pace import CopyPace
 from megatron_ft.core.memory.snapshots import (
     Complete,
@@ -276,10 +276,12 @@ class Snapshots:
     restored: list[Restoring] = field(default_factory=list)
     kept: dict[tuple[str, str], Kept] = field(default_factory=dict)
     """By coordinator and launcher, what that launcher has said last."""
-    asked: dict[Ballot, dict[int, Kept]] = field(default_factory=dict)
-    """What each place of a cycle that was proposed had said."""
-    known: dict[Ballot, dict[str, Kept]] = field(default_factory=dict)
+    asked: dict[str, dict[int, Kept]] = field(default_factory=dict)
+    """What each place of a cycle had said when it began."""
+    known: dict[str, dict[str, Kept]] = field(default_factory=dict)
     """What each launcher had said then, of a place or not."""
+    planned: dict[str, Kept] = field(default_factory=dict)
+    """What each launcher had said when the last cycle was planned."""
     completed: dict[int, SnapshotKey] = field(default_factory=dict)
     """By cycle, the newest one that a coordinator has called complete."""
     messages: int = 0
@@ -306,14 +308,15 @@ class Snapshots:
             case Saved() | m.Restored():
                 self.messages += 1
 
-    def asks(self, coordinator: CoordinatorProcess, launcher: str, proposal: m.Propose) -> None:
-        """A coordinator proposes a cycle of its own."""
-        if proposal.place is not None and proposal.ballot == proposal.decision.value:
-            kept = self.kept.get((coordinator.name, launcher), Kept())
-            self.asked.setdefault(proposal.ballot, {})[proposal.place] = kept
-            if proposal.ballot not in self.known:
-                said = {each: kept for (by, each), kept in self.kept.items() if by == coordinator.name}
-                self.known[proposal.ballot] = said
+    def plans(self, coordinator: CoordinatorProcess) -> None:
+        """A leader asks the nodes of the next cycle for a sign of life."""
+        self.planned = {each: kept for (by, each), kept in self.kept.items() if by == coordinator.name}
+
+    def asks(self, launcher: str, held: Assignment) -> None:
+        """A leader starts a cycle."""
+        if held.place is not None:
+            self.asked.setdefault(held.decision.id, {})[held.place] = self.planned.get(launcher, Kept())
+            self.known.setdefault(held.decision.id, self.planned)
 
     def sends(self, job: Job, send: actions.Send) -> None:
         """A coordinator sends something."""

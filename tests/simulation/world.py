@@ -23,6 +23,10 @@ _HANDSHAKE_RETRANSMIT_S = 1.0
 """The same for the first packet of a connection."""
 
 
+_RESET = object()
+"""Sent in place of a message when a connection is reset."""
+
+
 class World:
     """``now_s`` is the true time; each host has a clock of its own."""
 
@@ -303,14 +307,14 @@ class Link:
         self._lost_s[side] = at_s if again_s else self._lost_s[side]
         world.at(at_s, lambda: self._arrive(side, message))  # not after a difference, whose rounding swaps messages
 
-    def close(self, closer: Process, *, silently: bool = False) -> None:
-        """One end is closed; the other one hears of it, unless ``silently``."""
+    def close(self, closer: Process, *, silently: bool = False, resets: bool = False) -> None:
+        """One end is closed; the other one hears of it, unless ``silently``, as of a reset where it ``resets``."""
         self._closed.add(closer)
         if closer not in self.ends:
             return
         side = self.ends.index(closer)
         if not silently:
-            self.send(closer, None)
+            self.send(closer, _RESET if resets else None)
         self.ends[side] = None
         closer.links.remove(self)
         if self.ends == [None, None]:
@@ -368,11 +372,11 @@ class Link:
         target = self.ends[1 - side]
         if target is None:
             sender = self.ends[side]
-            if sender is not None and message is not None:
+            if sender is not None and message is not None and message is not _RESET:
                 self.world.at(self._reset_s(1 - side), lambda: self._refused(side))
             return
-        if message is None:
-            self._break(target)
+        if message is None or message is _RESET:
+            self._break(target, reset=message is _RESET)
         else:
             target.call(lambda: self._deliver(side, target, message))
 

@@ -35,8 +35,8 @@ START_NS = 1_000_000_000_000
 
 def held(cycle: int = 0, *, place: int = 0, nodes: int = 1, restarts: int = 0) -> Assignment:
     """A cycle that begins."""
-    decision = Decision(cycle, (0, "c", cycle), DecisionKind.CYCLE, cycle, nodes, nodes, 0, restarts=restarts)
-    return Assignment(decision, place, votes=True, store="here:1")
+    decision = Decision(cycle, f"c{cycle}", DecisionKind.START, cycle, nodes, restarts=restarts)
+    return Assignment(decision, place, store="here:1")
 
 
 def verdict(

@@ -37,7 +37,7 @@ class Ear:
         self.problem = problem
         self._note("failed")
 
-    def broken(self, *, silent: bool = False) -> None:
+    def broken(self) -> None:
         self._note("broken")
 
     def refused(self, text: str) -> None:

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
@@ -18,39 +20,37 @@ __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
 
 
-def decision(
-    number: int = 0, kind: DecisionKind = DecisionKind.CYCLE, *, cycle: int = 0, size: int = 4, head: int = 0
-) -> Decision:
+def decision(number: int = 0, kind: DecisionKind = DecisionKind.START, *, cycle: int = 0, size: int = 4) -> Decision:
     """One of ``size`` nodes."""
-    return Decision(number, (number, "c", 1), kind, cycle, size, size, head)
+    return Decision(number, f"c{number}", kind, cycle, size)
 
 
 def member(**more: Any) -> Member:
-    """A launcher's, at "host:1"."""
-    who = m.Identity("job", RULES, "me", "host", "host:1", ("first:1", "second:1"), **more)
+    """A launcher's."""
+    who = m.Identity("job", RULES, "me", "host", "host", "first:1", **more)
     return Member(who, now_s=0.0, chance=random.Random(1))
 
 
-def led(machine: Member, term: tuple[int, str] = (1, "c")) -> Member:
-    """It has found a coordinator."""
+def led(machine: Member) -> Member:
+    """It has found a leader."""
     machine.tick(0.0)
     machine.opened(0.0)
-    machine.heard(m.Lead(term), 0.0)
+    machine.heard(m.Admitted(), 0.0)
     return machine
 
 
-def answers(machine: Coordinator, effects: list[actions.CoordinatorEffect]) -> list[actions.CoordinatorEffect]:
-    """Take part as launchers do, until there is nothing to say; what was asked for at last."""
+def answers(
+    machine: Coordinator, effects: list[actions.CoordinatorEffect], now_s: float = 0.0
+) -> list[actions.CoordinatorEffect]:
+    """Answer the leader's questions as launchers do, until there are none; all effects."""
+    found, new = list(effects), effects
     while True:
-        said: list[actions.Heard] = []
-        for effect in effects:
-            if isinstance(effect, actions.Send) and isinstance(effect.message, m.Lead):
-                said += [actions.Heard(link, m.Follow(effect.message.term)) for link in effect.links]
-            elif isinstance(effect, actions.Send) and isinstance(effect.message, m.Propose):
-                said += [actions.Heard(link, m.Accept(effect.message.ballot, "store:1")) for link in effect.links]
+        asked = [each for each in new if isinstance(each, actions.Send) and isinstance(each.message, m.Beat)]
+        said = [actions.Heard(link, each.message) for each in asked for link in each.links if each.message.number]
         if not said:
-            return effects
-        effects = [effect for event in said for effect in machine.handle(event, 0.0)] + machine.settle(0.0)
+            return found
+        new = [effect for event in said for effect in machine.handle(event, now_s)] + machine.settle(now_s)
+        found += new
 
 
 def links(effects: list[actions.CoordinatorEffect], kind: type) -> list[int]:
@@ -59,11 +59,12 @@ def links(effects: list[actions.CoordinatorEffect], kind: type) -> list[int]:
     return sorted(link for effect in sent for link in effect.links)
 
 
-def begun(rules: m.Rules, names: str, stock: Sequence[Kept] = ()) -> Coordinator:
+def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> Coordinator:
     """Cycle 0 runs, on these nodes; the connection of each is its number. ``stock``: what each can restore."""
-    machine = Coordinator("c", founds=True, now_s=0.0)
+    machine = Coordinator("c", m.JobDefinition("job", replace(rules, max_nodes=len(names))), now_s=0.0)
+    rules = replace(rules, max_nodes=len(names))
     for link, name in enumerate(names):
-        machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, owns=link == 0)), 0.0)
-        machine.handle(actions.Heard(link, m.Ready(stock[link] if stock else Kept())), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, name, owns=link == 0)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(stock[link] if stock else Kept(), f"{name}:1")), 0.0)
     assert any(isinstance(effect, actions.Decided) for effect in answers(machine, machine.settle(0.0)))
     return machine

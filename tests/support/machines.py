@@ -62,8 +62,8 @@ class Launcher:
                     self.job.break_off(self)
                 case actions.Transmit(message):
                     self.job.to_coordinator(self, message)
-                case actions.OpenStore(held):
-                    self.do(self.member.store_opened(held, f"{self.name}:store", self.job.now_s))
+                case actions.OpenStore():
+                    self.do(self.member.store_opened(f"{self.name}:store", self.job.now_s))
                 case actions.Begin(held):
                     self.begun = held
                 case m.End():
@@ -130,7 +130,7 @@ class Job:
     def __init__(self, *, owner: str = "a", **rules: Any) -> None:
         self.rules = m.Rules(**{"min_nodes": 2, "max_nodes": 3, "max_restarts": 3, **rules})
         self.now_s = 0.0
-        self.coordinator = Coordinator("c", founds=True, now_s=0.0)
+        self.coordinator = Coordinator("c", m.JobDefinition("job", self.rules), now_s=0.0)
         self.launchers: list[Launcher] = []
         self.decided: list[actions.Decided] = []
         self.has_quit = False
@@ -156,23 +156,20 @@ class Job:
         started = []
         for host in names:
             self._count += 1
-            address, since_s = "c:1" if host == self._owner else f"{host}:1", self.now_s - ago_s
-            word = f"i{self._count}"
             who = m.Identity(
                 name,
                 self.rules,
-                word,
+                f"i{self._count}",
                 host,
-                address,
-                ("c:1",),
+                host,
+                "c:1",
                 rank,
                 domain=domain,
-                started_s=since_s,
+                started_s=self.now_s - ago_s,
                 names_life=names_life,
             )
             member = Member(who, now_s=self.now_s, chance=random.Random(self._count))
-            if host == self._owner:
-                member.owns("c:1")
+            member.owns = host == self._owner
             launcher = Launcher(self, host, member)
             self.launchers.append(launcher)
             started.append(launcher)
@@ -191,6 +188,11 @@ class Job:
                 if self.now_s >= launcher.member.alarm_s and launcher.left is None and not launcher.is_silent:
                     launcher.do(launcher.member.tick(self.now_s))
             self._settle()
+
+    def take_over(self) -> None:
+        """The leader dies, and the next one is given the record of its last decision."""
+        record, defined = self.decided[-1].record, m.JobDefinition("job", self.rules)
+        self.coordinator = Coordinator("d", defined, record=record, now_s=self.now_s)
 
     def connect(self, launcher: Launcher) -> None:
         """To the only coordinator."""

@@ -20,7 +20,7 @@ REMOVED: dict[str, str] = {
 
 REMOVED_COMMANDS: dict[str, str] = {
     "check-launch": "add --ft-dry-run to the flags of your ft_launcher line",
-    "coordinator": "launchers start it; give --rdzv-endpoint the host of one of them",
+    "coordinator": "the launcher on the host of --rdzv-endpoint starts the coordinator",
     "replay": "use megatron-ft report LOG_DIR --suggest-timeouts for timeouts from observed intervals",
 }
 """Commands of megatron-ft of earlier versions, and what to use instead."""

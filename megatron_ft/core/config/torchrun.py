@@ -52,9 +52,9 @@ TORCHRUN_OPTIONS = {
         ),
         TorchrunOption(
             "rdzv-endpoint",
-            "HOST:PORT of the coordinator. More hosts, as in a:29500,b,c, are tried when "
-            "the first doesn't answer. Default: --master-addr:--master-port. If neither is given: the scheduler's (see "
-            "--scheduler), else for one node any free port, for several "
+            "HOST:PORT of the coordinator, which the launcher on that host starts. Default: --master-addr:"
+            "--master-port. If neither is given: the scheduler's (see --scheduler), else for one node any free port, "
+            "for several "
             f"localhost:{C10D_PORT} with --rdzv-backend c10d, 127.0.0.1:{DEFAULT_PORT} without it.",
         ),
         TorchrunOption("rdzv-id"),

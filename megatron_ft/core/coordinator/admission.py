@@ -1,87 +1,26 @@
 """Admission to a job: launchers of that very job, with the options of the first one. Pure.
 
-Launchers that know of no job are sent where it is coordinated, if that is another place. Those that were started after
-its end are to wait for the next one.
+Those that were started after its end are to wait for the leader of the next one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.member import MOVED_S
-from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, JobDefinition, Moved, Rules, Wait
+from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, JobDefinition, Rules
 from megatron_ft.core.wording import printable
 
 _LONGEST_NAME = 160
 """Characters of a job's name, with the arguments of its script, in a line for a user."""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherLead:
-    """Coordinator at another address that leads this job, known since ``since_s``. ``number``: of its last decision."""
+def is_of_next(hello: Hello, defined: JobDefinition, *, since_end_s: float) -> bool:
+    """Whether a launcher was started after the job's end, by a user who starts the job again under the same name.
 
-    address: str = ""
-    number: int = 0
-    since_s: float = 0.0
-    until_s: float = float("inf")
-
-
-NO_LEAD = OtherLead()
-
-
-class Admission:
-    """Admission of launchers to the job of one coordinator.
-
-    ``elsewhere``: where the launcher beside this coordinator is led; empty if it isn't.
-    ``defined``: the job of the launcher that has started the coordinator; None: the first hello defines it.
+    Where a scheduler's word for this life is in the name, it belongs to this one: srun may be slow to start a
+    launcher, and Kubernetes starts a pod again.
     """
-
-    def __init__(self, elsewhere: str, defined: JobDefinition | None = None, *, now_s: float = 0.0) -> None:
-        self._defined = defined
-        self.ended_s: float | None = None
-        """When the end of the job was decided; None if it wasn't."""
-        self._other_lead = OtherLead(elsewhere, since_s=now_s)
-
-    @property
-    def job(self) -> str:
-        return "" if self._defined is None else self._defined.job
-
-    @property
-    def rules(self) -> Rules | None:
-        return None if self._defined is None else self._defined.rules
-
-    def other_lead(self, now_s: float) -> OtherLead:
-        """Return where the job is coordinated, as far as known here; without an address if unknown."""
-        return self._other_lead if now_s < self._other_lead.until_s else NO_LEAD
-
-    def job_ended(self, now_s: float) -> None:
-        self.ended_s = now_s
-
-    def answer(self, hello: Hello, *, now_s: float) -> Dismiss | Wait | None:
-        """Return the answer to a launcher that isn't let in; None if it is."""
-        defined = self._defined = self._defined or hello.definition
-        if hello.owns:
-            self._other_lead = NO_LEAD  # it is led there no more
-        if hello.memory.decided is None and self._is_of_next(hello, defined, now_s):
-            return Wait(0, 0, soon=True)
-        return refusal(hello, defined)
-
-    def _is_of_next(self, hello: Hello, defined: JobDefinition, now_s: float) -> bool:
-        """Whether a launcher was started after the end, by a user who starts the job again under the same name.
-
-        Where a scheduler's word for this life is in the name, it belongs to this one: srun may be slow to start a
-        launcher, and Kubernetes starts a pod again.
-        """
-        if self.ended_s is None:
-            return False
-        return is_another(hello, defined) or (not hello.names_life and hello.up_s < now_s - self.ended_s)
-
-    def moved(self, moved: Moved, now_s: float) -> None:
-        """Take note of where this job is coordinated."""
-        if self.job in ("", moved.job):
-            self._other_lead = OtherLead(moved.address, max(0, moved.number), now_s, now_s + 3 * MOVED_S)
+    return hello.is_fresh and (is_another(hello, defined) or (not hello.names_life and hello.up_s < since_end_s))
 
 
 def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
-from megatron_ft.core.coordinator.nodes import Node, silent_hosts
+from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.snapshot_copies import SnapshotCopies
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.actions import Send
-from megatron_ft.core.job.decisions import Decision
+from megatron_ft.core.job.decisions import Decision, DecisionRecord
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
@@ -71,6 +71,8 @@ class JobCycle:
     _departures: list[NodeLost] = field(default_factory=list)
     _ended_s: float = 0.0
     _farewell_s: float | None = None
+    _ends_with: int | None = None
+    """Place of the launcher that holds the lock, if it was asked to stop."""
     _judged: tuple[Outcome, int] | None = None
     _counts: Counter[NodeState] = field(default_factory=Counter)
     _reached: Reached | None = None
@@ -81,15 +83,18 @@ class JobCycle:
 
     def __post_init__(self) -> None:
         healthy = Report(self.decision.cycle, NodeState.HEALTHY)
-        names, world = self.decision.names, self.decision.world
-        self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
+        world = self.decision.world
+        self.seats = [Seat(healthy) for _ in range(world)]
         self._counts.update(seat.state for seat in self.seats)
         self.snapshots = CompleteSnapshots(self.decision.cycle, world)
         self.copies = SnapshotCopies(self.decision.cycle, world, self.rules.segment)
 
-    def follow_decision(self, decision: Decision) -> None:
-        """Take another decision about this cycle."""
-        self.decision = decision
+    def await_all(self, record: DecisionRecord, now_s: float) -> None:
+        """Wait for the launchers of a cycle that another leader has begun. The record may not name them."""
+        for place, seat in enumerate(self.seats):
+            if record.instances:
+                seat.occupy(record.instances[place], record.names[place])
+            self.missing(place, now_s)
 
     # -- reports of its nodes ---------------------------------------------------------------------------------
 
@@ -168,31 +173,27 @@ class JobCycle:
             diagnosis.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
 
-    def lose_missing(self, after_s: float, now_s: float, voters: Iterable[Node]) -> None:
-        """Count nodes as lost that have been missing for ``after_s`` seconds; to be called before ``conclude``.
-
-        The node beside the last coordinator is given up at once if most voters have found its host silent.
-        """
+    def lose_missing(self, after_s: float, now_s: float) -> None:
+        """Count nodes as lost that have been missing for ``after_s`` seconds; to be called before ``conclude``."""
         self.alarm_s = None
-        silent = silent_hosts(voters, self.decision.size) if self._missing else {}
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
-            if place in silent:
-                self.seats[place].learn_name(silent[place])
-                self.lose(place, job_lines.HOST_SILENT)
-            elif now_s >= since_s + after_s:
+            if now_s >= since_s + after_s:
                 self.lose(place, job_lines.silent(after_s))
             else:
                 self._wake(since_s + after_s)
 
-    def farewell(self, place: int, goodbye: Goodbye, now_s: float) -> None:
-        """The node at that place leaves the job."""
+    def farewell(self, place: int, goodbye: Goodbye, now_s: float, *, ends_job: bool = False) -> None:
+        """The node at that place leaves the job. ``ends_job``: its launcher holds the lock: the job ends, too."""
+        if ends_job and not (goodbye.well and self.outcome is None):
+            self.asked_to_end(place, goodbye.text)
+            return
         state = NodeState.EXCLUDED if goodbye.excluded else NodeState.LOST
         if goodbye.well and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
             self.gone.add(place)
             self.seats[place].leave(goodbye.text)
-            self._farewell_s = now_s + _FAREWELL_S
+            self._farewell_s, self._ends_with = now_s + _FAREWELL_S, place if ends_job else self._ends_with
             return
         kind = CauseKind.MEMBERSHIP if goodbye.failed else CauseKind.REQUEST
         self.changed(place, Report(self.decision.cycle, state, Cause(kind=kind, text=goodbye.text)))
@@ -530,11 +531,15 @@ class JobCycle:
         else:
             self._farewell_s = None
             for place, seat in enumerate(self.seats):
-                if text := seat.take_leaving():
+                text = seat.take_leaving()
+                if place == self._ends_with:
+                    self.asked_to_end(place, text)
+                    self.outcome = Outcome.STOPPED
+                elif text:
                     self.changed(
                         place, Report(self.decision.cycle, NodeState.LOST, Cause(kind=CauseKind.REQUEST, text=text))
                     )
-            if self._judged is not None:
+            if self._judged is not None and self.outcome is None:
                 self.outcome, self.decided_by = self._judged
 
     def _wake(self, at_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Next proposal, and its time: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
+"""The next decision, and its time: the next cycle, or the end of the job. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
-from megatron_ft.core.coordinator.consensus import Consensus
+from megatron_ft.core.coordinator.decider import Decider, Plan
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.job_phases import JobState
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, rotated_slots, usable
-from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.decisions import Decision, DecisionKind
+from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
+from megatron_ft.core.job.liveness import lost_s
+from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
@@ -24,15 +25,13 @@ from megatron_ft.core.memory.choice import choose_files, first_restore, next_res
 from megatron_ft.core.memory.snapshots import CopySource, Restore, SavedFiles
 from megatron_ft.core.times import earliest
 
-_MAY_BE_BACK_S = 70.0
-"""A launcher that is cut off has given up looking for the others by then."""
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0
 
 
-def _shrink_s(nodes: int) -> float:
-    """Seconds after the last loss: several nodes may be lost together, and thousands can start a cycle in that time."""
-    return 0.2 + nodes / 5000
+def may_be_back_s(nodes: int) -> float:
+    """Seconds after which a launcher that is cut off has given up, where no single launcher is started again."""
+    return lost_s(nodes) + CUT_OFF_S + 5.0
 
 
 def last_call_s(rules: Rules, *, is_first: bool) -> float:
@@ -99,104 +98,72 @@ class RoundCompletion:
 class NextCycle:
     """One coordinator's. ``nodes``: all launchers by instance. Times are seconds of the coordinator's clock."""
 
-    def __init__(self, state: JobState, consensus: Consensus, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, state: JobState, decider: Decider, nodes: Mapping[str, Node]) -> None:
         self._state = state
         self.alarm_s: float | None = None
-        """When to call ``propose_due`` again, at the latest."""
-        self.lost_s: float | None = None
-        """When the last node was lost that may still be a voter."""
+        """When to call ``due`` again, at the latest."""
         self.bad_nodes = BadNodeTracker()
         self.without_snapshot = ""
-        """Why the cycle that was proposed last goes on from no snapshot; empty if it does, or if there are none."""
-        self._consensus = consensus
+        """Why the cycle that was planned last goes on from no snapshot; empty if it does, or if there are none."""
+        self._decider = decider
         self._nodes = nodes
         self._completion = RoundCompletion()
         self._slots: list[Slot] = []
         self._next_slots: list[Slot] = []
         self._known: dict[str, Node] = {}
         """All launchers that have ever connected, by instance."""
-        self._slots_are_places = False
-        """Earlier holders of places aren't known: the slots list only the launchers that have one now."""
+        self._are_slots_taken_over = False
+        """The slots are those of a cycle that another leader has begun: the launchers say who they are."""
         self._took_over_s: float | None = None
-        """Since when it leads a job that another coordinator led before, whose launchers it needn't all have met."""
+        """Since when it leads a job that another leader led before, whose launchers it needn't all have met."""
 
     def connected(self, node: Node) -> None:
         if node.phase is not NodePhase.EXCLUDED:
             self._known[node.instance] = node
 
-    def took_over(self, now_s: float) -> None:
-        """Note that this coordinator leads, with a decision already made."""
-        if self._slots_are_places and self._took_over_s is None:
-            self._took_over_s = now_s
-
     def restore_place(self, node: Node) -> None:
-        """A launcher reports its place in the last cycle, which this coordinator may not know."""
-        if self._slots_are_places and node.place is not None:
+        """A launcher reports its place in the last cycle, which this leader may not know."""
+        if self._are_slots_taken_over and node.place is not None:
             self._slots[node.place] = Slot.of(node)
 
-    def node_lost(self, now_s: float) -> None:
-        """A node is lost, or may be, that may still be a voter."""
-        self.lost_s = now_s
-
-    def decided(self) -> None:
-        """There is a new last decision; no node has been lost since."""
-        self.lost_s = None
-
-    def cycle_began(self, decision: Decision, proposal: Proposal | None) -> None:
-        """A cycle was decided, by this coordinator's proposal or before it came."""
+    def cycle_began(self) -> None:
+        """The cycle that was planned last has begun."""
         self._completion.begin_round()
-        self._slots_are_places = proposal is None or not proposal.is_new
-        if not self._slots_are_places:
-            self._slots = self._next_slots
-            return
-        names = decision.names if len(decision.names) == decision.world else decision.world * ("",)
-        self._slots = [Slot(f"{decision.value} {place}", name) for place, name in enumerate(names)]
-        for place, member in ({} if proposal is None else proposal.members).items():
-            self._slots[place] = Slot.of(member)
+        self._slots, self._are_slots_taken_over = self._next_slots, False
 
-    def propose_due(
-        self, rules: Rules, cycle: JobCycle | None, *, arrivals: int, has_absent: bool, now_s: float
-    ) -> None:
-        """Propose what is due. ``has_absent``: a connection has just ended, and its launcher may come back."""
+    def took_over(self, record: DecisionRecord, now_s: float) -> None:
+        """Note a decision that another leader has made."""
+        self._took_over_s, self._are_slots_taken_over = now_s, True
+        world = record.decision.world
+        instances = record.instances or [f"{record.decision.id} {place}" for place in range(world)]
+        names = record.names or world * ("",)
+        self._slots = [Slot(*each) for each in zip(instances, names, strict=True)]
+
+    def due(self, rules: Rules, cycle: JobCycle | None, *, arrivals: int, now_s: float) -> Plan | None:
+        """Return the decision to plan, if one is due: the next cycle, or the end of the job."""
         self.alarm_s = None
-        if self._consensus.proposal is None and not self._state.is_running:
-            self._gather(rules, cycle, arrivals, now_s)
-        if self._consensus.proposal is None and cycle is not None:
-            self._shrink(cycle, has_absent, now_s)
-
-    def _gather(self, rules: Rules, cycle: JobCycle | None, arrivals: int, now_s: float) -> None:
-        """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
+        if self._decider.plan is not None or self._state.is_running or self._state.is_over:
+            return None
         if not self._state.gathers:
             awaited = cycle is not None and (cycle.awaited > 0 or self._awaits)
-            if cycle is not None and cycle.verdict is not None and not awaited:
-                ending = (cycle.verdict.code, cycle.verdict.cause_for(None).text)
-                self._end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
-            return
-        # thousands meet: as long as they are too few, whether they are ready or not, none of them is looked at
-        ready = self._ready if len(self._nodes) >= rules.min_nodes else []
-        complete = self._completion.update(
-            rules,
-            ready=usable(ready, rules.segment),
-            awaited=bool(ready) and ((cycle is not None and cycle.awaited > 0) or self._awaits),
-            last=0 if cycle is None else cycle.decision.world,
-            patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
-            arrivals=arrivals,
-            now_s=now_s,
-        )
-        self.alarm_s = self._completion.alarm_s
-        if complete:
-            self._begin(rules, cycle, ready)
-        elif too_few := self._too_few_for_ever(rules, cycle, now_s):
-            self._end_job(cycle, rules.try_again_code, too_few)
-        elif self._completion.has_waited_long(rules, now_s):
+            if cycle is None or cycle.verdict is None or awaited:
+                return None
+            ending = (cycle.verdict.code, cycle.verdict.cause_for(None).text)
+            return self.end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
+        if self._is_complete(rules, cycle, arrivals, now_s):
+            return self._start_cycle(rules, cycle, self._ready)
+        if too_few := self._too_few_for_ever(rules, cycle, now_s):
+            return self.end_job(cycle, rules.try_again_code, too_few)
+        if self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - usable(self._ready, rules.segment)
             aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
             text = job_lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
-            self._end_job(cycle, rules.try_again_code, text)
+            return self.end_job(cycle, rules.try_again_code, text)
+        return None
 
     @property
     def _ready(self) -> list[Node]:
-        return [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
+        return [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.link is not None]
 
     @property
     def _awaits(self) -> bool:
@@ -207,23 +174,22 @@ class NextCycle:
         if not rules.launchers:
             return ""
         gone = [node for instance, node in self._known.items() if instance not in self._nodes]
-        names, until_s = (
-            [node.name for node in gone],
-            [node.gone_s + _MAY_BE_BACK_S for node in gone if node.silent or node.may_return],
-        )
+        back_s = may_be_back_s(len(self._known))
+        names = [node.name for node in gone]
+        until_s = [node.gone_s + back_s for node in gone if node.silent or node.was_reset]
         left = rules.launchers - len(gone)
         if self._took_over_s is not None:
             unmet = max(0, rules.launchers - len(self._known))
             left -= unmet
-            until_s += [self._took_over_s + _MAY_BE_BACK_S] * unmet
+            until_s += [self._took_over_s + back_s] * unmet
             names += [seat.name for seat in cycle.seats if seat.name and not seat.instance] if cycle else []
-        back_s = [at_s for at_s in until_s if at_s > now_s]
-        if left + len(back_s) < rules.min_nodes:
+        later_s = [at_s for at_s in until_s if at_s > now_s]
+        if left + len(later_s) < rules.min_nodes:
             return job_lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=names)
-        self.alarm_s = earliest(self.alarm_s, *back_s)
+        self.alarm_s = earliest(self.alarm_s, *later_s)
         return ""
 
-    def _begin(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> None:
+    def _start_cycle(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> Plan:
         bad, named = self.bad_nodes.bad_among(ready), self.bad_nodes.blamed_instance(cycle)
         if rules.segment:
             chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
@@ -241,18 +207,18 @@ class NextCycle:
             restore, self.without_snapshot = first_restore(choice), choice.reason
         elif cycle.verdict is not None:
             restore = self._restore(cycle, chosen, [node for node in ready if node not in takes_part], found)
-        self._consensus.propose(
-            DecisionKind.CYCLE,
-            dict(enumerate(chosen)),
-            [node for node in self._consensus.voters().values() if node not in takes_part],
+        shift = 0 if cycle is None else cycle.decision.shift
+        decision = self._decider.next(
+            DecisionKind.START,
             cycle=0 if cycle is None else cycle.decision.cycle + 1,
             world=len(chosen),
             restarts=0 if cycle is None else cycle.restarts_used,
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
-            rotates=rotation is Rotation.RANKS,
+            shift=shift + (rotation is Rotation.RANKS),
             restore=restore,
         )
+        return Plan(decision, dict(enumerate(chosen)))
 
     def _restore(
         self, cycle: JobCycle, chosen: Sequence[Node], spares: Sequence[Node], found: SavedFiles | None
@@ -274,54 +240,39 @@ class NextCycle:
         )
         return None if restore is None else replace(restore, sources=sources)
 
-    def _end_job(self, cycle: JobCycle | None, code: int, text: str) -> None:
-        decision = self._consensus.decision
-        self._consensus.propose(
+    def meet(self, rules: Rules, *, arrivals: int, now_s: float) -> bool:
+        """Note that nodes meet for the first cycle, which can't be decided yet; return True if there are enough."""
+        self._is_complete(rules, None, arrivals, now_s)
+        return self._completion.waits_s is None
+
+    def _is_complete(self, rules: Rules, cycle: JobCycle | None, arrivals: int, now_s: float) -> bool:
+        # thousands meet: as long as they are too few, whether they are ready or not, none of them is looked at
+        ready = self._ready if len(self._nodes) >= rules.min_nodes else []
+        complete = self._completion.update(
+            rules,
+            ready=usable(ready, rules.segment),
+            awaited=bool(ready) and ((cycle is not None and cycle.awaited > 0) or self._awaits),
+            last=0 if cycle is None else cycle.decision.world,
+            patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
+            arrivals=arrivals,
+            now_s=now_s,
+        )
+        self.alarm_s = self._completion.alarm_s
+        return complete
+
+    def end_job(self, cycle: JobCycle | None, code: int, text: str) -> Plan:
+        """Return the decision that the job ends."""
+        last = self._decider.decision
+        decision = self._decider.next(
             DecisionKind.END,
-            seated(cycle, self._nodes),
-            [node for node in self._nodes.values() if node.link is not None and node.follows],
-            cycle=-1 if decision is None else decision.cycle,
-            world=0 if decision is None else decision.world,
-            restarts=0 if decision is None else decision.restarts,
+            cycle=-1 if last is None else last.cycle,
+            world=0 if last is None else last.world,
+            restarts=0 if last is None else last.restarts,
             advance=furthest(node.before for node in self._nodes.values()) if cycle is None else cycle.advance,
             code=code,
             text=text,
         )
-
-    def _shrink(self, cycle: JobCycle, has_absent: bool, now_s: float) -> None:
-        """Take the vote from lost nodes, as long as the others are still enough to decide that."""
-        decision = cycle.decision
-        if self.lost_s is None:
-            return
-        at_s = self.lost_s + _shrink_s(decision.world)
-        if now_s < at_s:
-            self.alarm_s = earliest(self.alarm_s, at_s)
-            return
-        members = seated(cycle, self._nodes)
-        if len(members) == decision.size and all(node.votes for node in members.values()):
-            self.lost_s = None
-        elif cycle.awaited or has_absent or any(_is_coming(node, cycle) for node in self._nodes.values()):
-            return  # without its vote one that is only late could not help to decide once others are lost
-        elif members:
-            self._consensus.propose(
-                DecisionKind.ROLL,
-                members,
-                [node for node in self._consensus.voters().values() if node.place not in members and node.follows],
-                cycle=decision.cycle,
-                world=decision.world,
-                restarts=decision.restarts,
-                advance=decision.advance,
-                restore=decision.restore,
-            )
-
-
-def seated(cycle: JobCycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
-    """Nodes that take part in the last cycle, follow and aren't lost, by place."""
-    if cycle is None:
-        return {}
-    return {
-        node.place: node for node in nodes.values() if node.follows and node.place is not None and cycle.is_seated(node)
-    }
+        return Plan(decision, {})
 
 
 def nodes_left(cycle: JobCycle | None, nodes: Mapping[str, Node], arrivals: int) -> int:
@@ -335,13 +286,8 @@ def nodes_left(cycle: JobCycle | None, nodes: Mapping[str, Node], arrivals: int)
     return here - leaving + cycle.awaited + late
 
 
-def _is_coming(node: Node, cycle: JobCycle) -> bool:
-    """Whether a node of the cycle has connected, and hasn't followed yet."""
-    return node.link is not None and not node.follows and cycle.is_seated(node)
-
-
 def is_awaited(node: Node) -> bool:
     """Whether no cycle begins before this node is ready, or known to be lost."""
     if node.place is None:
         return False
-    return node.link is None or not node.follows or node.phase in (NodePhase.BUSY, NodePhase.RUNNING)
+    return node.phase in (NodePhase.BUSY, NodePhase.RUNNING) or (node.link is None and node.phase is NodePhase.READY)

@@ -13,13 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from megatron_ft.core.coordinator.decider import Plan
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.job_phases import JobState
 from megatron_ft.core.coordinator.next_cycle import is_awaited, last_call_s
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import usable
 from megatron_ft.core.coordinator.verdict import GOOD
-from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.actions import Send
@@ -59,17 +59,17 @@ class Notices:
         self._speaker: int | None = None
         """The connection of the launcher that was last asked to print the lines of the job."""
 
-    def tell(self, rules: Rules, cycle: JobCycle | None, proposal: Proposal | None, *, now_s: float) -> list[Send]:
-        """The lines that are due. Without an open ``proposal`` a round can only be waiting for nodes."""
+    def tell(self, rules: Rules, cycle: JobCycle | None, plan: Plan | None, *, now_s: float) -> list[Send]:
+        """The lines that are due. Without an open ``plan`` a round can only be waiting for nodes."""
         self.alarm_s = None
         if cycle is not self._cycle:
             self._cycle = cycle
             self._speaker = None  # launchers forget it, too, when they begin the cycle
             self._finished.clear()
             self._spares_s = now_s + _SOON_S
-        if proposal is not None and proposal.decision.kind is DecisionKind.END:
+        if plan is not None and plan.decision.kind is DecisionKind.END:
             return [*self._who_says_why(cycle)]
-        told = [] if cycle is None else [*self._who_speaks(cycle, proposal), *self._departures(cycle)]
+        told = [] if cycle is None else [*self._who_speaks(cycle, plan), *self._departures(cycle)]
         if cycle is not None and self._state.is_running:
             self._waits.clear()
             self._waits_s = 0.0
@@ -83,7 +83,7 @@ class Notices:
             if not self._state.gathers:
                 return told
             told += self._losses(rules, cycle)
-        return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if proposal is None else ())]
+        return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if plan is None else ())]
 
     def restored(self, cycle: JobCycle) -> Iterable[Send]:
         """A line that the ranks of all nodes have restored their state from memory."""
@@ -140,7 +140,7 @@ class Notices:
         spares = [
             node
             for node in self._nodes.values()
-            if node.phase is NodePhase.READY and node.follows and not cycle.is_seated(node)
+            if node.phase is NodePhase.READY and node.link is not None and not cycle.is_seated(node)
         ]
         new = [node for node in spares if node.instance not in self._spares]
         self._spares = {node.instance for node in spares}
@@ -182,12 +182,12 @@ class Notices:
         if now_s < self._waits_s:
             self._wake(self._waits_s)
             return
-        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
+        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.link is not None]
         self._waits = {node: self._waits.get(node) or (now_s, now_s + _LONG_S) for node in ready}
         if any(now_s >= next_s for _, next_s in self._waits.values()):
             due = []
             for node, (since_s, next_s) in self._waits.items():
-                if now_s >= next_s - _TOGETHER_S:
+                if now_s >= next_s - 1.5 * _TOGETHER_S:
                     self._waits[node] = since_s, since_s + (next_s - since_s) * _AGAIN_FACTOR
                     due.append(node)
             links = [node.link for node in sorted(due, key=_order) if node.link is not None]
@@ -237,7 +237,7 @@ class Notices:
             links = list(dict.fromkeys([speaker, *(seated[place] for place in places if place in seated)]))
         yield from _by_one(links, speaker, text)
 
-    def _who_speaks(self, cycle: JobCycle, proposal: Proposal | None) -> Iterable[Send]:
+    def _who_speaks(self, cycle: JobCycle, plan: Plan | None) -> Iterable[Send]:
         """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to.
 
         So is who isn't here while the next cycle is agreed on. If all nodes were lost to this coordinator, it is the
@@ -245,20 +245,20 @@ class Notices:
         """
         places = range(len(cycle.seats))
         here = (place for place in places if cycle.seats[place].instance in self._nodes)
-        place = next((place for place in places if self._stays(cycle, place, proposal)), next(here, 0))
+        place = next((place for place in places if self._stays(cycle, place, plan)), next(here, 0))
         node = self._nodes.get(cycle.seats[place].instance)
         # one that doesn't follow yet may have to hear of this cycle first, and forgets with it that it was asked
-        if place > 0 and node is not None and node.follows and node.link not in (None, self._speaker):
+        if place > 0 and node is not None and node.link not in (None, self._speaker):
             self._speaker = node.link
             yield Send([node.link], PrintJobLines())
 
-    def _stays(self, cycle: JobCycle, place: int, proposal: Proposal | None) -> bool:
+    def _stays(self, cycle: JobCycle, place: int, plan: Plan | None) -> bool:
         node = self._nodes.get(cycle.seats[place].instance)
-        return place not in cycle.gone and (proposal is None or (node is not None and node.link is not None))
+        return place not in cycle.gone and (plan is None or (node is not None and node.link is not None))
 
     def _who_says_why(self, cycle: JobCycle | None) -> Iterable[Send]:
         """The job is about to end: one that is connected is to say so, also where none has had a place yet."""
-        here = [node for node in self._nodes.values() if node.follows and node.phase is not NodePhase.EXCLUDED]
+        here = [node for node in self._nodes.values() if node.phase is not NodePhase.EXCLUDED]
         node = min(here, key=lambda each: (cycle is None or not cycle.is_seated(each), _order(each)), default=None)
         if node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link

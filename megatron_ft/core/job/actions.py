@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.job.decisions import Assignment
-from megatron_ft.core.job.messages import FromMember, Moved, OfCycle, PrintJobLines, Tell, ToMember, Verdict
+from megatron_ft.core.job.decisions import Assignment, DecisionRecord
+from megatron_ft.core.job.messages import FromMember, OfCycle, PrintJobLines, Tell, ToMember, Verdict
 
-# -- the coordinator ------------------------------------------------------------------------------------------
+# -- the leader -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decision has been made: for the log, and for checks that no other coordinator makes another one."""
+    """A decision has been made: give its record to the launcher that holds the lock, before anybody hears of it."""
 
-    held: Assignment
-    members: tuple[str, ...]
-    """Participants by place; empty if unknown to this coordinator."""
+    record: DecisionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """No launcher needs this coordinator any more."""
+    """No launcher needs this leader any more."""
 
 
 CoordinatorEvent = Heard | Broken
@@ -90,29 +88,8 @@ class Transmit:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """Send this to ``host:port`` on a connection of its own, if a process listens there; may replace the last."""
-
-    address: str
-    moved: Moved
-
-
-@dataclass(frozen=True, slots=True)
-class KillCoordinators:
-    """This launcher is about to vote at another coordinator: first kill those that it has started.
-
-    Its own could count it as one that has left, when the launcher ends, and decide without a vote given elsewhere.
-    """
-
-    address: str
-    """Address of the coordinator that this launcher votes at: one there stays."""
-
-
-@dataclass(frozen=True, slots=True)
 class OpenStore:
-    """This node is at place 0: open a store for the ranks, and say where with ``Member.store_opened``."""
-
-    held: Assignment
+    """This node is ready: open a store for the ranks of the next cycle, and say where with ``Member.store_opened``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +129,6 @@ MemberEffect = (
     Connect
     | Disconnect
     | Transmit
-    | Announce
-    | KillCoordinators
     | OpenStore
     | Begin
     | StandBy

@@ -34,12 +34,12 @@ def host(allocated: str) -> str:
     return next(iter(expand_hosts(allocated, 1)), "")
 
 
-def may_stand_in(place: int | None, ending: Ending | None, *, is_decided: bool) -> bool:
+def may_stand_in(place: int | None, ending: Ending | None) -> bool:
     """Return True if a launcher does what the script would: that at place 0, or the next one, if that was on its host.
 
-    ``is_decided``: the end is that of all nodes. One that has only lost the others may not end what these still run.
+    The script's host is the endpoint's: without it no other launcher goes on either.
     """
-    return place in (0, 1) and ending is not None and (is_decided or ending is not Ending.LOST)
+    return place in (0, 1) and ending is not None
 
 
 def in_its_place(told: str, job: str, ending: Ending, *, is_refused: bool) -> list[str]:

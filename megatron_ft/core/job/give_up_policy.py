@@ -1,65 +1,68 @@
-"""How long a launcher waits for a coordinator, and with which exit code it gives up. Pure."""
+"""How long a launcher waits for a leader, and with which exit code it gives up. Pure."""
 
 from __future__ import annotations
 
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.job import actions, job_lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import AcceptorState, Decision, DecisionKind
+from megatron_ft.core.job.decisions import Assignment, Decision
 from megatron_ft.core.job.restart_policy import Action
 
-GIVE_UP_S = 60.0
-"""Seconds without a coordinator after which a node that was part of the job leaves it."""
+HOLDER_STAYS_S = 60.0
+"""Seconds for which the launcher that holds the lock stays so that all others hear of the job's end."""
 _REPORT_UNREACHED_S = (10.0, 60.0)
-"""Seconds after which a launcher that no coordinator leads tells the user why: in a job of few nodes or on the first
+"""Seconds after which a launcher that no leader has admitted tells the user why: in a job of few nodes or on the first
 two, and on the others, which may be thousands with the same thing to tell."""
 _FEW_NODES = 16
 
 
-def is_new(memory: AcceptorState, standing: m.NodeStatus) -> bool:
+def is_new(decided: Assignment | None, standing: m.NodeStatus) -> bool:
     """Whether this launcher has had no part in a decision of the job yet."""
-    return memory.is_empty and standing.phase is not m.NodePhase.EXCLUDED
+    return decided is None and standing.phase is not m.NodePhase.EXCLUDED
 
 
-def patience_s(identity: m.Identity, memory: AcceptorState, standing: m.NodeStatus) -> float:
-    """How many seconds to wait for a coordinator."""
-    join_s = identity.rules.join_timeout_s
-    return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)
+def patience_s(identity: m.Identity, *, is_new: bool, cut_off_s: float) -> float:
+    """How many seconds to look for a leader.
+
+    Where the scheduler starts no single launcher again, a leader that is lost with its host doesn't come back: the job
+    is to be started again as soon as the ranks have ended.
+    """
+    is_lost = identity.rules.launchers > 0 and not is_new
+    return cut_off_s if is_lost else identity.rules.join_timeout_s
 
 
 def report_unreached_s(identity: m.Identity) -> float:
-    """After how many seconds without a coordinator to tell the user ``unreached``."""
+    """After how many seconds without a leader to tell the user ``unreached``."""
     is_soon = identity.rules.max_nodes <= _FEW_NODES or identity.rank in (0, 1)
     return _REPORT_UNREACHED_S[not is_soon]
 
 
-def unreached(identity: m.Identity, problems: str) -> str:
-    """While one is looked for. ``problems``: why it wasn't reached at which address."""
-    return f"no coordinator reached ({problems}); trying for {_join_timeout(identity)}"
+def unreached(identity: m.Identity, problem: str) -> str:
+    """While one is looked for. ``problem``: why it wasn't reached."""
+    return f"no coordinator reached ({identity.endpoint}: {problem}); trying for {_join_timeout(identity)}"
 
 
 def give_up(
-    identity: m.Identity, memory: AcceptorState, standing: m.NodeStatus, problems: str, *, is_unowned: bool
+    identity: m.Identity, decided: Assignment | None, standing: m.NodeStatus, problem: str, *, is_unowned: bool
 ) -> actions.Leave:
     """Return the end of a launcher whose time is over.
 
-    ``problems``: why no coordinator was reached at which address. ``is_unowned``: no process was ever reached at the
-    first endpoint. With a host that no scheduler has named that is a mistake: it would be the same at another start.
+    ``problem``: why no leader was reached. ``is_unowned``: no process was ever reached at the endpoint. With a host
+    that no scheduler has named that is a mistake: it would be the same at another start.
     """
-    accepted, verdict = memory.accepted, standing.verdict
-    if accepted is not None and accepted.held.decision.kind is DecisionKind.END:
-        return actions.Leave(accepted.held.decision.code, accepted.held.decision.text)
+    verdict = standing.verdict
     if verdict is not None and verdict.decision.action is not Action.RESTART:
         return actions.Leave(verdict.code, verdict.cause.text)
     if standing.phase is m.NodePhase.EXCLUDED:
         # the other nodes may still train, and a scheduler may end their job at any other code
         return actions.Leave(0, "no coordinator is reachable any more")
-    text = "no coordinator reachable that can continue the job: start the job again"
-    if is_new(memory, standing):
+    problem = f"{identity.endpoint}: {problem}"
+    text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
+    if is_new(decided, standing):
         if is_unowned and not identity.has_known_host:
-            text = job_lines.nobody_owns(identity.endpoints[0], _join_timeout(identity), problems)
+            text = job_lines.nobody_owns(identity.endpoint, _join_timeout(identity), problem)
             return actions.Leave(MISTAKE_CODE, text)
-        text = f"no coordinator reached for {_join_timeout(identity)} ({problems})"
+        text = f"no coordinator reached for {_join_timeout(identity)} ({problem})"
     return actions.Leave(identity.rules.try_again_code, text)
 
 

@@ -12,9 +12,7 @@ from megatron_ft.core.memory.saved_files import consecutive
 from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.wording import counted, listed
 
-ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
-HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
 RERUN_CONCLUDED = (
     "not restarting, because the checkpoint repeats this re-run: the rank's log says 'Possible persistent error' if "
@@ -56,14 +54,6 @@ def without(cycle: int) -> str:
 def reset(seconds: float) -> str:
     """Say why a node is lost whose connection was reset: its launcher may have exited, or not."""
     return f"its connection was reset, and its launcher hasn't connected again for {seconds:.1f} s"
-
-
-def rival_is_older(address: str, number: int) -> str:
-    return f"the same job has been training at {address} for longer ({number + 1} decisions): this part of it ends"
-
-
-def rival_is_younger(address: str) -> str:
-    return f"the same job is training at {address}, too, since the network was split: that part of it is told to end"
 
 
 def nobody_owns(endpoint: str, timeout: str, problems: str) -> str:

@@ -17,7 +17,7 @@ from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.decisions import AcceptedProposal, AcceptorState, Ballot, CoordinatorHost, Decision, Term
+from megatron_ft.core.job.decisions import Assignment, DecisionRecord
 from megatron_ft.core.job.restart_policy import (
     AnyFailed,
     JobProgress,
@@ -136,6 +136,8 @@ class NodeStatus(Message, frozen=True):
     """This node has `Restored`."""
     keeper_port: Int = 0
     """Port at which this node's keeper takes copies in that cycle; 0: none."""
+    store: str = ""
+    """Address of the store that this node has opened for the ranks of the next cycle, once the node is ready."""
 
     def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
@@ -274,11 +276,18 @@ class Arguments(Message, frozen=True):
 
 
 class JobDefinition(Message, frozen=True):
-    """Which job a coordinator is for, by the launcher that starts it; launchers of others are refused."""
+    """Which job a leader is for, by the launcher that starts it; launchers of others are refused."""
 
     job: str
     rules: Rules
     arguments: Arguments = Arguments()
+
+
+class LeaderStart(Message, frozen=True):
+    """What the launcher that holds the lock gives to a leader. ``record``: that of the last decision; None: none."""
+
+    defined: JobDefinition
+    record: DecisionRecord | None = None
 
 
 # -- from a launcher ------------------------------------------------------------------------------------------
@@ -291,12 +300,12 @@ class Hello(Message, frozen=True):
         job: what tells this job from all others; a launcher of another one is refused.
         rules: a launcher that has others is refused, too.
         instance: its unique id; session: the number of its connection; of several, only the newest counts.
-        name: of its host; address: where it can coordinate, ``host:port``, empty if it can't.
+        name: of its host; host: address of its host for others, empty if there are no others.
         rank: the place it is meant to have, by the command line or the scheduler; None if neither gives one.
-        owns: it has started this very coordinator.
+        owns: it has started this very leader, and holds the lock.
         before: how far earlier lives of the job have got, as this launcher's log directory says.
         domain: of NVLink, if the rules have segments.
-        found_silent: the node beside the last coordinator, whose host answers no packet any more.
+        decided: the last decision that it has heard of.
         up_s: so many seconds ago its launcher was started.
         names_life: ``job`` contains the scheduler's identifier of this life of the job.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
@@ -307,15 +316,14 @@ class Hello(Message, frozen=True):
     instance: str
     session: Int
     name: str
-    address: str = ""
+    host: str = ""
     rank: Int | None = None
     owns: bool = False
     before: JobProgress = JobProgress()
     domain: str = ""
     bad: str = ""
-    memory: AcceptorState = AcceptorState()
+    decided: Assignment | None = None
     standing: NodeStatus = NodeStatus()
-    found_silent: CoordinatorHost | None = None
     up_s: Finite = 0.0
     names_life: bool = False
     arguments: Arguments = Arguments()
@@ -327,19 +335,24 @@ class Hello(Message, frozen=True):
 
     @property
     def definition(self) -> JobDefinition:
-        """The job that a coordinator without one is for from now on."""
+        """The launcher's job."""
         return JobDefinition(self.job, self.rules, self.arguments)
+
+    @property
+    def is_fresh(self) -> bool:
+        """True if the launcher knows of no decision and its node isn't excluded: it may found a job."""
+        return self.decided is None and self.standing.phase is not NodePhase.EXCLUDED
 
 
 class Identity(Message, frozen=True):
-    """Common part of each `Hello` of a launcher. ``endpoints``: where the job is coordinated at first."""
+    """Common part of each `Hello` of a launcher. ``endpoint``: where the leader listens."""
 
     job: str
     rules: Rules
     instance: str
     name: str
-    address: str
-    endpoints: tuple[str, ...]
+    host: str
+    endpoint: str
     rank: int | None = None
     before: JobProgress = JobProgress()
     domain: str = ""
@@ -351,7 +364,7 @@ class Identity(Message, frozen=True):
     is_named: bool = True
     """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     has_known_host: bool = True
-    """The first endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
+    """The endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
     names_life: bool = False
 
     def excluded(self) -> Identity:
@@ -363,47 +376,29 @@ class Identity(Message, frozen=True):
         session: int,
         *,
         owns: bool,
-        memory: AcceptorState,
+        decided: Assignment | None,
         standing: NodeStatus,
-        found_silent: CoordinatorHost | None,
         now_s: float,
     ) -> Hello:
         """The first message of a connection."""
         return Hello(
             session=session,
             owns=owns,
-            memory=memory,
+            decided=decided,
             standing=standing,
-            found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
             **{name: getattr(self, name) for name in Hello.__struct_fields__ if hasattr(self, name)},
         )
 
 
-class Follow(Message, frozen=True):
-    """The answer to ``Lead``: a promise to accept nothing of a lesser term. ``accepted`` may have been missed."""
-
-    term: Term
-    accepted: AcceptedProposal | None = None
-
-
-class Newer(Message, frozen=True):
-    """The other answer to ``Lead``: this node has followed a greater term."""
-
-    term: Term
-
-
-class Accept(Message, frozen=True):
-    """The answer to ``Propose``. ``store``: where the ranks are to meet, from the node at place 0."""
-
-    ballot: Ballot
-    store: str = ""
-
-
 class Ready(Message, frozen=True):
-    """This node would take part in the next cycle; none of its ranks is left. ``kept``: what it can restore."""
+    """This node would take part in the next cycle; none of its ranks is left.
+
+    ``kept``: what it can restore; ``store``: where the ranks of the cycle meet, if it gets place 0.
+    """
 
     kept: Kept = Kept()
+    store: str = ""
 
 
 class StockTaken(Message, frozen=True):
@@ -454,74 +449,20 @@ class Goodbye(Message, frozen=True):
         return 0 if self.excluded or self.well else 1
 
 
-class Moved(Message, frozen=True):
-    """Alone on a connection, every few seconds, to the first endpoint: that job is coordinated at ``address``.
+class Beat(Message, frozen=True):
+    """This end is alive: the leader answers the launcher's, and a launcher one that has a ``number``.
 
-    After a network was split two jobs of one name may train, each with decisions of its own.
-
-    Args:
-        founding: the value of its first decision; number: of its last one.
-        age_s: so long ago the launcher that says so heard of the job's first decision.
+    The leader asks so before it decides: a decision names only launchers that answered after their `Ready`.
     """
 
-    job: str
-    address: str
-    founding: Ballot | None = None
-    number: Int = -1
-    age_s: Finite = 0.0
-
-
-class Beat(Message, frozen=True):
-    """This end is alive: from a launcher, and answered by the coordinator."""
-
-
-class Away(Message, frozen=True):
-    """The last message on a connection that this launcher closes because nothing came on it: it looks elsewhere."""
+    number: Int = 0
 
 
 # -- from the coordinator -------------------------------------------------------------------------------------
 
 
-class Lead(Message, frozen=True):
-    """Follow me."""
-
-    term: Term
-    beside: CoordinatorHost | None = None
-
-
-class Wait(Message, frozen=True):
-    """This coordinator can't lead: ``here`` voters of ``size`` are connected.
-
-    ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
-    ``elsewhere``: where the job is coordinated, as far as is known here; empty if it isn't known.
-    ``age_s``: for how many seconds that has been known.
-    """
-
-    here: Int
-    size: Int
-    soon: bool
-    gathers: bool = False
-    elsewhere: str = ""
-    age_s: Finite = 0.0
-
-
-class Propose(Message, frozen=True):
-    """Accept this. ``place``: of this node, None if it only votes. ``candidates``: as in ``Commit``, but sooner."""
-
-    ballot: Ballot
-    decision: Decision
-    place: Int | None
-    votes: bool
-    candidates: tuple[str, ...] = ()
-
-
-class Commit(Message, frozen=True):
-    """This was decided: who has a place trains. ``candidates`` can coordinate if this one is lost."""
-
-    decision: Decision
-    store: str = ""
-    candidates: tuple[str, ...] = ()
-    beside: CoordinatorHost | None = None
+class Admitted(Message, frozen=True):
+    """The answer to `Hello`: this leader has let the launcher in."""
 
 
 class End(Message, frozen=True):
@@ -563,12 +504,6 @@ class PrintJobLines(Message, frozen=True):
     """All nodes at lower places have left: print lines about the whole job until the next cycle begins."""
 
 
-class Rival(Message, frozen=True):
-    """Another coordinator leads a job of this name at ``address``: say there with ``Moved`` what this one is."""
-
-    address: str
-
-
 REFUSED = 2
 """The code of a launcher that this job doesn't take: another job's, or one with other options."""
 
@@ -587,8 +522,8 @@ class Dismiss(Message, frozen=True):
 OfRanks = Report | Hang | RankSnapshots | Milestone | Intervals | Killed | Saved | Restored | KeeperPort | Waits
 NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
-FromMember = Hello | Away | Follow | Newer | Accept | NodeMessage | Moved | Beat
-FromJob = Lead | Wait | Propose | Commit | Rival | Stay | Dismiss | Beat
+FromMember = Hello | NodeMessage | Beat
+FromJob = Admitted | Assignment | Stay | Dismiss | Beat
 OfLearning = Survey | Intervals | Killed
 OfSnapshots = Complete | Passed | CopyTo
 OfHangs = DiagnoseHang | Reviewed

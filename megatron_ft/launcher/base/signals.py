@@ -179,6 +179,10 @@ class StopRequests:
         """
         return self._reactor.call_blocking(function, self.check)
 
+    def is_in_a_hurry(self) -> bool:
+        """Return True after a second request: nothing is waited for any more."""
+        return self._signals.is_in_a_hurry()
+
     def check(self) -> None:
         """Interrupt the caller if the launcher was asked to stop.
 

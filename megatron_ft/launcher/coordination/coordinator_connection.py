@@ -7,12 +7,13 @@ import functools
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import Dismiss, FromMember, Moved, ToMember
+from megatron_ft.core.job.messages import Dismiss, FromMember, ToMember
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Challenge, Handshake
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.net import tcp
@@ -27,6 +28,9 @@ _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 """``Challenge``: from one that has a secret, where this launcher has none."""
 
 
+_RESET = struct.pack("ii", 1, 0)
+
+
 class CoordinatorConnection:
     """TCP. A name that has to be looked up, and every try to connect, costs the loop nothing."""
 
@@ -36,13 +40,9 @@ class CoordinatorConnection:
         secret: bytes | None,
         listener: Listener,
         *,
-        is_answered: bool = True,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """``is_answered``: a coordinator says something on each connection, else that one is no coordinator's.
-
-        ``say``: gets a line for the user when a process that doesn't know the secret interferes with a connection.
-        """
+        """``say``: gets a line for the user when a process without the secret interferes with a connection."""
         self._say = say
         self._limiter = RateLimiter()
         self._was_let_in = False
@@ -61,7 +61,6 @@ class CoordinatorConnection:
         """True if the targets are from an earlier look-up or connection."""
         self._target: tcp.Target | None = None
         """Target of the connection, made or in progress."""
-        self._expects_answer = is_answered
         self._is_answered = False
         """A coordinator has answered there, and hasn't refused this launcher."""
         self._problem = ""
@@ -94,11 +93,14 @@ class CoordinatorConnection:
         self._try_next()
 
     def disconnect(self) -> None:
+        self._disconnect(resets=True)
+
+    def _disconnect(self, *, resets: bool) -> None:
         if self._soon is not None:
             self._soon.cancel()
         self._release_target()
         self._address, self._targets, self._are_remembered, self._soon = "", [], False, None
-        self._drop_peer()
+        self._drop_peer(resets=resets)
 
     def transmit(self, message: FromMember) -> None:
         if self._peer is not None and self._handshake is not None and self._handshake.is_done:
@@ -108,7 +110,7 @@ class CoordinatorConnection:
         peer = self._peer
         if peer is not None and self._handshake is not None:
             _flush_within(peer, within_s)
-        self.disconnect()
+        self._disconnect(resets=False)
 
     # -- connecting -------------------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class CoordinatorConnection:
 
     def _connected(self) -> None:
         self._handshake = LauncherHandshake(self._secret)
-        self._is_answered = not self._expects_answer
+        self._is_answered = False
         first = self._handshake.first()
         if first is not None:
             self._send(encode(first))
@@ -272,7 +274,7 @@ class CoordinatorConnection:
         if peer is not self._peer:
             return
         self.disconnect()
-        self._listener.broken(silent=peer.is_silent)
+        self._listener.broken()
 
     def _refuse(self, text: str) -> None:
         address, is_proven = self._address, self._handshake is not None and self._handshake.is_done
@@ -288,48 +290,15 @@ class CoordinatorConnection:
         if line := self._limiter.admit(text, time.monotonic()):
             self._say(line)
 
-    def _drop_peer(self) -> None:
+    def _drop_peer(self, *, resets: bool = False) -> None:
+        """Close the connection. ``resets``: so that the leader doesn't take this launcher for one that has exited."""
         peer, self._peer, self._handshake, self._waits_for_room = self._peer, None, None, False
         if peer is not None:
             self._reactor.unwatch(peer.fileno())
             peer.flush()
+            if resets:
+                peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             peer.close()
-
-
-class Announcer:
-    """Says where the job is coordinated, at the address where launchers look for it that are started again.
-
-    If no process listens there, or another program, or a coordinator that knows it, nothing changes.
-    """
-
-    def __init__(self, reactor: Reactor, secret: bytes | None) -> None:
-        self._sockets = CoordinatorConnection(reactor, secret, self, is_answered=False)
-        self._moved: Moved | None = None
-
-    def announce(self, address: str, moved: Moved) -> None:
-        self._moved = moved
-        self._sockets.connect(address)
-
-    def close(self) -> None:
-        self._sockets.close(within_s=0.0)
-
-    # -- what the connection says -----------------------------------------------------------------------------
-
-    def opened(self) -> None:
-        if self._moved is not None:
-            self._sockets.transmit(self._moved)
-
-    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
-        """No process listens there."""
-
-    def broken(self, *, silent: bool = False) -> None:
-        """The message was received, or the process there has ended."""
-
-    def refused(self, text: str) -> None:
-        """Ignore another job's coordinator."""
-
-    def heard(self, message: ToMember) -> None:
-        """No answer is expected."""
 
 
 def _failure(sock: socket.socket) -> int:

@@ -44,15 +44,6 @@ class _Answer(NamedTuple):
     job: str = ""
 
 
-def listen_anywhere(endpoint_host: str) -> socket.socket:
-    """At a free port: on loopback if the job meets there, else on all addresses.
-
-    Raises:
-        OSError: there is none.
-    """
-    return tcp.listen(_bind_host(endpoint_host), 0)
-
-
 def take_again(host: str, port: int) -> socket.socket | None:
     """Listen at the endpoint, which is this machine, if no other process does now."""
     try:
@@ -79,6 +70,26 @@ def check_names_one_host(host: str, port: int) -> None:
         raise ConfigError(
             f"--rdzv-endpoint: {host} is the name of this host and of others ({listed(alive)}): name one host, or set "
             "--rdzv-conf is_host=true for one launcher and is_host=false for the others"
+        )
+
+
+def refuse_loopback_name(host: str) -> None:
+    """Refuse a name that stands for loopback addresses only: no other node would meet this one there.
+
+    Raises:
+        ConfigError: it does, and isn't "localhost", an address, or a name that this host has for itself.
+    """
+    if is_loopback(host) or host in (socket.gethostname(), socket.getfqdn()):
+        return
+    try:
+        found = {str(address[0]) for *_, address in tcp.look_up(host, 0)}
+    except OSError:
+        return
+    if all(map(is_loopback, found)):
+        raise ConfigError(
+            f"--rdzv-endpoint: {host} is {listed(sorted(found))} on this machine, which no other node reaches: name "
+            "the host as the other nodes do, or set --rdzv-conf is_host=true for one launcher and is_host=false for "
+            "the others"
         )
 
 

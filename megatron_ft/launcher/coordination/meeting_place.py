@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -23,10 +23,9 @@ from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Arguments, Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address
+from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address, refuse_loopback_name
 from megatron_ft.launcher.scheduler import environment
 
-_MOST_CANDIDATES = 8
 _MOST_WORDS, _LONGEST_WORD = 200, 200
 """Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -60,14 +59,14 @@ class MeetingPlace:
     """The user (``--rdzv-id``) or the scheduler has named the job."""
     arguments: Arguments = Arguments()  # noqa: RUF009 - frozen
     """Arguments of the script, which tell jobs without a name apart."""
-    endpoints: tuple[str, ...] = ()
-    """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
-    here: int | None = None
-    """Which of the endpoints is on this machine; None if none is. Of several launchers there, one gets the port."""
+    endpoint: str = ""
+    """``host:port`` where the leader of a coordinated job listens."""
+    is_here: bool = False
+    """The endpoint is this machine. Of several launchers there, one gets the port."""
     is_host_given: bool = False
-    """The user has said whether this is the first endpoint's host."""
+    """The user has said whether this is the endpoint's host."""
     has_known_host: bool = True
-    """The first endpoint is known to be on a host of the job."""
+    """The endpoint is known to be on a host of the job."""
     rank: int | None = None
     """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
     rank_source: str = ""
@@ -80,14 +79,9 @@ class MeetingPlace:
     """A line to say at the start; empty if there is nothing to say."""
 
     @property
-    def is_founder(self) -> bool:
-        """Whether the job is founded on this machine."""
-        return self.here == 0
-
-    @property
     def is_first(self) -> bool:
         """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike."""
-        return self.kind is Kind.ALONE or self.rank == 0 or self.is_founder
+        return self.kind is Kind.ALONE or self.rank == 0 or self.is_here
 
 
 def check(line: CommandLine) -> None:
@@ -96,7 +90,7 @@ def check(line: CommandLine) -> None:
     Raises:
         ConfigError: one was found.
     """
-    _endpoints(line)
+    _endpoint(line)
     _rules(line)
     _is_host(line.rendezvous_settings)
 
@@ -115,18 +109,14 @@ def meeting_place(
     kind, rules, job = _kind(line), _rules(line), _job(line, environ)
     if kind is Kind.ALONE:
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=_named_store(line))
-    given = _endpoints(line)
-    own = environment.own_names(environ, socket.gethostname())
-    is_here = is_local or (lambda host: host in own or is_this_machine(host))
-    here = _here([host for host, _ in given], line, is_here)
-    endpoints = [format_address(*each) for each in given]
-    if not is_loopback(given[0][0]):
-        for host in environment.hosts(environ, _MOST_CANDIDATES):
-            address = format_address(host, given[0][1])
-            if address not in endpoints and len(endpoints) < _MOST_CANDIDATES:
-                endpoints.append(address)
-                if here is None and host in own:
-                    here = len(endpoints) - 1
+    host, port = _endpoint(line)
+    is_host = _is_host(line.rendezvous_settings)
+    is_here = is_host
+    if is_host is None:
+        own = environment.own_names(environ, socket.gethostname())
+        is_here = host in own or (is_local or is_this_machine)(host)
+        if is_here and host not in own and is_local is None:
+            refuse_loopback_name(host)
     rank, source = _rank(line, environ)
     return MeetingPlace(
         kind=kind,
@@ -135,10 +125,10 @@ def meeting_place(
         is_named=_is_named(line),
         arguments=_arguments(line, environ),
         rules=rules,
-        endpoints=tuple(endpoints),
-        here=here,
-        is_host_given=_is_host(line.rendezvous_settings) is not None,
-        has_known_host=here == 0 or len(endpoints) > 1 or bool(line.where.endpoint),
+        endpoint=format_address(host, port),
+        is_here=bool(is_here),
+        is_host_given=is_host is not None,
+        has_known_host=bool(is_here or environment.hosts(environ, 1) or line.where.endpoint),
         rank=rank,
         rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",
@@ -151,41 +141,27 @@ def _kind(line: CommandLine) -> Kind:
     return Kind.COORDINATED if line.max_nodes > 1 and not line.namespace.standalone else Kind.ALONE
 
 
-def _endpoints(line: CommandLine) -> list[tuple[str, int]]:
-    """Hosts and ports; the first one's port is that of all later ones that name none."""
+def _endpoint(line: CommandLine) -> tuple[str, int]:
+    """Return the endpoint's host and port."""
     namespace = line.namespace
     option, text = "--rdzv-endpoint", namespace.rdzv_endpoint
     if not text:
         option, text = "--master-addr, --master-port", f"{namespace.master_addr}:{namespace.master_port}"
-    default_port = C10D_PORT if namespace.rdzv_backend == "c10d" else DEFAULT_PORT
-    found: list[tuple[str, int]] = []
-    for word in text.split(","):
-        if not word.strip():
-            raise ConfigError(f"{option}: {text!r} has an empty host")
-        try:
-            found.append(parse_rendezvous_endpoint(word, found[0][1] if found else default_port))
-        except ValueError as error:
-            raise ConfigError(f"{option}: {error}") from None
-        if found[-1][1] == 0 and text != word:
-            raise ConfigError(f"{option} {word.strip()}: port 0 needs a single host, with several give the port number")
-    return list(dict.fromkeys(found))
+    if "," in text:
+        raise ConfigError(f"{option}: {text!r}: name one host; the launcher there starts the coordinator")
+    try:
+        host, port = parse_rendezvous_endpoint(text, C10D_PORT if namespace.rdzv_backend == "c10d" else DEFAULT_PORT)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    return host, port
 
 
 def _named_store(line: CommandLine) -> str:
     namespace = line.namespace
     if namespace.standalone or namespace.rdzv_backend != "static":
         return ""
-    endpoint = _endpoints(line)[0]
+    endpoint = _endpoint(line)
     return format_address(*endpoint) if endpoint[1] else ""
-
-
-def _here(hosts: Sequence[str], line: CommandLine, is_local: Callable[[str], bool]) -> int | None:
-    is_host = _is_host(line.rendezvous_settings)
-    if is_host:
-        return 0
-    first = 0 if is_host is None else 1
-    distinct = list(dict.fromkeys(hosts))
-    return next((hosts.index(host) for host in distinct[first:] if is_local(host)), None)
 
 
 def _is_host(settings: Mapping[str, str]) -> bool | None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import actions
-from megatron_ft.core.job.messages import FromMember, ToMember
+from megatron_ft.core.job.messages import FromMember, JobDefinition, ToMember
 from megatron_ft.link.reactor import Reactor, Timer
 
 
@@ -25,8 +25,8 @@ class Listener(Protocol):
         ``is_unowned``: no process is there, as far as known; False also for a host whose name isn't known.
         """
 
-    def broken(self, *, silent: bool = False) -> None:
-        """Disconnected. ``silent``: the other host answers no packet any more."""
+    def broken(self) -> None:
+        """Disconnected."""
 
     def refused(self, text: str) -> None:
         """There won't be one with that coordinator: the secret is wrong, or the version. Why, for the user."""
@@ -42,7 +42,7 @@ class Transport(Protocol):
         """Connect to ``host:port`` and give up the connection before; ``opened``, ``failed`` or ``refused`` follows."""
 
     def disconnect(self) -> None:
-        """Close the connection; its listener isn't called any more."""
+        """Give up the connection, which may be resumed: the other end sees a reset. No call of the listener follows."""
 
     def transmit(self, message: FromMember) -> None:
         """Send a message, if the connection is open."""
@@ -52,16 +52,13 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """Coordinator of a job of one node, inside its launcher.
+    """Coordinator of a job of one node, inside its launcher."""
 
-    `Hello.owns` must be true: this coordinator belongs to a launcher, and begins the job for that one only.
-    """
-
-    def __init__(self, reactor: Reactor, listener: Listener) -> None:
+    def __init__(self, reactor: Reactor, listener: Listener, defined: JobDefinition) -> None:
         self._reactor = reactor
         self._listener = listener
         name = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
-        self._machine: Coordinator | None = Coordinator(name, founds=True, owned=True, now_s=time.monotonic())
+        self._machine: Coordinator | None = Coordinator(name, defined, now_s=time.monotonic())
         """The coordinator's machine; None once it has nothing to do any more."""
         self._links = 0
         self._link: int | None = None
@@ -77,7 +74,7 @@ class InProcess:
     def disconnect(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            self._reactor.call_later(0.0, lambda: self._tell(actions.Broken(link)))
+            self._reactor.call_later(0.0, lambda: self._tell(actions.Broken(link, reset=True)))
 
     def transmit(self, message: FromMember) -> None:
         link = self._link

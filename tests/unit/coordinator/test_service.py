@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import time
@@ -18,7 +19,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Broken, CoordinatorEffect, CoordinatorEvent, Heard
-from megatron_ft.core.job.decisions import Decision, DecisionKind
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.messages.secret_messages import Challenge, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
@@ -40,6 +41,9 @@ class Full(socket.socket):
         return super().accept()
 
 
+DEFINED = m.JobDefinition("job", m.Rules(min_nodes=1, max_nodes=4))
+
+
 def turns_until(service: Service, condition: Callable[[], bool]) -> int:
     """How often the service has waited, and served."""
     turns, until_s = 0, time.monotonic() + BOUND_S
@@ -57,8 +61,10 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
     listener.setblocking(False)
     listener.code = code
     said: list[str] = []
-    machine = Coordinator("c", founds=True, owned=False)
-    service = Service(listener, machine, secret=None, owner=None, say=said.append)
+    machine = Coordinator("c", DEFINED)
+    service = Service(
+        listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None, say=said.append
+    )
     late = socket.create_connection(listener.getsockname(), timeout=BOUND_S)
     try:
         turns = turns_until(service, lambda: listener.tries >= 3)
@@ -73,12 +79,13 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
         service._close()
 
 
-def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
-    about = Decision(3, (2, "c", 1), DecisionKind.END, 1, 4, 4, 0, text='says "place":7, and \\"place\\":8')
+def test_a_decision_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
+    about = Decision(3, "c.1", DecisionKind.END, 1, 4, text='says "place":7, and \\"place\\":8')
     for place in (0, 5, 9999, None):
-        proposal = m.Propose((2, "c", 7), about, place, place is not None, ('host"place":1:29500', "b:1"))
-        assert frame(proposal) == encode(proposal)
-    assert frame(m.Beat()) == encode(m.Beat())
+        held = Assignment(about, place, 'host"place":1:29500')
+        assert frame(held) == encode(held)
+    for beat in (m.Beat(), m.Beat(7)):
+        assert frame(beat) == encode(beat)
 
 
 def test_challenge_and_welcome_of_which_only_the_digits_are_written_anew_are_what_any_message_is() -> None:
@@ -88,7 +95,7 @@ def test_challenge_and_welcome_of_which_only_the_digits_are_written_anew_are_wha
 
 def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
     heard: list[m.FromMember] = []
-    machine = Coordinator("c", founds=True, now_s=time.monotonic())
+    machine = Coordinator("c", DEFINED, now_s=time.monotonic())
     handle = machine.handle
 
     def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
@@ -98,14 +105,13 @@ def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
 
     machine.handle = noted  # type: ignore[method-assign]
     listener = tcp.listen("127.0.0.1", 0)
-    service = Service(listener, machine, secret=None, owner=None)
-    moved = m.Moved("job", "b:1")
-    hello = m.Hello("job", m.Rules(min_nodes=1, max_nodes=1), "i0", 1, "host")
+    service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
+    other = m.Hello("another", m.Rules(min_nodes=1, max_nodes=4), "i0", 1, "host")
     with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
-        client.sendall(encode(moved) + encode(hello))
+        client.sendall(encode(other) + encode(m.Beat()))
         try:
             turns_until(service, lambda: bool(heard) and not service._links)
-            assert heard == [moved]
+            assert heard == [other]
         finally:
             service._close()
 
@@ -117,12 +123,14 @@ def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() ->
         heard.append(event.message)
         raise ProtocolError("ours")
 
-    machine = Coordinator("c", founds=True, owned=False)
+    machine = Coordinator("c", DEFINED)
     machine.handle = fail  # type: ignore[method-assign, assignment]
-    service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=None)
+    service = Service(
+        tcp.listen("127.0.0.1", 0), machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None
+    )
     try:
         with socket.create_connection(service._listener.getsockname(), timeout=BOUND_S) as launcher:
-            launcher.sendall(encode(m.Moved("job", "a:1")))
+            launcher.sendall(encode(m.Hello("job", DEFINED.rules, "i0", 1, "host")))
             with pytest.raises(ProtocolError, match="ours"):
                 turns_until(service, lambda: bool(heard))
     finally:
@@ -131,7 +139,7 @@ def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() ->
 
 def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here() -> None:
     ends: list[Broken] = []
-    machine = Coordinator("c", founds=True, now_s=time.monotonic())
+    machine = Coordinator("c", DEFINED, now_s=time.monotonic())
     handle = machine.handle
 
     def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
@@ -141,7 +149,7 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
 
     machine.handle = noted  # type: ignore[method-assign]
     listener = tcp.listen("127.0.0.1", 0)
-    service = Service(listener, machine, secret=None, owner=None)
+    service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
     hello = encode(m.Hello("job", m.Rules(min_nodes=1, max_nodes=4), "i0", 1, "host"))
 
     def closes(client: socket.socket) -> None:

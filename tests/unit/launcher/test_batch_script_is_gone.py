@@ -20,8 +20,8 @@ SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"
 
 def ended(ending: Ending = Ending.STOPPED, *, place: int = 0, kind: DecisionKind = DecisionKind.END) -> ResultFile:
     result = ResultFile(NullEventLog(), None, job="j", command=["t.py"], is_first=False, before=JobProgress())
-    result.begun(Assignment(Decision(0, (0, "c", 0), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
-    result.ended(LauncherEnd(0, ending), decided=Decision(1, (1, "c", 0), kind, 0, 2, 2, 0), iteration=1)
+    result.begun(Assignment(Decision(0, "c.0", DecisionKind.START, 0, 2), place))
+    result.ended(LauncherEnd(0, ending), decided=Decision(1, "c.1", kind, 0, 2), iteration=1)
     return result
 
 

@@ -43,24 +43,24 @@ def a_result(directory: Path, *, place: int = 0) -> ResultFile:
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
     result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=JobProgress())
-    result.begun(Assignment(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    result.begun(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), place))
     return result
 
 
 def test_a_loss_that_a_successor_tells_again_counts_once() -> None:
     result = ResultFile(mock.Mock(), None, job="j", command=["t.py"], is_first=True, before=JobProgress())
-    result.begun(Assignment(Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0), 0, votes=True))
+    result.begun(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), 0))
     result.concluded(VERDICT)
     result.concluded(VERDICT)
     assert result.bad_nodes() == {"node1": "its launcher exited"}
-    result.begun(Assignment(Decision(1, (1, "d", 1), DecisionKind.CYCLE, 1, 2, 2, 0, back=("node1",)), 0, votes=True))
+    result.begun(Assignment(Decision(1, "d.1", DecisionKind.START, 1, 2, back=("node1",)), 0))
     assert result.bad_nodes() == {}
 
 
 def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_path: Path) -> None:
     cut_off, other = a_result(tmp_path), a_result(tmp_path, place=1)
     cut_off.concluded(VERDICT)
-    end = Decision(1, (1, "c", 0), DecisionKind.END, 0, 2, 2, 0)
+    end = Decision(1, "c.0", DecisionKind.END, 0, 2)
     other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, iteration=9)
     cut_off.ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives

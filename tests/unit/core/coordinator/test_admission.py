@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from megatron_ft.core.coordinator.admission import NO_LEAD, Admission, OtherLead, differences, refusal
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import actions
-from megatron_ft.core.job.decisions import AcceptorState, Assignment, Decision, DecisionKind
-from megatron_ft.core.job.member import MOVED_S
-from megatron_ft.core.job.messages import Arguments, Beat, Dismiss, Hello, JobDefinition, Lead, Moved, Rules, Wait
+from megatron_ft.core.coordinator import admission
+from megatron_ft.core.coordinator.admission import differences, refusal
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.core.job.messages import Arguments, Dismiss, Hello, JobDefinition, Rules
 
 RULES = Rules(min_nodes=2, max_nodes=3, max_restarts=3)
 JOB = JobDefinition("job", RULES)
@@ -77,57 +75,13 @@ def test_arguments_tell_jobs_without_a_name_apart_but_for_what_is_each_nodes_own
         assert f"(job {words}; this launcher's job is job {others})".replace("job ;", "job;") in answer.text
 
 
-def test_job_of_the_owner_is_defined_before_any_hello() -> None:
-    owned, by_hand = Admission("", JOB), Admission("")
-    for admission, own in ((owned, "job"), (by_hand, "another")):
-        answer = admission.answer(hello("another"), now_s=0.0)
-        assert (answer is None) is (admission is by_hand)
-        assert admission.job == own
-
-
-# -- a job that is coordinated at another address ---------------------------------------------------------------
-
-
-def knowing() -> Hello:
-    decided = Assignment(
-        Decision(0, (0, "c", 1), DecisionKind.CYCLE, cycle=0, world=2, size=2, head=0), place=0, votes=True
-    )
-    return msgspec.structs.replace(hello(), memory=AcceptorState(decided=decided))
-
-
-def test_launchers_are_told_where_the_job_has_moved_for_some_seconds() -> None:
-    admission = Admission("")
-    admission.answer(hello(), now_s=1.0)
-    admission.moved(Moved("another", "c:29500"), 1.0)
-    assert admission.other_lead(1.0) == NO_LEAD
-    admission.moved(Moved("job", "b:29500", number=3), 1.0)
-    assert admission.other_lead(2.0) == OtherLead("b:29500", 3, 1.0, 1.0 + 3 * MOVED_S)
-    assert admission.answer(hello("another"), now_s=2.0) == refusal(hello("another"), JOB)
-    assert admission.other_lead(1.0 + 3 * MOVED_S) == NO_LEAD
-
-
-def test_redirect_ends_when_the_coordinators_own_launcher_comes_back() -> None:
-    admission = Admission("there:1")
-    assert admission.other_lead(3.0) == OtherLead("there:1", since_s=0.0)
-    assert admission.answer(msgspec.structs.replace(hello(), owns=True), now_s=1.0) is None
-    assert admission.other_lead(2.0) == NO_LEAD
-
-
-def test_coordinator_without_a_cycle_begins_none_while_the_job_is_led_elsewhere() -> None:
-    fresh = Coordinator("fresh", founds=True)
-    fresh.handle(actions.Heard(1, msgspec.structs.replace(hello(), owns=True)), 0.0)
-    fresh.handle(actions.Heard(2, Moved("job", "b:29500")), 0.1)
-    assert [effect for effect in fresh.settle(0.1) if isinstance(effect, actions.Send)] == [
-        actions.Send([1], Wait(0, 0, soon=True, elsewhere="b:29500"))
-    ]
-    fresh.settle(1.0 + 3 * MOVED_S)  # no other coordinator says so any more
-    assert fresh.alarm_s < 5 * MOVED_S
-    fresh.handle(actions.Heard(1, Beat()), 1.0 + 3 * MOVED_S)
-    sent = [effect.message for effect in fresh.settle(2.0 + 3 * MOVED_S) if isinstance(effect, actions.Send)]
-    assert [type(message) for message in sent] in ([Lead], [])
-
-
-def test_coordinator_of_a_cycle_keeps_its_launchers() -> None:
-    leader = Coordinator("leader", founds=True)
-    leader.handle(actions.Heard(1, knowing()), 0.0)
-    assert leader.handle(actions.Heard(2, Moved("job", "b:29500")), 0.2) == [actions.Drop(2)]
+@pytest.mark.parametrize(
+    ("knows", "names_life", "up_s", "is_of_next"),
+    [(False, False, 2.0, True), (False, False, 9.0, False), (False, True, 2.0, False), (True, False, 2.0, False)],
+)
+def test_launcher_that_was_started_after_the_end_is_of_the_next_life(
+    knows: bool, names_life: bool, up_s: float, is_of_next: bool
+) -> None:
+    decided = Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), 0) if knows else None
+    came = msgspec.structs.replace(hello(), decided=decided, names_life=names_life, up_s=up_s)
+    assert admission.is_of_next(came, JOB, since_end_s=5.0) is is_of_next

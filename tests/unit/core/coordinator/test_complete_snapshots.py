@@ -11,7 +11,7 @@ from megatron_ft.core.coordinator.verdict import Seat, failure_signature
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind
+from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.messages import Report
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.memory.snapshots import (
@@ -121,7 +121,7 @@ def fails_and_meets(
     for link, each in enumerate(stock):
         machine.handle(actions.Heard(link, m.Ready(each)), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    (decided,) = [each.held.decision for each in effects if isinstance(each, actions.Decided)]
+    (decided,) = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
     return decided, lines(effects)
 
 
@@ -167,7 +167,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
 
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
-    machine = Coordinator("c", founds=True, now_s=0.0)
+    machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)))
     machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
     machine.handle(actions.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
     effects = answers(machine, machine.settle(0.0))
@@ -186,7 +186,7 @@ def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -
     machine.handle(actions.Heard(0, m.StockTaken(kept(0, key(7)))), 0.0)
     machine.handle(actions.Heard(1, m.Ready(kept(1, key(7)))), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    assert [each.held.decision.restore for each in effects if isinstance(each, actions.Decided)] == [
+    assert [each.record.decision.restore for each in effects if isinstance(each, actions.Decided)] == [
         Restore(key(7), failure="crash: NaN")
     ]
 
@@ -272,28 +272,6 @@ def test_failures_of_ranks_are_compared_without_their_numbers(
     found: m.Verdict, seats: list[Seat], signature: str
 ) -> None:
     assert failure_signature(found, seats) == signature
-
-
-def test_vote_without_lost_nodes_keeps_what_the_cycle_restores() -> None:
-    machine = begun(m.Rules(min_nodes=2, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
-    for link in range(3):
-        text = "rank 0 exited with code 1"
-        machine.handle(
-            actions.Heard(link, m.Report(0, NodeState.UNHEALTHY, Cause(kind=CauseKind.CRASH, text=text))), 0.0
-        )
-    machine.settle(0.0)
-    for link in range(3):
-        stock = Kept((KeptSnapshot(key(7), 3, (link,)),), 1)
-        machine.handle(actions.Heard(link, m.Ready(stock)), 0.0)
-    answers(machine, machine.settle(0.0))
-    machine.handle(actions.Broken(2), 1.0)
-    effects = [effect for at_s in (1.0, 2.0, 3.0) for effect in machine.settle(at_s)]
-    (roll,) = {
-        each.message.decision
-        for each in effects
-        if isinstance(each, actions.Send) and isinstance(each.message, m.Propose)
-    }
-    assert (roll.kind, roll.restore) == (DecisionKind.ROLL, Restore(key(7), failure="crash: rank # exited with code #"))
 
 
 def test_restore_is_no_progress() -> None:

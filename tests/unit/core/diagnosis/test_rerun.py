@@ -15,7 +15,7 @@ from megatron_ft.core.diagnosis.exits import describe_exit
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision
+from megatron_ft.core.job.decisions import DecisionRecord
 from megatron_ft.core.job.faults import fault_of
 from megatron_ft.core.job.restart_policy import Action, AnyFailed, NodeState, Outcome
 from megatron_ft.core.job.rotation import Rotation, rotated, rotated_within, rotation_for
@@ -129,7 +129,7 @@ def test_rotations() -> None:
     assert rotated_within("abcd", 2) == [*"badc"]
 
 
-def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, rerun: Rerun | None) -> Decision:
+def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, rerun: Rerun | None) -> DecisionRecord:
     """All nodes report the end of a cycle, the second one its cause; what is decided then."""
     effects: list[actions.CoordinatorEffect] = []
     for link in range(len(nodes)):
@@ -145,7 +145,7 @@ def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, r
         machine.handle(actions.Heard(link, m.Ready()), 0.0)
     effects = answers(machine, machine.settle(0.0))
     (made,) = [effect for effect in effects if isinstance(effect, actions.Decided)]
-    return made.held.decision
+    return made.record
 
 
 def test_ranks_of_each_node_stay_rotated_and_each_request_rotates_them_further() -> None:
@@ -153,19 +153,19 @@ def test_ranks_of_each_node_stay_rotated_and_each_request_rotates_them_further()
     shifts = []
     for cycle, rerun in enumerate([Rerun.ELSEWHERE, None, Rerun.ELSEWHERE]):
         made = next_decision(machine, cycle, "ab", ranks=8, rerun=rerun)
-        shifts.append(made.shift)
-        assert made.voters == ("a", "b")
+        shifts.append(made.decision.shift)
+        assert made.instances == ("a", "b")
     assert shifts == [1, 1, 2]
 
 
 def test_nodes_of_one_rank_stay_in_their_new_places() -> None:
     machine = begun(replace(RULES, max_nodes=3), "abc")
     made = next_decision(machine, 0, "abc", ranks=1, rerun=Rerun.ELSEWHERE)
-    assert (made.shift, made.voters) == (0, ("b", "c", "a"))
+    assert (made.decision.shift, made.instances) == (0, ("b", "c", "a"))
 
 
 def test_nodes_change_places_where_ranks_take_their_new_gpus_for_the_same() -> None:
     machine = begun(replace(RULES, max_nodes=2), "ab")
-    assert next_decision(machine, 0, "ab", ranks=8, rerun=Rerun.ELSEWHERE).voters == ("a", "b")
+    assert next_decision(machine, 0, "ab", ranks=8, rerun=Rerun.ELSEWHERE).instances == ("a", "b")
     made = next_decision(machine, 1, "ab", ranks=8, rerun=Rerun.AGAIN)
-    assert (made.shift, made.voters) == (1, ("b", "a"))
+    assert (made.decision.shift, made.instances) == (1, ("b", "a"))

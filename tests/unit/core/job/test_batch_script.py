@@ -31,12 +31,12 @@ def test_job_is_left_alone_where_slurm_keeps_the_host_or_ends_the_job(state: str
 
 
 def test_stand_in_is_a_launcher_that_speaks_for_the_job() -> None:
-    assert may_stand_in(0, Ending.LOST, is_decided=True)
-    assert may_stand_in(1, Ending.STOPPED, is_decided=False)  # by a signal to all of them
-    assert not may_stand_in(0, Ending.LOST, is_decided=False)  # by this one, which may only be cut off
-    assert not may_stand_in(2, Ending.STOPPED, is_decided=True)
-    assert not may_stand_in(None, Ending.STOPPED, is_decided=True)
-    assert not may_stand_in(0, None, is_decided=True)
+    for ending in (Ending.LOST, Ending.STOPPED):  # of a job whose coordinator is lost, or by a signal to all
+        assert may_stand_in(0, ending)
+        assert may_stand_in(1, ending)
+        assert not may_stand_in(2, ending)
+        assert not may_stand_in(None, ending)
+    assert not may_stand_in(0, None)
 
 
 def test_the_scripts_host_is_the_first_of_the_allocation() -> None:

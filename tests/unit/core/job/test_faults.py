@@ -124,7 +124,7 @@ def test_host_that_is_back_is_told_of_once_by_the_coordinator() -> None:
     job.run(2.0)
     a.fails()
     job.run(2.0)
-    told = [each.held.decision.back for each in job.decided if each.held.decision.cycle >= 0]
+    told = [each.record.decision.back for each in job.decided if each.record.decision.cycle >= 0]
     assert [names for names in told if names] == [("b",)]
 
 
@@ -143,8 +143,7 @@ def test_commands_are_told() -> None:
 def test_a_new_life_of_a_lost_host_says_so_of_itself() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     who = replace(job.start("a")[0].member.identity, bad="lost")
-    memory, standing = job.launchers[0].member.memory, job.launchers[0].member.standing
-    hello = who.hello(1, owns=False, memory=memory, standing=standing, found_silent=None, now_s=0.0)
+    hello = who.hello(1, owns=False, decided=None, standing=job.launchers[0].member.standing, now_s=0.0)
     assert hello.bad == "lost"
 
 

@@ -103,7 +103,7 @@ def test_a_node_that_has_no_place_stands_by_and_the_others_hear_of_it_once() -> 
 def test_a_node_that_is_used_at_once_does_not_stand_by() -> None:
     job = Job(min_nodes=1, max_nodes=2, at_once=True, last_call_s=0.1)
     (a,) = job.start("a")
-    job.run(0.5)
+    job.run(8.5)
     (b,) = job.start("b")
     job.run(3.0)
     assert a.lines == b.lines == []
@@ -303,7 +303,7 @@ def test_first_launcher_is_told_to_say_why_a_job_ends_before_its_nodes_met() -> 
     job = Job(min_nodes=3, max_nodes=3, owner="c", join_timeout_s=60.0)
     (c,) = job.start("c", rank=2)
     (b,) = job.start("b", rank=1)
-    job.run(61.0)
+    job.run(70.0)
     assert [_code(each) for each in (b, c)] == [94, 94]
     assert [each.times_told_to_speak for each in (b, c)] == [1, 0]
 
@@ -320,17 +320,3 @@ def test_first_node_that_is_left_is_told_to_say_why_the_job_ends() -> None:
 
 def _code(launcher: Launcher) -> int | None:
     return None if launcher.left is None else launcher.left[0]
-
-
-def test_first_node_that_is_back_is_told_to_speak_after_a_loss_of_all() -> None:
-    job = Job(min_nodes=2, max_nodes=2)
-    a, b, _ = [job.start(name, rank=rank)[0] for rank, name in enumerate("abc")]
-    assert _places(a, b) == [0, 1]
-    b.is_silent = True
-    job.coordinator.orphaned()
-    a.dies()
-    job.run(7.0)
-    b.is_silent = False
-    told = b.times_told_to_speak
-    job.run(0.3)
-    assert b.times_told_to_speak == told + 1

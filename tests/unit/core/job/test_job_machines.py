@@ -22,66 +22,12 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import (
-    AcceptedProposal,
-    AcceptorState,
-    Assignment,
-    Decision,
-    DecisionKind,
-    is_quorum,
-)
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.arrived import arrived
-from tests.support.job_machines import RULES, answers, decision, led, links, member
-
-
-def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator_of_its_own() -> None:
-    machine = member()
-    machine.owns("first:1")
-    led(machine)
-    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0)
-    machine.heard(m.Stay(), 1.0)
-    machine.tick(1.0)
-    (hello,) = [effect.message for effect in machine.opened(1.0) if isinstance(effect, actions.Transmit)]
-    assert hello.standing.phase is m.NodePhase.EXCLUDED
-    again = Coordinator("again", founds=True, now_s=1.0)
-    again.handle(actions.Heard(1, hello), 1.0)
-    assert links(again.settle(1.0), m.Lead) == []
-
-
-@pytest.mark.parametrize(
-    ("here", "size", "left", "enough"),
-    [
-        ({0, 1, 2}, 5, (), True),
-        ({3, 4}, 5, (), False),
-        ({0, 3}, 4, (), True),  # exactly half of them, with the head
-        ({1, 2, 3}, 4, (), True),
-        ({2, 3}, 4, (), False),
-        ({1}, 2, (), False),
-        ({1}, 2, (0,), True),  # the head has said farewell
-        ({1, 2}, 5, (3, 4), True),
-        (set(), 0, (), False),
-    ],
-)
-def test_quorum_is_a_majority_of_the_voters_that_have_not_left(
-    here: set[int], size: int, left: tuple[int, ...], enough: bool
-) -> None:
-    assert is_quorum(here, decision(size=size), left) is enough
-
-
-def test_quorums_have_a_voter_in_common_whoever_has_left() -> None:
-    chance = random.Random(3)
-    for _ in range(3000):
-        size = chance.randint(1, 7)
-        everybody = set(range(size))
-        gone = {place for place in everybody if chance.random() < 0.3}
-        known = [{place for place in gone if chance.random() < 0.5} for _ in range(2)]
-        # those that have left vote for nobody, whether a coordinator has heard of it or not
-        voters = [{place for place in everybody - gone if chance.random() < 0.6} for _ in range(2)]
-        both = [is_quorum(voters[i], decision(size=size), known[i]) for i in range(2)]
-        assert not all(both) or voters[0] & voters[1]
+from tests.support.job_machines import RULES, answers, decision, led, member
 
 
 def node(name: str, rank: int | None = None, arrived: int = 0) -> Node:
@@ -298,43 +244,9 @@ def test_decision_for_lack_of_progress_says_so() -> None:
     )
 
 
-def test_launcher_that_has_said_goodbye_neither_follows_nor_accepts() -> None:
-    machine = led(member(), (5, "c"))
-    machine.tell(m.Goodbye("asked to stop"), 0.0)
-    assert machine.heard(m.Lead((6, "z")), 0.0) == []
-    assert machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0) == []
-    assert (machine.memory.promised, machine.memory.accepted) == ((5, "c"), None)
-
-
-def test_launcher_that_says_goodbye_while_it_opens_the_store_does_not_accept_any_more() -> None:
-    machine = led(member(), (5, "c"))
-    (opens,) = machine.heard(m.Propose((5, "c", 1), decision(), 0, True), 0.0)
-    assert isinstance(opens, actions.OpenStore)
-    machine.tell(m.Goodbye("asked to stop"), 0.1)
-    assert machine.store_opened(opens.held, "here:1", 0.2) == []
-
-
-def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it() -> None:
-    machine = led(member(), (5, "c"))
-    assert machine.heard(m.Lead((4, "z")), 0.0) == [actions.Transmit(m.Newer((5, "c")))]
-    assert machine.heard(m.Propose((4, "z", 1), decision(), 1, True), 0.0) == []
-    assert machine.memory.accepted is None
-    (accept,) = machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0)
-    assert accept == actions.Transmit(m.Accept((5, "c", 1)))
-
-
-def test_launcher_accepts_nothing_older_than_what_it_has_accepted_or_knows_to_be_decided() -> None:
-    machine = led(member(), (5, "c"))
-    assert machine.heard(m.Propose((5, "c", 2), decision(), 1, True), 0.0) == [actions.Transmit(m.Accept((5, "c", 2)))]
-    assert machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0) == []
-    machine.heard(m.Commit(decision()), 0.0)
-    assert machine.heard(m.Propose((5, "c", 3), decision(), 1, True), 0.0) == []
-
-
 def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs() -> None:
     machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    machine.heard(m.Commit(decision(), "store:1"), 0.0)
+    machine.heard(Assignment(decision(), 2, "store:1"), 0.0)
     restart = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
     for cycle, known in ((-1, None), (0, 0)):
         machine.heard(m.Verdict(decision().cycle + cycle, Outcome.FAILED, Cause(text="lost"), restart), 0.0)
@@ -344,42 +256,15 @@ def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_r
 
 def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None:
     machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    (begin,) = machine.heard(m.Commit(decision(), "store:1"), 0.0)
-    assert begin == actions.Begin(Assignment(decision(), 2, votes=True, store="store:1"))
-    assert machine.heard(m.Commit(decision(), "store:1"), 0.0) == []  # again: it runs already
-    assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == [actions.StandBy()]
-
-
-def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:
-    memory = AcceptorState(decided=Assignment(decision(), 2, votes=True, store="s"))
-    held = memory.held(replace(decision(1, DecisionKind.ROLL), began=decision().value), "i")
-    assert held is not None
-    assert (held.place, held.votes, held.store) == (2, False, "s")
-    assert memory.held(decision(1, DecisionKind.CYCLE, cycle=1), "i") is None
-
-
-def test_a_launcher_named_in_a_decision_has_its_place_and_vote_there_without_having_been_asked() -> None:
-    named = replace(decision(1, cycle=1), voters=("a", "", "c"))
-    assert AcceptorState().held(named, "c") == Assignment(named, 2, votes=True)
-    assert AcceptorState().held(named, "b") is None
-
-
-def test_a_launcher_that_has_accepted_a_cycle_starts_it_by_a_roll_that_follows() -> None:
-    machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    other = replace(decision(1, DecisionKind.ROLL), began=(9, "another", 1))
-    assert machine.memory.held(other, "host:1") is None  # of a cycle of the same number that it has no part in
-    roll = replace(decision(1, DecisionKind.ROLL), began=decision().value)
-    assert machine.heard(m.Commit(roll, "store:1"), 0.0) == [
-        actions.Begin(Assignment(roll, 2, votes=False, store="store:1"))
-    ]
+    held = Assignment(decision(), 2, "store:1")
+    assert machine.heard(held, 0.0) == [actions.Begin(held)]
+    assert machine.heard(held, 0.0) == []  # again: it runs already
+    assert led(member()).heard(Assignment(decision()), 0.0) == [actions.StandBy()]
 
 
 def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_taken_to_go_on() -> None:
     machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    machine.heard(m.Commit(decision()), 0.0)
+    machine.heard(Assignment(decision(), 2), 0.0)
     machine.broken(1.0)
     ended_s = None
     for tenth in range(10, 400):
@@ -393,34 +278,9 @@ def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_
     assert CUT_OFF_S <= ended_s <= CUT_OFF_S + 10
 
 
-def test_a_coordinator_that_does_not_lead_yet_hears_that_this_node_has_ended_its_ranks_meanwhile() -> None:
-    """Its hello said that they run, and when that coordinator leads it would wait for their end for ever."""
-    machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    machine.heard(m.Commit(decision()), 0.0)
-    machine.broken(1.0)
-    sent: list[tuple[m.Hello | m.Report, float]] = []
-    for tenth in range(10, 400):
-        effects = machine.tick(tenth / 10)
-        if any(isinstance(effect, actions.Connect) for effect in effects):
-            effects += machine.opened(tenth / 10) + machine.heard(m.Wait(1, 4, soon=True), tenth / 10)
-        sent += [
-            (each.message, tenth / 10)
-            for each in effects
-            if isinstance(each, actions.Transmit) and isinstance(each.message, m.Hello | m.Report)
-        ]
-    at = next(index for index, (message, _) in enumerate(sent) if isinstance(message, m.Report))
-    (report, report_s), (hello, _) = sent[at], sent[at - 1]
-    assert isinstance(hello, m.Hello)
-    assert hello.standing.phase is m.NodePhase.RUNNING
-    assert report == machine.standing.report
-    assert report_s >= CUT_OFF_S
-
-
 def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> None:
     machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
-    machine.heard(m.Commit(decision()), 0.0)
+    machine.heard(Assignment(decision(), 2), 0.0)
     (effect,) = machine.heard(m.End(0, Outcome.MEMBERSHIP, True, lost=True, text="silent"), 1.0)
     assert isinstance(effect, m.End)
     machine.tell(m.Ready(), 1.0)
@@ -429,13 +289,12 @@ def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> 
 
 def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:
     for most, tries_again in ((4, True), (10_000, False)):
-        who = m.Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host:1", ("first:1",))
+        who = m.Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host", "first:1")
         machine = Member(who, now_s=0.0, chance=random.Random(1))
         machine.tick(0.0)
-        machine.opened(0.5)
         machine.tick(1.5)
-        effects = machine.tick(3.0)
-        assert (actions.Disconnect() in effects) is tries_again
+        again = machine.tick(2.5) + machine.tick(4.0)
+        assert (actions.Connect("first:1") in again) is tries_again
 
 
 def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
@@ -471,12 +330,6 @@ def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
     assert (verdict.node, verdict.cause.text) == (0, "no packet from its host")
 
 
-def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:
-    for names, seats in ((("a", "b", "c", "d"), ["a", "b", "c", "d"]), (("a", "b"), [""] * 4), ((), [""] * 4)):
-        cycle = JobCycle(RULES, replace(decision(size=4), names=names))
-        assert [seat.name for seat in cycle.seats] == seats
-
-
 MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.FromMember | m.ToMember)
 MESSAGES = [
     m.Hello(
@@ -486,11 +339,7 @@ MESSAGES = [
         session=3,
         name="n",
         rank=0,
-        memory=AcceptorState(
-            (3, "c"),
-            Assignment(decision(), 1, True),
-            AcceptedProposal((3, "c", 2), Assignment(decision(1), 0, True, "s")),
-        ),
+        decided=Assignment(decision(), 1, "s"),
         standing=m.NodeStatus(
             m.NodePhase.RUNNING,
             4,
@@ -499,12 +348,7 @@ MESSAGES = [
     ),
     m.Hang(2, HANG, Reached(0, 3)),
     m.RankSnapshots(2, (RankSnapshot(rank=1, state="T"),)),
-    m.Propose(
-        (1, "c", 1),
-        Decision(3, (1, "c", 1), DecisionKind.END, 2, 4, 3, 1, 2, JobProgress(1, 2, 0), 93, "no"),
-        None,
-        False,
-    ),
+    Assignment(Decision(3, "c.1", DecisionKind.END, 2, 4, 2, JobProgress(1, 2, 0), 93, "no")),
     m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
     m.Beat(),
 ]
@@ -519,9 +363,8 @@ def test_message_of_member_or_coordinator_survives_the_wire(message: Any) -> Non
     "message",
     [
         {"type": "nothing"},
-        {"type": "follow"},
-        {"type": "follow", "term": [1]},
-        {"type": "follow", "term": ["1", "c"]},
+        {"type": "assignment"},
+        {"type": "assignment", "decision": [1]},
         {"type": "end", "cycle": True, "outcome": "failed", "restarts": True},
         {"type": "end", "cycle": 1, "outcome": "exploded", "restarts": True},
         {"type": "notes", "cycle": 1, "notes": {}},
@@ -534,8 +377,8 @@ def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
 
 
 def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored() -> None:
-    machine, decided = led(member()), replace(decision(), voters=("me",))
-    machine.heard(m.Commit(decided), 1.0)
+    machine, decided = led(member()), decision()
+    machine.heard(Assignment(decided, 0), 1.0)
     seven, eight, nine = (SnapshotKey(0, iteration) for iteration in (7, 8, 9))
     for each in (seven, eight, nine):
         assert machine.tell(Saved(each), 1.0) == [actions.Transmit(Saved(each))]
@@ -548,15 +391,18 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
     machine.tell(m.StockTaken(stock), 1.0)
     assert machine.standing.kept == Kept(), "while its ranks run"
-    machine.tell(m.Ready(), 1.0)
+    assert machine.tell(m.Ready(), 1.0) == [actions.OpenStore()]
     machine.tell(m.StockTaken(stock), 1.0)
-    assert machine.standing.kept == stock
-    machine.heard(m.Commit(replace(decided, number=1, value=(0, "c", 9), cycle=1)), 1.0)
+    assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(stock, "here:1"))]
+    assert (machine.standing.kept, machine.standing.store) == (stock, "here:1")
+    machine.heard(Assignment(replace(decided, number=1, id="c9", cycle=1), 0), 1.0)
     assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1)
 
 
 def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() -> None:
-    machine, decided = Coordinator("d", founds=False, now_s=0.0), replace(decision(size=2), voters=("a", "b"))
+    decided = decision(size=2)
+    record = DecisionRecord(decided, "s", ("a", "b"), ("a", "b"))
+    machine = Coordinator("d", m.JobDefinition("job", RULES), record=record)
     seven, eight = SnapshotKey(0, 7), SnapshotKey(0, 8)
     standings = {
         "a": m.NodeStatus(m.NodePhase.RUNNING, 0, complete=seven, saved=(eight,)),
@@ -564,8 +410,8 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     }
     effects = []
     for link, (name, standing) in enumerate(standings.items()):
-        memory = AcceptorState((0, "c"), Assignment(decided, link, votes=True))
-        hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, memory=memory, standing=standing)
+        held = Assignment(decided, link)
+        hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, decided=held, standing=standing)
         effects += machine.handle(actions.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
     effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)
@@ -588,7 +434,7 @@ def test_messages_about_snapshots_survive_the_wire(message: m.NodeMessage) -> No
 
 def test_message_of_a_job_without_snapshots_is_as_before() -> None:
     assert encode(m.Ready()) == b"{}"
-    assert b"restore" not in encode(m.Commit(decision()))
+    assert b"restore" not in encode(Assignment(decision()))
     assert encode(m.NodeStatus()) == b"{}"
     chosen = replace(decision(), restore=Restore(SnapshotKey(0, 7), 1, "crash: NaN", 9))
-    assert Vocabulary(m.ToMember).parse(arrived(m.Commit(chosen))) == m.Commit(chosen)
+    assert Vocabulary(m.ToMember).parse(arrived(Assignment(chosen))) == Assignment(chosen)

@@ -20,8 +20,9 @@ from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, observed
-from tests.support.job_machines import answers, links
-from tests.unit.core.coordinator.test_coordinator import hello_again
+from tests.support.job_machines import begun, links
+
+RULES, HOSTS = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3), ("h0", "h1", "h2", "h3", "h4")
 
 TIMED_OUT = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"
 FIRST = RankHung(
@@ -253,9 +254,7 @@ def reports(text: str, *, follows: bool) -> m.Report:
 
 def failing(*, dies: int | None = None, is_reset: bool = False) -> Coordinator:
     """Its node 1 has lost a peer and asked for evidence, just after the launcher on another one died."""
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(5):
-        answers(machine, machine.handle(actions.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine = begun(RULES, HOSTS)
     at_s = 0.0 if dies is None else 1.0
     if dies is not None:
         machine.handle(actions.Broken(dies, reset=is_reset), at_s)
@@ -312,7 +311,8 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
 
 def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:
     machine = failing(dies=3)
-    effects = machine.handle(actions.Heard(7, replace(hello_again(3), session=3)), 1.1)
+    running = m.NodeStatus(m.NodePhase.RUNNING, 0)
+    effects = machine.handle(actions.Heard(7, m.Hello("job", RULES, "h3", 2, "h3", standing=running)), 1.1)
     assert links(effects, m.DiagnoseHang) == [7]
 
 
@@ -325,9 +325,7 @@ def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
 
 
 def test_cycle_goes_on_until_the_report_comes_where_the_notes_on_a_lost_peer_came_first() -> None:
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(5):
-        answers(machine, machine.handle(actions.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine = begun(RULES, HOSTS)
     machine.handle(actions.Heard(1, m.Hang(0, FIRST)), 0.0)
     for link in range(5):
         machine.handle(actions.Heard(link, m.RankSnapshots(0, (failed(link),))), 0.1)
@@ -351,9 +349,7 @@ def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others
 
 
 def test_rank_that_was_killed_while_another_one_hung_is_named_as_its_node_has_reported_it() -> None:
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(5):
-        answers(machine, machine.handle(actions.Heard(link, hello_again(link)), 0.0) + machine.settle(0.0))
+    machine = begun(RULES, HOSTS)
     machine.handle(actions.Heard(0, m.Hang(0, replace(FIRST, kind="section", section="step", error=""))), 0.0)
     machine.handle(actions.Heard(1, reports("rank 1 killed by SIGKILL", follows=False)), 0.1)
     for link in range(5):

@@ -18,6 +18,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
 from megatron_ft.core.job.messages import Reviewed
 from tests.support.arrived import arrived
+from tests.support.job_machines import answers
 
 FIRST = RankHung(
     cycle=0,
@@ -112,21 +113,11 @@ def test_the_cause_of_a_cycle_that_is_ended_for_it_says_so() -> None:
 def running(nodes: str = "ab") -> Coordinator:
     """The coordinator of a cycle of these nodes, whose launchers' links are 0, 1 ..."""
     rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
-    machine = Coordinator("c", founds=True, now_s=0.0)
+    machine = Coordinator("c", m.JobDefinition("job", rules))
     for link, name in enumerate(nodes):
         machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
         machine.handle(actions.Heard(link, m.Ready()), 0.0)
-    effects = machine.settle(0.0)
-    while effects:
-        heard = []
-        for sent in (effect for effect in effects if isinstance(effect, actions.Send)):
-            if isinstance(sent.message, m.Lead):
-                heard += [actions.Heard(link, m.Follow(sent.message.term)) for link in sent.links]
-            elif isinstance(sent.message, m.Propose):
-                heard += [actions.Heard(link, m.Accept(sent.message.ballot, "store:1")) for link in sent.links]
-        effects = [each for event in heard for each in machine.handle(event, 0.0)] + (
-            machine.settle(0.0) if heard else []
-        )
+    answers(machine, machine.settle(0.0))
     return machine
 
 

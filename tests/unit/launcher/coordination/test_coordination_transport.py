@@ -35,6 +35,7 @@ __all__ = ["reactor"]
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
+DEFINED = m.JobDefinition("job", RULES)
 HELLO = m.Hello("job", RULES, "i0", 1, "host")
 
 
@@ -44,7 +45,7 @@ class Served:
     def __init__(self, secret: bytes | None) -> None:
         self.listener = tcp.listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.machine = Coordinator("c", founds=True, owned=False, now_s=time.monotonic())
+        self.machine = Coordinator("c", DEFINED, now_s=time.monotonic())
         self.broken: list[actions.Broken] = []
         handle = self.machine.handle
 
@@ -55,7 +56,10 @@ class Served:
 
         self.machine.handle = noted  # type: ignore[method-assign]
         self.said: list[str] = []
-        self.service = Service(self.listener, self.machine, secret=secret, owner=None, say=self.said.append)
+        owner = os.pidfd_open(os.getpid())
+        self.service = Service(
+            self.listener, self.machine, secret=secret, owner=owner, keep=lambda _record: None, say=self.said.append
+        )
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -90,7 +94,7 @@ def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
         assert ear.told[0] == "opened"
-        assert isinstance(ear.told[1], m.Lead)
+        assert isinstance(ear.told[1], m.Admitted)
         transport.transmit(m.Goodbye("so long", well=True))
         until(reactor, lambda: m.Dismiss(0) in ear.told)
 
@@ -205,6 +209,22 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
             f"the coordinator at {address} speaks version 8 of the protocol, "
             f"this launcher version {wire.PROTOCOL_VERSION}: all nodes need the same megatron_ft"
         )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, of_version(7, {"type": "ready"}), of_version(7, {"type": "hello"})],
+)
+def test_bytes_that_are_no_hello_end_their_own_connection_only(reactor: Reactor, data: bytes) -> None:
+    with served() as service, sockets(reactor) as (transport, ear):
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
+        transport.transmit(HELLO)
+        with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as stranger:
+            stranger.sendall(data)
+            assert stranger.recv(100) == b""
+        until(reactor, lambda: ear.heard_messages)
+        assert "broken" not in ear.told
 
 
 def test_peer_of_another_protocol_breaks_the_connection(reactor: Reactor) -> None:
@@ -500,10 +520,10 @@ class Node:
 
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
-        self.transport: Transport = InProcess(reactor, self)
+        self.transport: Transport = InProcess(reactor, self, DEFINED)
         who = m.Identity("job", RULES, "i0", "host", "in-process", ("in-process",), 0)
         self.member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
-        self.member.owns("in-process")
+        self.member.owns = True
         self.begun: list[int] = []
         self.code: int | None = None
 
@@ -513,8 +533,8 @@ class Node:
     def failed(self, problem: str, *, is_unowned: bool = True) -> None:
         self.do(self.member.failed(time.monotonic()))
 
-    def broken(self, *, silent: bool = False) -> None:
-        self.do(self.member.broken(time.monotonic(), silent=silent))
+    def broken(self) -> None:
+        self.do(self.member.broken(time.monotonic()))
 
     def refused(self, text: str) -> None:
         raise AssertionError(text)
@@ -531,8 +551,8 @@ class Node:
                     self.transport.disconnect()
                 case actions.Transmit(message):
                     self.transport.transmit(message)
-                case actions.OpenStore(held):
-                    self.do(self.member.store_opened(held, "here:1", time.monotonic()))
+                case actions.OpenStore():
+                    self.do(self.member.store_opened("here:1", time.monotonic()))
                 case actions.Begin(held):
                     self.begun.append(held.decision.cycle)
                 case m.End():
@@ -551,7 +571,7 @@ def test_a_job_of_one_node_is_coordinated_in_its_own_process(reactor: Reactor) -
     node.tick()
     node.do(node.member.tell(m.Ready(), time.monotonic()))
     until(reactor, lambda: node.begun == [0])
-    assert node.member.led_at == "in-process"
+    assert node.member.is_led
     node.transport.disconnect()
     node.broken()
     until(reactor, lambda: node.member.is_led)  # it is the same coordinator
@@ -564,15 +584,15 @@ def test_a_job_of_one_node_is_coordinated_in_its_own_process(reactor: Reactor) -
 
 def test_a_coordinator_in_process_waits_without_turning_and_is_quiet_once_closed(reactor: Reactor) -> None:
     ear = Ear()
-    transport = InProcess(reactor, ear)
+    transport = InProcess(reactor, ear, DEFINED)
     connect(transport, ear, "anywhere")
     connect(transport, ear, "anywhere")
     until(reactor, lambda: ear.told)
     reactor.run_once(0.0)
     assert ear.told == ["opened"]  # of the connection that was given up nothing is heard
-    transport.transmit(HELLO)  # doesn't own it: nothing begins
+    transport.transmit(HELLO)
     until(reactor, lambda: ear.heard_messages)
-    assert isinstance(ear.heard_messages[0], m.Wait)
+    assert isinstance(ear.heard_messages[0], m.Admitted)
     turns = 0
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:

@@ -67,13 +67,13 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
 def test_kind_of_rendezvous_follows_from_the_options(options: list[str], kind: Kind) -> None:
     found = place(*options)
     assert found.kind is kind
-    assert bool(found.endpoints) is (kind is Kind.COORDINATED)
+    assert bool(found.endpoint) is (kind is Kind.COORDINATED)
     assert not found.note
 
 
 def test_a_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks() -> None:
     found = place("--nnodes=3", STATIC, "--master-addr=a", "--master-port=7", "--node-rank=2")
-    assert (found.kind, found.endpoints) == (Kind.COORDINATED, ("a:7",))
+    assert (found.kind, found.endpoint) == (Kind.COORDINATED, "a:7")
     assert (found.rank, found.rank_source) == (2, "--node-rank")
 
 
@@ -94,43 +94,44 @@ def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("options", "endpoints", "here"),
+    ("options", "endpoint", "is_here"),
     [
-        (["--rdzv-endpoint=a:1"], ["a:1"], None),
-        (["--rdzv-endpoint=node01"], ["node01:29500"], 0),
-        ([C10D, "--rdzv-endpoint=node01"], ["node01:29400"], 0),
-        ([C10D], ["localhost:29400"], 0),
-        ([], ["127.0.0.1:29500"], None),
-        (["--master-port=7"], ["127.0.0.1:7"], None),
-        (["--master-addr=node01"], ["node01:29500"], 0),
-        ([C10D, "--master-addr=a", "--master-port=7"], ["a:7"], None),
-        (["--rdzv-endpoint=a:1, node01,b:2"], ["a:1", "node01:1", "b:2"], 1),
-        (["--rdzv-endpoint=a:1,a:1,node01"], ["a:1", "node01:1"], 1),
-        (["--rdzv-endpoint=[fe80::1]:7,[fe80::2]"], ["[fe80::1]:7", "[fe80::2]:7"], None),
-        (["--rdzv-endpoint=a,b", "--rdzv-conf=is_host=true"], ["a:29500", "b:29500"], 0),
-        (["--rdzv-endpoint=node01,b", "--rdzv-conf=is_host=0"], ["node01:29500", "b:29500"], None),
-        (["--rdzv-endpoint=a,node01", "--rdzv-conf=is_host=0"], ["a:29500", "node01:29500"], 1),
+        (["--rdzv-endpoint=a:1"], "a:1", False),
+        (["--rdzv-endpoint=node01"], "node01:29500", True),
+        ([C10D, "--rdzv-endpoint=node01"], "node01:29400", True),
+        ([C10D], "localhost:29400", True),
+        ([], "127.0.0.1:29500", False),
+        (["--master-port=7"], "127.0.0.1:7", False),
+        (["--master-addr=node01"], "node01:29500", True),
+        ([C10D, "--master-addr=a", "--master-port=7"], "a:7", False),
+        (["--rdzv-endpoint=[fe80::1]:7"], "[fe80::1]:7", False),
+        (["--rdzv-endpoint=a", "--rdzv-conf=is_host=true"], "a:29500", True),
+        (["--rdzv-endpoint=node01", "--rdzv-conf=is_host=0"], "node01:29500", False),
     ],
 )
-def test_endpoints_follow_from_the_options(options: list[str], endpoints: list[str], here: int | None) -> None:
+def test_endpoint_follows_from_the_options(options: list[str], endpoint: str, is_here: bool) -> None:
     found = place("--nnodes=2", *options)
-    assert list(found.endpoints) == endpoints
-    assert found.here == here
-    assert found.is_founder is (here == 0)
+    assert (found.endpoint, found.is_here) == (endpoint, is_here)
 
 
-def test_hosts_of_the_scheduler_are_further_candidates() -> None:
+def test_endpoint_on_a_host_of_the_schedulers_job_is_known() -> None:
     environ = {"SLURM_JOB_NODELIST": "node[01-20]", "SLURMD_NODENAME": "node03"}
-    found = place("--nnodes=20", "--rdzv-endpoint=head:7,node02", environ=environ)
-    assert found.endpoints == tuple(
-        f"{host}:7" for host in ("head", "node02", "node01", "node03", "node04", "node05", "node06", "node07")
-    )
-    assert found.here == 3
-    assert place("--nnodes=2", "--master-addr=127.0.0.1", environ=environ).endpoints == ("127.0.0.1:29500",), (
-        "all launchers are on this machine"
-    )
-    environ["SLURM_STEP_NODELIST"] = "node[05,07]"
-    assert place("--nnodes=2", "--rdzv-endpoint=node05:7", environ=environ).endpoints == ("node05:7", "node07:7")
+    assert place("--nnodes=20", "--rdzv-endpoint=node02", environ=environ).has_known_host
+    assert not place("--nnodes=20", "--rdzv-endpoint=node02").has_known_host
+    assert place("--nnodes=20", "--rdzv-endpoint=node03", environ=environ).is_here
+
+
+def test_endpoint_name_that_is_only_a_loopback_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
+    line = command_line("--nnodes=2", "--rdzv-endpoint=master:1")
+    with pytest.raises(ConfigError, match=r"master is 127\.0\.1\.1 on this machine, which no other node"):
+        meeting_place(line, {})
+    for words in (("--rdzv-endpoint=127.0.0.1:1",), ("--rdzv-endpoint=master:1", "--rdzv-conf=is_host=true")):
+        assert meeting_place(command_line("--nnodes=2", *words), {}).is_here
+    assert meeting_place(line, {"SLURMD_NODENAME": "master"}).is_here
+    own = socket.gethostname()
+    assert meeting_place(command_line("--nnodes=2", f"--rdzv-endpoint={own}:1"), {}).is_here
 
 
 SRUN = {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4"}
@@ -256,11 +257,10 @@ def test_jobs_with_one_endpoint_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nnodes=2", "--rdzv-endpoint=a:1,b:0"], ["--rdzv-endpoint b:0"]),
-        (["--nnodes=2", "--rdzv-endpoint=a,,b"], ["--rdzv-endpoint", "'a,,b'", "empty"]),
         (["--nnodes=2", "--rdzv-endpoint=a,b:x"], ["--rdzv-endpoint", "b:x"]),
         (["--nnodes=2", "--rdzv-endpoint=a b"], ["--rdzv-endpoint", "a b"]),
         (["--nnodes=2", "--master-addr=a", "--master-port=70000"], ["--master-port", "a:70000"]),
+        (["--nnodes=2", "--rdzv-endpoint=a,b"], ["--rdzv-endpoint", "a,b", "name one host"]),
         (["--nnodes=2", "--node-rank=-1"], ["--node-rank", "-1"]),
         (["--nnodes=2", "--standalone"], ["--standalone", "--nnodes", "2"]),
         (["--nnodes=2", "--rdzv-conf=is_host=maybe"], ["--rdzv-conf", "is_host=maybe"]),

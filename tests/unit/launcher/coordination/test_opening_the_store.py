@@ -1,4 +1,4 @@
-"""The launcher at place 0 opens the store of the ranks, which may take its time, and serves all else meanwhile."""
+"""A launcher that is ready opens a store for the ranks, which may take its time, and serves all else meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Ballot, Decision, DecisionKind
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
 from megatron_ft.link.reactor import Reactor
@@ -21,29 +21,26 @@ __all__ = ["reactor"]
 RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
 
 
-def cycle(number: int) -> Decision:
-    return Decision(0, (0, "c", number), DecisionKind.CYCLE, 0, 2, 2, 0)
-
-
 class Node:
-    """The launcher at place 0, and the messages that it sends."""
+    """A launcher, and the messages that it sends."""
 
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
-        self.opened = 0
+        self.opened = self.closed = 0
         self.go = threading.Event()
         self.error: Exception | None = None
         self.transport = mock.Mock()
         self.coordination = Coordination(
-            m.Identity("job", RULES, "i", "host", "host:1", ("host:1",)),
+            m.Identity("job", RULES, "i", "host", "host", "host:1"),
             transport=lambda _listener: self.transport,
             open_store=self.open,
+            close_store=self.close,
             reactor=reactor,
             say=lambda _text: None,
             on_decision=lambda _decision: None,
         )
         self.coordination.opened()
-        self.coordination.heard(m.Lead((0, "c")))
+        self.coordination.heard(m.Admitted())
 
     def open(self) -> str:
         self.opened += 1
@@ -52,62 +49,65 @@ class Node:
             raise self.error
         return f"host:{self.opened}"
 
-    def proposed(self, decision: Decision, ballot: Ballot | None = None) -> None:
-        self.coordination.heard(m.Propose(ballot or decision.value, decision, 0, True))
+    def close(self) -> None:
+        self.closed += 1
 
-    def accepted(self) -> list[m.Accept]:
+    def is_ready(self) -> None:
+        self.coordination.tell(m.Ready())
+
+    def told(self) -> list[m.Ready]:
         sent = [call.args[0] for call in self.transport.transmit.call_args_list]
-        return [message for message in sent if isinstance(message, m.Accept)]
+        return [message for message in sent if isinstance(message, m.Ready)]
 
 
 def test_the_loop_is_served_while_a_name_server_is_silent(reactor: Reactor) -> None:
     node = Node(reactor)
     begun_s = time.monotonic()
-    node.proposed(cycle(1))
+    node.is_ready()
     served: list[str] = []
     reactor.call_later(0.0, lambda: served.append("timer"))
     until(reactor, lambda: served)
     assert time.monotonic() - begun_s < BOUND_S / 2
-    assert node.accepted() == []
+    assert node.told() == []
     node.go.set()
-    until(reactor, node.accepted)
-    assert node.accepted() == [m.Accept((0, "c", 1), "host:1")]
+    until(reactor, node.told)
+    assert node.told() == [m.Ready(store="host:1")]
 
 
-def test_store_is_opened_once_for_a_decision(reactor: Reactor) -> None:
+def test_each_round_has_a_store_of_its_own(reactor: Reactor) -> None:
     node = Node(reactor)
-    node.proposed(cycle(1))
-    node.proposed(cycle(1), (0, "c", 2))
+    node.is_ready()
+    node.is_ready()  # while the first one is being opened
     node.go.set()
-    until(reactor, node.accepted)
-    node.proposed(cycle(1), (0, "c", 3))
-    assert node.accepted() == [m.Accept((0, "c", 2), "host:1"), m.Accept((0, "c", 3), "host:1")]
+    until(reactor, node.told)
+    assert node.told() == [m.Ready(store="host:2")]
 
 
-def test_another_decision_has_another_store_and_the_one_before_is_not_accepted(reactor: Reactor) -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_store_is_closed_when_the_cycle_meets_at_that_of_another_node(reactor: Reactor, place: int) -> None:
     node = Node(reactor)
-    for number in (1, 2, 3):
-        node.proposed(cycle(number))
     node.go.set()
-    until(reactor, node.accepted)
-    assert node.accepted() == [m.Accept((0, "c", 3), "host:2")]
+    node.is_ready()
+    until(reactor, node.told)
+    node.coordination.heard(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), place, "host:1"))
+    assert node.closed == (place != 0)
 
 
 def test_store_that_cannot_be_opened_is_an_error_of_the_loop(reactor: Reactor) -> None:
     node = Node(reactor)
     node.error = RankStoreError("the port isn't free")
-    node.proposed(cycle(1))
+    node.is_ready()
     node.go.set()
     with pytest.raises(RankStoreError, match="isn't free"):
-        until(reactor, node.accepted)
-    assert node.accepted() == []
+        until(reactor, node.told)
+    assert node.told() == []
 
 
 def test_store_error_is_ignored_once_the_launcher_has_left(reactor: Reactor) -> None:
     node = Node(reactor)
     node.error = RankStoreError("the port isn't free")
-    node.proposed(cycle(1))
+    node.is_ready()
     node.coordination.heard(m.Dismiss(0))
     node.go.set()
-    until(reactor, lambda: node.coordination._wants_store is None)
-    assert node.accepted() == []
+    until(reactor, lambda: node.coordination._stores_wanted == 0)
+    assert node.told() == []

@@ -240,8 +240,8 @@ def test_address_towards_an_endpoint_is_local_or_unknown() -> None:
 
 
 def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
-    decision = Decision(number, (0, "word", number), DecisionKind.CYCLE, number, world, world, 0)
-    return Assignment(decision, place=place, votes=True, store=store)
+    decision = Decision(number, "word.number", DecisionKind.START, number, world)
+    return Assignment(decision, place=place, store=store)
 
 
 def handlers_of(*stores: RankStore) -> tuple[list[NodeAssignments], list[Any]]:

@@ -8,20 +8,19 @@ import pytest
 
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind
+from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.link.reactor import Reactor
 
-CYCLE = Decision(0, (0, "c", 1), DecisionKind.CYCLE, 0, 2, 2, 0)
+CYCLE = Decision(0, "c.1", DecisionKind.START, 0, 2)
 
 
 @pytest.mark.parametrize("place", [None, 0])
 def test_a_launcher_that_stands_by_leaves_it_to_the_others(place: int | None) -> None:
-    """Also the one at the first endpoint, which may come too late for the cycle, and be the last to be stopped."""
     rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
     heard: list[object] = []
     coordination = Coordination(
-        m.Identity("job", rules, "i", "host", "host:1", ("host:1",)),
+        m.Identity("job", rules, "i", "host", "host", "host:1"),
         transport=lambda _listener: mock.Mock(),
         open_store=lambda: "host:2",
         reactor=Reactor(),
@@ -29,7 +28,7 @@ def test_a_launcher_that_stands_by_leaves_it_to_the_others(place: int | None) ->
         on_decision=heard.append,
     )
     coordination.opened()
-    for message in (m.Lead((0, "c")), m.Propose((0, "c", 1), CYCLE, place, place is not None), m.Commit(CYCLE)):
-        coordination.heard(message)
+    coordination.heard(m.Admitted())
+    coordination.heard(Assignment(CYCLE, place))
     kinds = [type(each) for each in heard if isinstance(each, actions.Begin | actions.StandBy)]
     assert kinds == [actions.StandBy if place is None else actions.Begin]

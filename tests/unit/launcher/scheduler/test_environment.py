@@ -67,8 +67,8 @@ def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypa
     assert (line.min_nodes, line.max_nodes, line.run_id) == (3, 3, "4711.0.0")
     place = meeting_place(line, os.environ, is_local=lambda host: False)
     assert place.kind is Kind.COORDINATED
-    assert place.endpoints == tuple(f"node{n}:{PORT}" for n in ("08", "09", "10"))
-    assert (place.rank, place.rank_source, place.here) == (1, "SLURM_PROCID", 1)
+    assert place.endpoint == f"node08:{PORT}"
+    assert (place.rank, place.rank_source, place.is_here) == (1, "SLURM_PROCID", False)
     assert line.taken == (
         f"Slurm job 4711 step 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
         "(--scheduler none disables this)"
@@ -92,7 +92,7 @@ def test_given_options_win_over_the_scheduler(
 ) -> None:
     line = line_in(monkeypatch, STEP, *options)
     place = meeting_place(line, os.environ, is_local=lambda host: False)
-    assert (place.endpoints[0], line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
+    assert (place.endpoint, line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
 
 
 @pytest.mark.parametrize("options", [["--scheduler=none"], ["--standalone"], ["--nnodes=1"]])
@@ -207,7 +207,7 @@ def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     line = line_in(monkeypatch, operator)
     place = meeting_place(line, os.environ, is_local=lambda host: False)
-    assert (place.endpoints, place.rank) == (("job-node-0-0.job:29400",), 1)
+    assert (place.endpoint, place.rank) == ("job-node-0-0.job:29400", 1)
 
 
 def test_other_pods_say_nothing_of_their_job() -> None:
