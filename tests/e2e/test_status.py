@@ -58,6 +58,10 @@ def status(*words: str) -> subprocess.CompletedProcess[str]:
     return run(command(*words))
 
 
+def kill(*words: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-m", "megatron_ft.cli.main", "kill", *words])
+
+
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
@@ -82,6 +86,29 @@ def touch(launched: Launched, *names: str) -> None:
 def finish(launched: Launched) -> None:
     touch(launched, "go", "end")
     assert launched.wait().code == 0
+
+
+def rehearse_beside_another_job(launcher: Launcher, launched: Launched, name: str, pid: int, other_pid: int) -> None:
+    # a second job of this user on the node: neither its process ids nor its ranks are in the way
+    other = launcher.start("say('here', os.getpid())\ntime.sleep(300)", *NAMED, f"{name}-2")
+    other.wait_for("^here")
+    assert status("--pids", "--job", name).stdout == f"0 {pid}\n1 {other_pid}\n"
+    ambiguous = status("--pids")
+    assert (ambiguous.returncode, ambiguous.stdout, ambiguous.stderr.count("\n")) == (2, "", 1)
+    for words, complaint in (
+        (["--rank", "0"], "several jobs run on this node"),
+        (["--rank", "2", "--job", name], f"--rank 2: not a rank that runs on this node; those of {name} here: 0, 1"),
+        (["--rank", "0", "--signal", "HALT"], "--signal HALT: not a signal"),
+    ):
+        refused = kill(*words)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
+        assert complaint in refused.stderr
+    assert kill("--rank", "0", "--signal", "STOP", "--job", name).returncode == 0
+    wait_until(lambda: states(launched) == ["stopped", "running"], 10)
+    assert states(other) == ["not_attached"]
+    assert kill("--rank", "0", "--signal", "sigcont", "--job", name).returncode == 0
+    assert kill("--rank", "0", "--pid", str(other.process.pid)).returncode == 0
+    other.wait()
 
 
 def test_status_follows_a_job_from_its_start_to_its_end(launcher: Launcher) -> None:
@@ -116,9 +143,7 @@ def test_status_follows_a_job_from_its_start_to_its_end(launcher: Launcher) -> N
     # a pipe is no terminal: without --once it ends, too
     assert status("--pid", str(launched.process.pid)).returncode == 0
 
-    os.kill(first["pid"], signal.SIGSTOP)
-    wait_until(lambda: states(launched) == ["stopped", "running"], 10)
-    os.kill(first["pid"], signal.SIGCONT)
+    rehearse_beside_another_job(launcher, launched, name, first["pid"], second["pid"])
     touch(launched, "crash")
     launched.wait_for("^in step 1", count=2)
     job = job_of(launched)

@@ -58,6 +58,9 @@ def add_command(commands: Any) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="print once and end, as it does where there is no terminal")
     how.add_argument("--json", action="store_true", help="print once, for scripts; times are seconds")
+    how.add_argument(
+        "--pids", action="store_true", help="print the process ids of one job's ranks on this node, one line per rank"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -65,25 +68,32 @@ def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
         nodes = _nodes_of(args.slurm)
         # the nodes need this Python at the same path
-        status = [sys.executable, "-m", "megatron_ft", "status", "--json" if args.json else "--once"]
+        status = [
+            sys.executable,
+            "-m",
+            "megatron_ft",
+            "status",
+            "--json" if args.json else "--pids" if args.pids else "--once",
+        ]
         return _by_srun(commands.on_each_node(args.slurm, nodes=nodes, status=status))
     if args.log_dir is not None:
+        if args.pids:
+            raise ConfigError(
+                "--pids: for a job on this node (--job, --pid) or of Slurm (--slurm), not for a directory"
+            )
         if print_job(args.log_dir, as_json=args.json, once=args.once):
             return 0
         print(f"megatron-ft: no event logs of a launcher in {args.log_dir}", file=sys.stderr)
         return _NOTHING_SEEN
     jobs = find_jobs()
-    if args.job is not None or args.pid is not None:
+    if args.job is not None or args.pid is not None or args.pids:
         jobs = choose(jobs, run_id=args.job, pid=args.pid)
     if not jobs:
         print(f"megatron-ft: {_NONE_HERE}", file=sys.stderr)
     watches: list[JobWatch] = []
     try:
         code = _open(jobs, watches)
-        if args.json:
-            print(json.dumps({"jobs": [job_object(_facts(watch)) for watch in watches]}, indent=2), flush=True)
-        elif watches:
-            _show(watches, once=args.once)
+        _print(watches, args)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -94,6 +104,17 @@ def _run(args: argparse.Namespace) -> int:
         for watch in watches:
             watch.close()
     return code
+
+
+def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
+    if args.json:
+        print(json.dumps({"jobs": [job_object(_facts(watch)) for watch in watches]}, indent=2), flush=True)
+    elif args.pids:
+        rows = [row for watch in watches for row in _facts(watch).ranks if row.exit_code is None]
+        for row in sorted(rows, key=lambda row: row.rank):
+            print(row.rank, row.pid, flush=True)
+    elif watches:
+        _show(watches, once=args.once)
 
 
 def _nodes_of(job: int) -> int:
