@@ -316,12 +316,16 @@ def get_rank_safe() -> int:
 
 def _load_state_if_exists(global_state: Any) -> None:
     """Load ``ft_state.json`` into a foreign client, as Megatron-Bridge does."""
-    other_client.load(global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path)
+    if (client := getattr(global_state, "rank_monitor_client", None)) is not None:
+        other_client.load(client, global_state.fault_tolerance_state.ft_state_path)
 
 
 def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, global_state: Any) -> None:
     """Have a foreign client learn the timeouts of these sections (a collective), and write its state."""
-    client, path = global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path
+    client = getattr(global_state, "rank_monitor_client", None)
+    if client is None:
+        return
+    path = global_state.fault_tolerance_state.ft_state_path
     try:
         client.calculate_and_set_section_timeouts(
             selected_sections=selected_sections, calc_out_of_section=calc_out_of_section

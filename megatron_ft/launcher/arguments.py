@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import Collection, Sequence
+from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
 import torch
@@ -91,7 +94,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     handled = parse_signals(signals)
     check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, given, max_nodes)
-    _check_script(namespace)
+    _check_script(namespace, options.preload or ())
     line = CommandLine(
         namespace=namespace,
         options=options,
@@ -244,11 +247,26 @@ def _check_backend(namespace: argparse.Namespace) -> None:
         raise ConfigError(f"--rdzv-conf: store_type={store_type} is not supported: {_USE_COORDINATOR}")
 
 
-def _check_script(namespace: argparse.Namespace) -> None:
+def _check_script(namespace: argparse.Namespace, preload: Sequence[str]) -> None:
+    """Check that Python will find the script, and modules that are named."""
     script = namespace.training_script
+    for option, module in [("--ft-preload", name) for name in preload] + [("-m", script)] * bool(namespace.module):
+        if not _is_there(module.partition(".")[0]):
+            raise ConfigError(f"{option} {module}: Python finds no module {module.partition('.')[0]!r} here")
     if namespace.module or (namespace.no_python and not namespace.run_path):
         return  # found by Python or in PATH
     # "-" is standard input; ${local_rank} in a path is filled in for each rank
-    if script == "-" or "${" in script or os.path.exists(script):
+    if script == "-" or "${" in script:
         return
-    raise ConfigError(f"there is no script {script}")
+    if not os.path.exists(script):
+        raise ConfigError(f"there is no script {script}")
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise ConfigError(f"{script} is a directory without a __main__.py: Python can't run it")
+
+
+def _is_there(package: str) -> bool:
+    """Return whether ranks, which search the working directory as well, find this name. Nothing is imported."""
+    if package in sys.modules or "PYTHON_EXEC" in os.environ:  # another Python's packages aren't known here
+        return True
+    found = package and (PathFinder.find_spec(package, [os.getcwd(), *sys.path]) or importlib.util.find_spec(package))
+    return bool(found)

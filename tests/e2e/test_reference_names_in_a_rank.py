@@ -53,7 +53,7 @@ def test_every_name_is_where_the_table_says() -> None:
         "for name in sys.argv[1:]:\n"
         "    module = importlib.import_module(name)\n"
         "    for each in module.__all__:\n"
-        "        if each != 'StragglerDetectionCallback': getattr(module, each)\n"
+        "        getattr(module, each)\n"
         "    print(name)\n"
     )
     env = rank_environment(os.environ, reference_names=True)
@@ -92,6 +92,59 @@ def test_other_modules_of_the_package_find_its_helpers_and_our_classes(installed
         "print(l.helper(), l.is_process_alive.__module__, hasattr(l.helper, 'x'), hasattr(d, 'OkMsg'))\n"
     )
     assert in_rank(script, installed) == "2 megatron_ft.rank.reference.compatibility False False\n"
+
+
+def test_names_of_the_package_that_are_not_served_come_from_it(installed: Path) -> None:
+    folder = installed / "nvidia_resiliency_ext" / "fault_tolerance"
+    (folder / "rank_monitor_state_machine.py").write_text(
+        "class RankMonitorState: REAL = 4\nclass RankMonitorStateMachine: REAL = 5\n"
+    )
+    script = (
+        "from nvidia_resiliency_ext.fault_tolerance import RankMonitorState, RankMonitorStateMachine as m\n"
+        "from nvidia_resiliency_ext.fault_tolerance import *\n"
+        "print(RankMonitorState.REAL, m.REAL, RankMonitorClient.__module__.partition('.')[0])\n"
+    )
+    assert in_rank(script, installed) == "4 5 megatron_ft\n"
+    assert "nvidia-resiliency-ext isn't installed here" in in_rank(script)
+
+
+FAULTS = """
+import os, sys, time
+from nvidia_resiliency_ext.shared_utils.inject_fault import *
+told = []
+def after(fault, called=None):
+    pid = os.fork()
+    if pid:
+        if fault is Fault.SIGSTOP:
+            os.waitpid(pid, os.WUNTRACED); os.kill(pid, 9)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    dispatch_fault_injection(fault, 0.05, None)
+    try:
+        for _ in range(500):
+            time.sleep(0.01)
+            maybe_raise_workload_exception()
+    except (InjectedException, KeyboardInterrupt) as error:
+        os._exit(40 if isinstance(error, InjectedException) else 41)
+    os._exit(0)
+for fault in Fault:
+    if "GPU" not in fault.name and fault is not Fault.LOCK_GIL:
+        print(fault.value, fault.name, after(fault))
+dispatch_fault_injection(Fault.LOCK_GIL, 0.05, lambda: print("locked", flush=True))
+if os.fork() == 0:
+    pid = os.getppid()
+    time.sleep(1.5); os.kill(pid, 9); os._exit(0)
+time.sleep(0.5)
+print("not locked")
+"""
+
+
+def test_faults_of_the_injector_do_what_they_are_named_for() -> None:
+    told = [line for line in in_rank(FAULTS).splitlines() if "FT: SIMULATED FAULT" not in line]
+    assert told == [
+        *("3 WORKLOAD_EXC 40", "4 ASYNC_EXC 40", "5 SIGNAL_EXC 40", "6 OS_ABORT -6", "8 SEGFAULT -11"),
+        *("9 SIGINT 41", "10 SIGKILL -9", "11 SIGTERM -15", "12 SIGSTOP -9", "locked"),
+    ]
 
 
 def test_switched_off_the_package_is_all_its_own(installed: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.launching import Finished, Launcher, launcher
+from tests.support.launching import Finished, Launcher, fresh_launcher, launcher
 
-__all__ = ["launcher"]
+__all__ = ["fresh_launcher", "launcher"]
 
 TWO = ("--run-path", "--nproc-per-node=2")
 TELLS_ITS_EXIT = "import atexit; atexit.register(say, 'exit', RANK)\n"
@@ -30,6 +30,12 @@ def test_rank_does_not_wait_for_a_rank_that_is_gone(launcher: Launcher, end: str
     finished = launcher.run(f"if RANK == 1: {end}", *TWO)
     assert finished.code == code
     assert finished.seconds < 30
+
+
+def test_rank_searches_for_modules_where_its_launcher_does(fresh_launcher: Launcher) -> None:
+    """As torchrun's ranks: for a launcher started by ``-m`` that is the working directory, named in full."""
+    finished = fresh_launcher.run("say('file', sys.path[0] == os.getcwd(), '' in sys.path)", "--run-path")
+    assert lines(finished) == ["file True False"]
 
 
 def test_process_that_a_rank_has_left_behind_is_not_waited_for(launcher: Launcher) -> None:

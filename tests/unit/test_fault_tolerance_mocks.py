@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -72,3 +73,9 @@ def test_mock_load_without_a_file_loads_nothing(tmp_path: Path) -> None:
     state = mock_state(ft_state_path=str(tmp_path / "ft_state.json"))
     ft._load_state_if_exists(state)
     state.rank_monitor_client.load_state_dict.assert_not_called()
+
+
+def test_learning_before_setup_does_nothing() -> None:
+    for state in (ft.GlobalState(), SimpleNamespace()):
+        ft._load_state_if_exists(state)
+        ft._update_timeouts(selected_sections=["step"], calc_out_of_section=True, global_state=state)

@@ -17,7 +17,10 @@ import megatron_ft
 __all__ = ["command", "wait_for_each_other"]
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "base", "run_path.py")
-_RUN = f"exec(compile(open({_PROGRAM!r}).read(), {_PROGRAM!r}, 'exec'))"
+_RUN = (
+    f"import sys; sys.path[:1] = {sys.path[:1]!r}; "  # the launcher's, as in the processes that torchrun spawns
+    f"exec(compile(open({_PROGRAM!r}).read(), {_PROGRAM!r}, 'exec'))"
+)
 _VARIABLE = "MEGATRON_FT_RUN_PATH"
 
 

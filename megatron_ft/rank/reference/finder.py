@@ -108,9 +108,11 @@ class _Served:
         """Set names of this package now, and look up names of the reference on use."""
         homes = SERVED[module.__name__]
         vars(module).update(
-            __all__=list(homes), __file__=__file__, __doc__=f"{module.__name__}, served by megatron_ft.",
+            __all__=[name for name, home in homes.items() if not home.startswith(REFERENCE)],
+            __file__=__file__,
+            __doc__=f"{module.__name__}, served by megatron_ft.",
             __getattr__=lambda name: _attribute(module.__name__, name),
-        )  # fmt: skip
+        )
         for name, home in homes.items():
             if not home.startswith(REFERENCE):
                 setattr(module, name, _resolved(home))

@@ -33,9 +33,19 @@ _SECTIONS = _all_in("megatron_ft.integrations.lightning_sections", "FaultToleran
 _TENSOR_AWARE = "megatron_ft.integrations.tensor_aware"
 _MANAGERS = "megatron_ft.integrations.local_checkpoints"
 _REPLICATION = "megatron_ft.integrations.replication"
+_SHARED = f"{REFERENCE}.shared_utils"
 
 SERVED: dict[str, dict[str, str]] = {
-    _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER},
+    _FT: {
+        **_CONFIG,
+        **_CONTROL,
+        **_CLIENT,
+        **_SERVER,
+        **_all_in(
+            f"{_FT}.rank_monitor_state_machine",
+            *("InvalidStateTransitionException", "RankMonitorState", "RankMonitorStateMachine"),
+        ),
+    },
     f"{_FT}.config": _CONFIG,
     f"{_FT}.data": {
         "FT_LAUNCHER_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:LAUNCHER_SOCKET",
@@ -73,6 +83,12 @@ SERVED: dict[str, dict[str, str]] = {
     f"{_LOCAL}.replication.strategies": _all_in(
         _REPLICATION, "CliqueReplicationStrategy", "LazyCliqueReplicationStrategy", "ReplicationStrategy"
     ),
+    _SHARED: {},
+    f"{_SHARED}.inject_fault": _all_in(
+        "megatron_ft.integrations.reference_faults",
+        *("Fault", "InjectedException", "clear_workload_exception", "dispatch_fault_injection"),
+        "maybe_raise_workload_exception",
+    ),
 }
 """Served names by module, each as module:name. Other modules of these packages are the reference's own."""
 
@@ -98,6 +114,6 @@ def why_absent(module: str, *, is_installed: bool) -> str:
     """Return the error text for the import of a module that is neither served nor installed."""
     has_not = "the one that is installed has none" if is_installed else "nvidia-resiliency-ext isn't installed here"
     return (
-        f"No module named {module!r}: megatron_ft serves only nvidia_resiliency_ext.fault_tolerance, "
-        f".ptl_resiliency and (with megatron-ft[memory]) .checkpointing.local, and {has_not}"
+        f"No module named {module!r}: megatron_ft serves only nvidia_resiliency_ext.fault_tolerance, .ptl_resiliency, "
+        f".shared_utils.inject_fault and (with megatron-ft[memory]) .checkpointing.local, and {has_not}"
     )

@@ -109,6 +109,18 @@ def test_mistake_in_the_configuration_file_is_one_line_and_code_2(
 
 def test_script_that_does_not_exist_is_one_line_and_code_2(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "there is no script nowhere.py" in mistake(capfd, script, ["--max-restarts=3", "nowhere.py"])
+    folder = str(script.parent)
+    assert f"{folder} is a directory without a __main__.py" in mistake(capfd, script, ["--max-restarts=3", folder])
+
+
+def test_modules_that_python_does_not_find_are_one_line_and_code_2(
+    script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    (script.parent / "here.py").touch()
+    assert "-m no.such: Python finds no module 'no' here" in mistake(capfd, script, ["-m", "no.such"])
+    named = ["--ft-preload", "here,torch.nn,nun", str(script)]
+    assert "--ft-preload nun: Python finds no module 'nun' here" in mistake(capfd, script, named)
 
 
 def test_command_that_does_not_exist_is_one_line_and_code_2(
