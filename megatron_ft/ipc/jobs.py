@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control_messages import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
+from megatron_ft.core.messages.rank_messages import SHOWN, RankRefused, ShowRank
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat
@@ -28,11 +29,12 @@ class RunningJob:
     launcher_pid: int
     run_id: str
     run_dir: str
-    local_ranks: list[int] = field(default_factory=list)
+    monitors: dict[int, str] = field(default_factory=dict)
+    """Sockets of its monitors, by local rank."""
 
     def describe(self) -> str:
         """Return one line for a person who has to choose."""
-        return f"ft_launcher {self.launcher_pid}, job {self.run_id}, {counted(len(self.local_ranks), 'rank')} here"
+        return f"ft_launcher {self.launcher_pid}, job {self.run_id}, {counted(len(self.monitors), 'rank')} here"
 
 
 def find_jobs() -> list[RunningJob]:
@@ -47,7 +49,7 @@ def find_jobs() -> list[RunningJob]:
         if str(stat.parent) != options["--parent"] or not os.path.exists(os.path.join(run_dir, _LAUNCHER_SOCKET)):
             continue
         job = RunningJob(launcher_pid=stat.parent, run_id=options["--run-id"], run_dir=run_dir)
-        jobs.setdefault((stat.parent, run_dir), job).local_ranks.append(int(options["--local-rank"]))
+        jobs.setdefault((stat.parent, run_dir), job).monitors[int(options["--local-rank"])] = options["--socket"]
     return sorted(jobs.values(), key=lambda job: job.launcher_pid)
 
 
@@ -74,6 +76,28 @@ def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
         raise FaultToleranceError(f"ft_launcher {job.launcher_pid} doesn't answer: {error}") from None
     finally:
         channel.close()
+
+
+def show_rank(job: RunningJob, local_rank: int) -> str:
+    """Return what a rank does now, as text.
+
+    Raises:
+        FaultToleranceError: its monitor is gone, doesn't answer, or watches no rank; the text says which.
+    """
+    try:
+        channel = connect(job.monitors[local_rank], _ORDER_S)
+    except (KeyError, OSError, ProtocolError) as error:
+        raise FaultToleranceError(f"its monitor can't be reached: {error}") from None
+    try:
+        channel.send(ShowRank())
+        answer = SHOWN.parse(channel.wait_message(_ORDER_S).message)
+    except (ChannelClosedError, ProtocolError, TimeoutError) as error:
+        raise FaultToleranceError(f"its monitor doesn't answer: {error}") from None
+    finally:
+        channel.close()
+    if isinstance(answer, RankRefused):
+        raise FaultToleranceError(answer.reason)
+    return answer.text
 
 
 class JobWatch:

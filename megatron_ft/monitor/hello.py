@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.codec import Raw
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank_messages import FROM_RANK, RankHello
+from megatron_ft.core.messages.rank_messages import FROM_RANK, FromRank, RankHello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, accept_peer
@@ -63,14 +63,14 @@ class Callers(dict[int, Caller]):
             self.dismiss(caller)
 
 
-def parse(message: Raw) -> RankHello:
-    """Parse and check a hello.
+def parse(message: Raw) -> FromRank:
+    """Parse and check a first message.
 
     Raises:
         ProtocolError: it is malformed, or its ``user_code_ns`` lies in the future.
     """
     hello = FROM_RANK.parse(message)
-    if hello.user_code_ns > time.monotonic_ns():
+    if isinstance(hello, RankHello) and hello.user_code_ns > time.monotonic_ns():
         raise ProtocolError(f"hello has user_code_ns = {hello.user_code_ns}, which is still to come")
     return hello
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from megatron_ft.core.board.hang_detector import CheckAction, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.codec import Raw
+from megatron_ft.core.diagnosis.evidence import evidence_text
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.monitor import Detached, Signalled
@@ -30,7 +31,14 @@ from megatron_ft.core.messages.monitor_messages import (
     Resume,
     Stop,
 )
-from megatron_ft.core.messages.rank_messages import RankHello, RankRefused, RankWelcome, ToRank
+from megatron_ft.core.messages.rank_messages import (
+    RankHello,
+    RankRefused,
+    RankShown,
+    RankWelcome,
+    ShowRank,
+    ToRank,
+)
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
@@ -186,12 +194,29 @@ class MonitorService:
                 self._reports.complain("refused", text)
             self._callers.dismiss(caller)
             return
+        if isinstance(greeting, ShowRank):
+            self._answer(caller, self._shown())
+            self._callers.dismiss(caller)
+            return
         reason = self._refusal(greeting, caller)
         if reason is not None:
             self._answer(caller, RankRefused(reason))
             self._callers.dismiss(caller)
             return
         self._welcome(caller, greeting)
+
+    def _shown(self) -> RankShown | RankRefused:
+        """Return what the rank does now, for a person: nothing is concluded or written, and the rank gets no signal."""
+        watched = self._watched
+        if watched is None or watched.has_ended:
+            return RankRefused("its script has called no hook and has no process group")
+        deadline_ns = time.monotonic_ns() + round(EVIDENCE_S * 1e9)
+        local_rank, board = self._settings.local_rank, watched.final_snapshot()
+        attached = watched.attached
+        shown = collect(
+            attached, watched.board, board, None, local_rank=local_rank, passive=True, deadline_ns=deadline_ns
+        )
+        return RankShown(evidence_text(shown))
 
     def _refusal(self, greeting: RankHello, caller: Caller) -> str | None:
         if self._watched is None:
@@ -254,7 +279,7 @@ class MonitorService:
         is_started = self._started is not None and is_in(caller.pid, self._started)
         return self._rank if is_started and self._rank is not None else greeting.rank
 
-    def _answer(self, caller: Caller, message: ToRank, fds: tuple[int, ...] = ()) -> bool:
+    def _answer(self, caller: Caller, message: ToRank | RankShown, fds: tuple[int, ...] = ()) -> bool:
         """Return True if the message could be sent."""
         try:
             caller.channel.send(message, fds)

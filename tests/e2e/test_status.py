@@ -89,6 +89,10 @@ def finish(launched: Launched) -> None:
 
 
 def rehearse_beside_another_job(launcher: Launcher, launched: Launched, name: str, pid: int, other_pid: int) -> None:
+    shown = run([sys.executable, "-m", "megatron_ft.cli.main", "stacks", "--job", name])
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert re.findall(r"^rank: +(\d)", shown.stdout, re.MULTILINE) == ["0", "1"]
+    assert re.search(r"main thread .*\n  File .*, in until\n", shown.stdout), shown.stdout
     # a second job of this user on the node: neither its process ids nor its ranks are in the way
     other = launcher.start("say('here', os.getpid())\ntime.sleep(300)", *NAMED, f"{name}-2")
     other.wait_for("^here")

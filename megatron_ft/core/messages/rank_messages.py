@@ -40,7 +40,13 @@ class RankHello(Message, frozen=True, kw_only=True):
     NAME: ClassVar[str] = "hello"
 
 
-FromRank = RankHello
+class ShowRank(Message, frozen=True):
+    """``megatron-ft stacks`` asks what the rank does now. The answer is a `RankShown`, or a `RankRefused`."""
+
+    NAME: ClassVar[str] = "show"
+
+
+FromRank = RankHello | ShowRank
 FROM_RANK: Vocabulary[FromRank] = Vocabulary(FromRank)
 
 
@@ -60,8 +66,16 @@ class RankRefused(Message, frozen=True):
     NAME: ClassVar[str] = "refused"
 
 
+class RankShown(Message, frozen=True):
+    """Evidence on the rank, as text."""
+
+    text: str
+    NAME: ClassVar[str] = "shown"
+
+
 ToRank = RankWelcome | RankRefused
 TO_RANK: Vocabulary[ToRank] = Vocabulary(ToRank)
+SHOWN: Vocabulary[RankShown | RankRefused] = Vocabulary(RankShown | RankRefused)
 
 
 # -- with the crash reporter of the rank -----------------------------------------------------------------------
