@@ -8,7 +8,7 @@ from typing import TypeVar
 
 State = TypeVar("State", bound=enum.Enum)
 Event = TypeVar("Event", bound=enum.Enum)
-_unlisted: Callable[[str], object] = str
+unlisted: Callable[[str], object] = str
 
 
 def check(transitions: Mapping[tuple[State, Event], State], *, first: State, last: State) -> None:
@@ -33,15 +33,15 @@ def follow(transitions: Mapping[tuple[State, Event], State], state: State, event
     """Return the next state. An event that isn't listed for this state changes nothing, and is reported."""
     after = transitions.get((state, event))
     if after is None:
-        _unlisted(f"{type(state).__name__} {state.name} has no transition for {event.name}")
+        unlisted(f"{type(state).__name__} {state.name} has no transition for {event.name}")
         return state
     return after
 
 
 def report_unlisted(report: Callable[[str], object]) -> None:
     """Have events that no table lists reported: a process writes them at DEBUG, a test raises."""
-    global _unlisted
-    _unlisted = report
+    global unlisted
+    unlisted = report
 
 
 def as_table(transitions: Mapping[tuple[State, Event], State]) -> Iterable[str]:

@@ -15,7 +15,7 @@ from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 
 __all__ = ["EndOfFit", "end_of_fit", "why_finished", "withdraw_flag", "write_flag_of_fit"]
 
-_written: dict[str, tuple[object, ...]] = {}
+flags_written: dict[str, tuple[object, ...]] = {}
 """Flags written by this process for a fit: path and identity of the file."""
 
 
@@ -71,7 +71,7 @@ def write_flag_of_fit(reason: str) -> str | None:
     path = write_flag(reason)
     written = _current_flag()
     if is_ours and written is not None:
-        _written[written[0]] = written[1]
+        flags_written[written[0]] = written[1]
     return path
 
 
@@ -85,7 +85,7 @@ def withdraw_flag() -> str | None:
     if current is None or not _is_ours(*current):
         return None
     os.unlink(current[0])
-    del _written[current[0]]
+    del flags_written[current[0]]
     return current[0]
 
 
@@ -104,7 +104,7 @@ def _current_flag() -> tuple[str, tuple[object, ...]] | None:
 
 
 def _is_ours(path: str, identity: tuple[object, ...]) -> bool:
-    return _written.get(path) == identity
+    return flags_written.get(path) == identity
 
 
 def end_of_fit(trainer: Any, *, iterations: int, is_resumed: bool, is_cut_short: bool) -> EndOfFit:

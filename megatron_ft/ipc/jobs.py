@@ -116,7 +116,7 @@ class JobWatch:
         self.facts: JobFacts | None = None
         self._asked_s: float | None = None
         """Time of the question whose answer hasn't come yet."""
-        self._next_s = 0.0
+        self.next_s = 0.0
         self._channel = connect_to(job, ANSWER_S)
 
     def fileno(self) -> int:
@@ -172,9 +172,9 @@ class JobWatch:
 
     def _ask(self) -> None:
         now_s = time.monotonic()
-        if now_s >= self._next_s:
+        if now_s >= self.next_s:
             self._channel.send(Status())
-            self._next_s = now_s + _ASK_EVERY_S
+            self.next_s = now_s + _ASK_EVERY_S
             self._asked_s = now_s
 
     def _take(self, received: Received) -> None:

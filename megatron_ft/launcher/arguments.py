@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     _check_backend(namespace)
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
-    where = detect(os.environ, options.scheduler, full_name=_full_name())
+    where = detect(os.environ, options.scheduler, full_name=full_name())
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)
     options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
@@ -126,7 +126,7 @@ def _take_output(namespace: argparse.Namespace, prefix: str | None) -> None:
     namespace.tee = namespace.redirects = "3"
 
 
-def _full_name() -> str:
+def full_name() -> str:
     """Return this host's full name in its own table of hosts: no name server is asked."""
     host = socket.gethostname()
     try:

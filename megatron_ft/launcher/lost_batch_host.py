@@ -31,13 +31,13 @@ def requeue_if_batch_host_lost(
         return
     assert ending is not None
     until_s, is_refused = time.monotonic() + _KNOWS_S, False
-    if not job or not host or _answers(host, port):
+    if not job or not host or host_answers(host, port):
         return
     result.flush()  # Slurm ends this launcher when it requeues the job
     if result.place:
         time.sleep(_LOOK_S)  # the launcher at place 0 may do it first
     while time.monotonic() < until_s:
-        told = _run(batch_script.show(job))
+        told = run_command(batch_script.show(job))
         if told is None:
             return
         words = batch_script.in_its_place(told, job, ending, is_refused=is_refused)
@@ -46,16 +46,16 @@ def requeue_if_batch_host_lost(
                 "the batch script's host is lost; this launcher runs what the script would have run: "
                 f"{shlex.join(words)}"
             )
-            if _run(words) is not None or is_refused:
+            if run_command(words) is not None or is_refused:
                 return
             is_refused = True
-        elif _answers(host, port):
+        elif host_answers(host, port):
             return
         else:
             time.sleep(_LOOK_S)
 
 
-def _answers(host: str, port: int) -> bool:
+def host_answers(host: str, port: int) -> bool:
     """Return True if the host answers, or has no address."""
     try:
         socket.create_connection((host, port), timeout=_SILENT_S).close()
@@ -66,7 +66,7 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _run(words: Sequence[str]) -> str | None:
+def run_command(words: Sequence[str]) -> str | None:
     """Run a command and return its output; None if it fails, or doesn't exist, as in many containers."""
     try:
         done = subprocess.run(

@@ -231,7 +231,7 @@ class ResultFile:
 
     def _change(self, change: Callable[[Lives], Lives]) -> None:
         if self._path is not None:
-            self._log.do(functools.partial(_rewrite, self._path, change))
+            self._log.do(functools.partial(rewrite, self._path, change))
 
 
 def _reached(life: Life, advance: JobProgress) -> Life:
@@ -240,7 +240,7 @@ def _reached(life: Life, advance: JobProgress) -> Life:
     )
 
 
-def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
+def rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     lives = _read(path)
     changed = change(lives)
     if changed is lives:

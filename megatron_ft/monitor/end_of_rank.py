@@ -13,7 +13,7 @@ from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
 from megatron_ft.ipc.monitor_process import AttachedRank
 
-_SWEEP_S = 2.0
+SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
 
 
@@ -73,18 +73,18 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
         return stat.pid != own and group not in (stat.group, stat.session) and carries(stat.pid, marker)
 
     def end_others() -> None:
-        left.extend(kill_matching(has_left_it, _SWEEP_S))
+        left.extend(kill_matching(has_left_it, SWEEP_S))
         time.sleep(_SECOND_LOOK_S)
-        left.extend(kill_matching(has_left_it, _SWEEP_S))
+        left.extend(kill_matching(has_left_it, SWEEP_S))
 
-    left += kill_matching(is_in_group, _SWEEP_S)
+    left += kill_matching(is_in_group, SWEEP_S)
     # reading the environment of a process that is stuck in the kernel blocks, whichever job it belongs to
     others = threading.Thread(target=end_others, daemon=True)
     others.start()
     # a rank whose launcher died while spawning it may appear only now
     time.sleep(_SECOND_LOOK_S)
-    left += kill_matching(is_in_group, _SWEEP_S)
-    others.join(2 * _SWEEP_S + _SECOND_LOOK_S)
+    left += kill_matching(is_in_group, SWEEP_S)
+    others.join(2 * SWEEP_S + _SECOND_LOOK_S)
     return left
 
 

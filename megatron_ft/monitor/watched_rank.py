@@ -40,7 +40,7 @@ from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8
-_TORN_S = 0.002
+TORN_S = 0.002
 _MAPS_S = 0.2
 _reads = FileQueue()
 
@@ -135,7 +135,7 @@ class WatchedRank:
         try:
             snapshot, now = self._snapshot()
         except BoardDamagedError:
-            time.sleep(_TORN_S)  # the rank may have been in the middle of a change
+            time.sleep(TORN_S)  # the rank may have been in the middle of a change
             try:
                 snapshot, now = self._snapshot()
             except BoardDamagedError:

@@ -54,7 +54,7 @@ class HostsRun(Run):
         end = time.monotonic() + LAUNCH_S
         while (self._running or self._start_at) and time.monotonic() < end and len(self._started) < _MOST_LAUNCHES:
             if select.select([self._orders], [], [], 0.02)[0]:
-                self._obey()
+                self.obey()
             now = time.monotonic()
             for host in [host for host, at in self._heal_at.items() if at <= now]:
                 del self._heal_at[host]
@@ -71,7 +71,7 @@ class HostsRun(Run):
         if self._running:
             self._kill_all()  # nobody waits for ever
         launches = [self._read(number) for number in range(len(self._started))]
-        return self._seen(launches, undisturbed, self.left())
+        return self.seen(launches, undisturbed, self.left())
 
     def left(self) -> list[str]:
         """Of a host whose processes are all killed, the run directory is left: there is nobody to remove it."""
@@ -108,13 +108,13 @@ class HostsRun(Run):
         host, logs = self._started[number]
         return Launch(number=0, host=host, code=self._codes.get(number), records=launcher_records(logs))
 
-    def _obey(self) -> None:
+    def obey(self) -> None:
         with next_order(self._orders) as order:
             if order is None:
                 return
             host = next((host for host in range(1, HOSTS + 1) if order["pid"] in self._pids(host)), None)
             if host is not None:  # else who asked is gone already: there is nothing to do
-                self._hits[order["number"]] += self._do_to(host, self.plan.events[order["number"]])
+                self.hits[order["number"]] += self._do_to(host, self.plan.events[order["number"]])
 
     def _do_to(self, host: int, event: Event) -> int:
         """How many processes and networks it hit."""

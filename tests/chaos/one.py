@@ -78,10 +78,10 @@ class Run:
         self._clock_library = clock_library
         self._chance = random.Random(plan.seed)
         self._launches: list[Launch] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._ended_cycles = 0
         """Of the launch that runs."""
-        self._hits: Counter[int] = Counter()
+        self.hits: Counter[int] = Counter()
         """By number of the event: how many processes or files were hit."""
         self._shared_memory = set(os.listdir("/dev/shm"))
 
@@ -115,8 +115,8 @@ class Run:
             trace = read_records(self.directory / "trace.jsonl")
             if not any((number, record["number"]) in leave for record in trace if record["what"] == "fault"):
                 break  # it wasn't asked to
-            left += [f"{what}, after launch {number}" for what in self._wait_gone()]
-        return self._seen(self._launches, undisturbed, [*left, *self.left()])
+            left += [f"{what}, after launch {number}" for what in self.wait_gone()]
+        return self.seen(self._launches, undisturbed, [*left, *self.left()])
 
     def environment(self, launch: int) -> dict[str, str]:
         """Of a launcher of that number."""
@@ -132,7 +132,7 @@ class Run:
         """Its directory."""
         shutil.rmtree(self.directory)
 
-    def _seen(self, launches: Sequence[Launch], undisturbed: str, left: Sequence[str]) -> Seen:
+    def seen(self, launches: Sequence[Launch], undisturbed: str, left: Sequence[str]) -> Seen:
         trace = list(read_records(self.directory / "trace.jsonl"))
         told = {record["number"] for record in trace if record["what"] == "fault"}
         ordered = {number for number in told if self.plan.events[number].fault not in BY_RANK}
@@ -143,7 +143,7 @@ class Run:
             weights=self._weights(),
             undisturbed=undisturbed,
             left=left,
-            missed={number for number in ordered if not self._hits[number]},
+            missed={number for number in ordered if not self.hits[number]},
         )
 
     # the launch
@@ -158,7 +158,7 @@ class Run:
             **self._environment,
         }
         with output.open("wb") as stream:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command(logs),
                 cwd=self.directory,
                 env=environment,
@@ -168,11 +168,11 @@ class Run:
                 start_new_session=True,
             )
         end = time.monotonic() + LAUNCH_S
-        while self._process.poll() is None and time.monotonic() < end:
+        while self.process.poll() is None and time.monotonic() < end:
             if select.select([self._orders], [], [], 0.02)[0]:
-                self._obey()
+                self.obey()
             self._look_at(launcher_records(logs))
-        code = self._process.poll()
+        code = self.process.poll()
         if code is None:
             self._kill_all()
         return Launch(number=number, code=code, records=launcher_records(logs))
@@ -197,12 +197,12 @@ class Run:
         for number, event in enumerate(self.plan.events):
             if (event.phase, event.launch, event.cycle) == ("rendezvous", len(self._launches), ended):
                 time.sleep(self._chance.uniform(0.0, 0.1))
-                self._note(number, event)
-                self._hits[number] += self._do(event)
+                self.note(number, event)
+                self.hits[number] += self.do(event)
 
     # the faults of the node
 
-    def _obey(self) -> None:
+    def obey(self) -> None:
         with next_order(self._orders) as order:
             if order is None:
                 return
@@ -211,11 +211,11 @@ class Run:
             if order["what"] == "over":
                 self._free_disk()
             elif event.launch == len(self._launches):  # else it waited until the next launcher ran
-                self._hits[number] += self._do(event)
+                self.hits[number] += self.do(event)
 
-    def _do(self, event: Event) -> int:
+    def do(self, event: Event) -> int:
         """How many processes or files it hit."""
-        assert self._process is not None
+        assert self.process is not None
         match event.fault:
             case "monitor_killed" | "monitor_stopped":
                 return self._signal(self._monitor(event.rank), event.fault)
@@ -224,7 +224,7 @@ class Run:
             case "keeper_killed" | "keeper_stopped":
                 return self._signal(self._keepers(), event.fault)
             case "launcher_and_keeper_killed":
-                return self._signal([*self._keepers(), self._process.pid], event.fault)
+                return self._signal([*self._keepers(), self.process.pid], event.fault)
             case "launcher_killed" | "launcher_term" | "launcher_int":
                 return self._end_launcher(event.fault)
             case "node_suspended":
@@ -248,11 +248,11 @@ class Run:
         return signal_all(pids, signal.SIGSTOP if fault.endswith("stopped") else signal.SIGKILL)
 
     def _end_launcher(self, fault: str) -> int:
-        assert self._process is not None
-        if self._process.poll() is not None:
+        assert self.process is not None
+        if self.process.poll() is not None:
             return 0
         numbers = {"killed": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
-        self._process.send_signal(numbers[fault.removeprefix("launcher_")])
+        self.process.send_signal(numbers[fault.removeprefix("launcher_")])
         return 1
 
     def _servers(self) -> list[int]:
@@ -273,14 +273,14 @@ class Run:
 
     def _monitor(self, rank: int) -> list[int]:
         """Its process id; none if there is none and none comes. A launcher replaces monitors after a pause."""
-        assert self._process is not None
+        assert self.process is not None
         end = time.monotonic() + _MONITOR_S
         while True:
             for stat in marked(self.mark):
                 words = command_line(stat.pid)
                 if "--listen-fd" in words and words[words.index("--local-rank") + 1] == str(rank):
                     return [stat.pid]
-            if self._process.poll() is not None or time.monotonic() > end:
+            if self.process.poll() is not None or time.monotonic() > end:
                 return []
             time.sleep(0.05)
 
@@ -306,7 +306,7 @@ class Run:
 
     # the end
 
-    def _note(self, number: int, event: Event) -> None:
+    def note(self, number: int, event: Event) -> None:
         told = {"t": time.monotonic_ns(), "what": "fault", "number": number, "rank": event.rank}
         with (self.directory / "trace.jsonl").open("a") as file:
             file.write(json.dumps({**told, "cycle": event.cycle, "launch": event.launch}) + "\n")
@@ -315,7 +315,7 @@ class Run:
         path = self.directory / "weights"
         return path.read_text().strip() if path.exists() else None
 
-    def _wait_gone(self) -> list[str]:
+    def wait_gone(self) -> list[str]:
         """Processes that are still there some seconds after a launcher that left."""
         end = time.monotonic() + LEFT_S
         while (left := self._processes()) and time.monotonic() < end:
@@ -357,8 +357,8 @@ class Run:
         while found := marked(self.mark):
             signal_all([stat.pid for stat in found], signal.SIGKILL)
             time.sleep(0.01)
-        if self._process is not None:
-            self._process.wait()
+        if self.process is not None:
+            self.process.wait()
 
 
 def training(plan: Plan, directory: Path) -> list[str]:

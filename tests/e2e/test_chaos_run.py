@@ -33,7 +33,7 @@ def test_leftovers_of_a_chaos_run_are_found(monkeypatch: pytest.MonkeyPatch) -> 
         memory = Path("/dev/shm", name)
         memory.touch()
         found = run.left()
-        assert run._wait_gone() == found[:1]
+        assert run.wait_gone() == found[:1]
         memory.unlink()
     run.remove()
     process.wait()
@@ -46,16 +46,16 @@ def test_processes_and_files_that_a_fault_hits_are_counted() -> None:
 
     with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
         key, _, value = run.mark.partition("=")
-        process = run._process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value})
-        assert run._do(fault("server_killed")) == 0
-        assert run._do(fault("clock_stepped")) == 0
-        assert run._do(fault("run_dir_removed")) == 0
+        process = run.process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value})
+        assert run.do(fault("server_killed")) == 0
+        assert run.do(fault("clock_stepped")) == 0
+        assert run.do(fault("run_dir_removed")) == 0
         (run.directory / "tmp" / "megatron_ft-x").mkdir()
-        assert run._do(fault("run_dir_removed")) == 1
-        assert run._do(fault("launcher_killed")) == 1
+        assert run.do(fault("run_dir_removed")) == 1
+        assert run.do(fault("launcher_killed")) == 1
         process.wait()
-        assert run._do(fault("launcher_killed")) == 0
-        assert run._do(fault("monitor_killed")) == 0
+        assert run.do(fault("launcher_killed")) == 0
+        assert run.do(fault("monitor_killed")) == 0
     run.remove()
 
 
@@ -69,14 +69,14 @@ def test_a_rank_that_still_has_the_fork_servers_name_is_not_hit() -> None:
         program.chmod(0o700)
         environment = {**os.environ, key: value}
         server, rank = (subprocess.Popen([program], env=environment, stdin=subprocess.PIPE) for _ in range(2))
-        run._process = server
+        run.process = server
         wait_until(lambda: {stat.pid for stat in marked(run.mark)} == {server.pid, rank.pid}, 10)
-        assert run._do(event) == 0
+        assert run.do(event) == 0
         logs = run.directory / "logs-0"
         logs.mkdir()
         record = {"ev": "fork_server", "state": "started", "pid": server.pid}
         (logs / "launcher-x.jsonl").write_text(json.dumps(record) + "\n")
-        assert run._do(event) == 1
+        assert run.do(event) == 1
         assert server.wait(10) == -signal.SIGKILL
         rank.communicate(b"end\n", timeout=10)
         assert rank.returncode == 0
@@ -89,7 +89,7 @@ def test_fault_order_of_a_rank_is_carried_out_only_while_its_launcher_runs(launc
     plan = Plan(seed=0, layout="dp", preload="none", learns=False, events=(event,))
     order = json.dumps({"number": 0, "what": "begin", "pid": os.getpid()}).encode()
     with Run(plan, clock_library=None) as run:
-        process = run._process = subprocess.Popen(["sleep", "60"])
+        process = run.process = subprocess.Popen(["sleep", "60"])
         for asks in (b"", order):  # who asks may be gone before it has said what for
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
                 rank.connect(str(run.directory / "orders"))
@@ -97,10 +97,10 @@ def test_fault_order_of_a_rank_is_carried_out_only_while_its_launcher_runs(launc
                     rank.send(asks)
                 else:
                     rank.shutdown(socket.SHUT_RDWR)
-                run._obey()
+                run.obey()
                 assert rank.recv(64) == (b"done" if asks else b"")
-        assert run._hits[0] == hits
-        run._note(0, event)
-        assert run._seen([], "", []).missed == (set() if hits else {0})
+        assert run.hits[0] == hits
+        run.note(0, event)
+        assert run.seen([], "", []).missed == (set() if hits else {0})
         process.kill()
     run.remove()

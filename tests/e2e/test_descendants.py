@@ -49,11 +49,11 @@ def test_a_process_whose_command_line_can_t_be_read_keeps_no_other_one_waiting(m
         assert stuck is not None
         assert tracker is not None
         wait_until(lambda: tidies_up(tracker), 10)
-        read, never = process_tree._command_line, threading.Event()
-        monkeypatch.setattr(process_tree, "_reads", FileQueue())
-        monkeypatch.setattr(process_tree, "_READ_S", 0.05)
+        read, never = process_tree.command_line, threading.Event()
+        monkeypatch.setattr(process_tree, "reads", FileQueue())
+        monkeypatch.setattr(process_tree, "READ_S", 0.05)
         monkeypatch.setattr(
-            process_tree, "_command_line", lambda pid: never.wait(60) and b"" if pid == stuck.pid else read(pid)
+            process_tree, "command_line", lambda pid: never.wait(60) and b"" if pid == stuck.pid else read(pid)
         )
         assert not tidies_up(stuck)
         assert not tidies_up(stuck)

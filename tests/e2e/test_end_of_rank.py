@@ -35,7 +35,7 @@ def test_a_process_that_is_stuck_in_the_kernel_keeps_no_other_one_alive(monkeypa
         return carries(pid, marker)
 
     monkeypatch.setattr(end_of_rank, "carries", reads)
-    monkeypatch.setattr(end_of_rank, "_SWEEP_S", 0.5)
+    monkeypatch.setattr(end_of_rank, "SWEEP_S", 0.5)
     rank = subprocess.Popen(SLEEPS, start_new_session=True)
     began = time.monotonic()
     try:

@@ -51,7 +51,7 @@ def test_killing_the_writer_at_any_moment_leaves_the_old_or_the_new_file(tmp_pat
     assert len(seen) > 1, "no writer was killed after a write: nothing was tested"
     # what the killed writers left has the name by which it is removed, sooner or later
     left = [name for name in os.listdir(os.path.dirname(path)) if name != "ft_state.json"]
-    assert all(state_file._TEMPORARY.fullmatch(name) for name in left)
+    assert all(state_file.TEMPORARY.fullmatch(name) for name in left)
     json.loads(Path(path).read_text())
 
 

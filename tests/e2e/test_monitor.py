@@ -378,7 +378,7 @@ def test_a_monitor_ends_with_the_process_that_started_it(tmp_path: Path) -> None
 
 def test_client_without_a_monitor_at_its_socket_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "nobody"))
-    monkeypatch.setattr(connection, "_SOCKET_RETURNS_S", 0.1)
+    monkeypatch.setattr(connection, "SOCKET_RETURNS_S", 0.1)
     with pytest.raises(RankMonitorClientError, match="no rank monitor at"):
         RankMonitorClient().init_workload_monitoring()
 

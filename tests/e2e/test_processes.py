@@ -91,7 +91,7 @@ def test_kill_that_one_process_refuses_still_reaches_the_others(of_another_user:
 def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
     of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(termination, "_KILL_WAIT_S", 0.3)
+    monkeypatch.setattr(termination, "KILL_WAIT_S", 0.3)
     rank = subprocess.Popen(
         [sys.executable, "-S", "-c", LEAVES_ONE], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
@@ -203,7 +203,7 @@ def test_kill_without_a_free_descriptor_kills_nothing_and_raises_nothing(monkeyp
         with monkeypatch.context() as patched:
             patched.setattr(os, "pidfd_open", none_left)
             processes.kill_if_still(stat, lambda _stat: True)
-            assert termination._open_pidfds([stat]) == []
+            assert termination.open_pidfds([stat]) == []
         assert child.poll() is None
         child.kill()
 

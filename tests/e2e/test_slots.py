@@ -34,7 +34,7 @@ def test_a_slot_is_free_again_when_the_process_that_had_it_has_ended(tmp_path: P
             assert other.stdout is not None
             assert other.stdout.readline() == b"has one\n"
         slots = Slots(path, 2)
-        assert slots._take() is None
+        assert slots.take() is None
         others[1].kill()
         with slots.one():
             pass

@@ -132,7 +132,7 @@ class _Healthy:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._torn_s, watched_rank._TORN_S = watched_rank._TORN_S, 0.0
+        self._torn_s, watched_rank.TORN_S = watched_rank.TORN_S, 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -187,7 +187,7 @@ class _Healthy:
 
     def close(self) -> None:
         """Give everything back."""
-        watched_rank._TORN_S = self._torn_s
+        watched_rank.TORN_S = self._torn_s
         self._watched.close()
 
     def _go_on(self) -> None:

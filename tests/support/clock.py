@@ -17,7 +17,7 @@ class Clock:
         self._ahead_ns = 0
         patch.setattr(time, "monotonic", lambda: self.now_ns() / 1e9)
         patch.setattr(time, "monotonic_ns", self.now_ns)
-        patch.setattr(recorder, "_monotonic_ns", self.now_ns)
+        patch.setattr(recorder, "monotonic_ns", self.now_ns)
 
     def now_ns(self) -> int:
         return self._real_ns() + self._ahead_ns

@@ -54,7 +54,7 @@ decade: those with the numbers 31 to 40 end at 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3
         if record["ev"] == "cycle_ended" and record["cause"]:
             print(record["cycle"], record["cause"]["kind"], record["cause"]["text"])
 """
-_PARTS = (
+PARTS = (
     ("Records of every process", shared),
     ("Records of a launcher", launcher),
     ("Records of a monitor", monitor),
@@ -65,7 +65,7 @@ _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or fals
 
 def page() -> str:
     """The whole page."""
-    text = "\n".join([_HEAD, *(line for title, of in _PARTS for line in _part(title, of))])
+    text = "\n".join([_HEAD, *(line for title, of in PARTS for line in _part(title, of))])
     return text.rstrip().replace("``", "`") + "\n"
 
 

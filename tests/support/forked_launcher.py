@@ -46,7 +46,7 @@ _NEEDED = (
 """Between them they import whatever a launcher does, but for its ``__main__``, and what it starts for itself."""
 _READ_ANEW = ("megatron_ft", MODULE)
 """Packages that runpy looks into, and that hold nothing but their modules."""
-_START_S = 60.0
+START_S = 60.0
 _ROOM = "-" * 4000
 """In the command line of the process that forks; launchers, and then their fork servers, write over it."""
 _ENV_START, _ENV_END = 50, 51
@@ -141,7 +141,7 @@ class _Server:
         """``mark``: as long as those that will be written over it. ``imports``: modules besides torch."""
         self._temp_dir = tempfile.mkdtemp(prefix="ft")  # some modules make files there while they are imported
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(_START_S)
+        self._socket.settimeout(START_S)
         name, _, value = mark.partition("=")
         with theirs:
             self._process = subprocess.Popen(
@@ -175,7 +175,7 @@ class _Server:
         shutil.rmtree(self._temp_dir, ignore_errors=True)
 
 
-_servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
+servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
 
 
 def start(
@@ -199,20 +199,20 @@ def start(
     if list(words[:3]) != [sys.executable, "-m", MODULE] or _read_at_start(env) != _read_at_start(base):
         return None
     key = tuple(imports), _read_at_start(base)
-    if key not in _servers:
-        _servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
+    if key not in servers:
+        servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
     try:
         there = {"cwd": cwd, "output": output, "host": host}
-        return ForkedLauncher(_servers[key], words, env=env, mark=mark, ahead=ahead, **there)
+        return ForkedLauncher(servers[key], words, env=env, mark=mark, ahead=ahead, **there)
     except TimeoutError:  # the answer may still come, and would be taken for that to the next request
-        _servers.pop(key).kill()
+        servers.pop(key).kill()
         raise
 
 
 def end(imports: Sequence[str]) -> None:
     """Let go of the processes that have imported these."""
-    for key in [key for key in _servers if key[0] == tuple(imports)]:
-        _servers.pop(key).end()
+    for key in [key for key in servers if key[0] == tuple(imports)]:
+        servers.pop(key).end()
 
 
 def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:

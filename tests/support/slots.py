@@ -29,7 +29,7 @@ class Slots:
     def one(self) -> Iterator[None]:
         """Have one, as soon as one is free; go on without one if that takes too long."""
         until_s = time.monotonic() + _LONGEST_WAIT_S
-        while (slot := self._take()) is None and time.monotonic() < until_s:
+        while (slot := self.take()) is None and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
         try:
             yield
@@ -37,7 +37,7 @@ class Slots:
             if slot is not None:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
-    def _take(self) -> int | None:
+    def take(self) -> int | None:
         for slot in range(self._count):
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)

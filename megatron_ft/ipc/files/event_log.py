@@ -83,7 +83,7 @@ class EventLog:
             rank=rank,
             cycle=cycle,
         )
-        log._header = _line(now_ns, header)
+        log._header = record_line(now_ns, header)
         log._append(b"")
         atexit.register(log.close)
         return log
@@ -93,9 +93,9 @@ class EventLog:
         if self._is_closed:
             return
         now_ns = time.monotonic_ns()
-        line = _line(now_ns if t is None else t, record)
+        line = record_line(now_ns if t is None else t, record)
         if self._lost:
-            line = _line(now_ns, shared.RecordsLost(count=self._lost)) + line
+            line = record_line(now_ns, shared.RecordsLost(count=self._lost)) + line
         if self._append(line):
             self._lost = 0
         else:
@@ -180,5 +180,5 @@ class NullEventLog(EventLog):
         self._is_closed = True
 
 
-def _line(t: int, record: Record) -> bytes:
+def record_line(t: int, record: Record) -> bytes:
     return encode_as(b'{"t":%d,"ev":"%b"' % (t, name_of(type(record)).encode()), record) + b"\n"

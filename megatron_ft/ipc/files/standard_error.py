@@ -11,7 +11,7 @@ import sys
 
 from megatron_ft.link.file_queue import FileQueue
 
-_MOST_CHARACTERS = 1 << 20
+MOST_CHARACTERS = 1 << 20
 _WAIT_S = 0.1
 _LAST_WAIT_S = 2.0
 
@@ -26,7 +26,7 @@ class StandardError:
     def put(self, text: str) -> None:
         """Write these lines as they are. Return once they are written, or after a short wait."""
         if self._pid != os.getpid():  # a fork has no thread
-            self._pid, self._lost, self._thread = os.getpid(), 0, FileQueue(_MOST_CHARACTERS)
+            self._pid, self._lost, self._thread = os.getpid(), 0, FileQueue(MOST_CHARACTERS)
         lines = f"({self._lost} lines lost: standard error was not read)\n{text}" if self._lost else text
         write = functools.partial(_write, lines)
         if self._thread.do(write, len(lines)):

@@ -13,7 +13,7 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.files.atomic_write import write_whole
 
 _MAX_CHARACTERS = 1 << 20
-_TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
+TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
 """Name of a writer's temporary file (``atomic_write``); a killed writer leaves one."""
 _STALE_AFTER_S = 600.0
 
@@ -95,7 +95,7 @@ def _remove_stale_temporaries(path: str) -> None:
         newest = os.stat(target).st_mtime
         with os.scandir(os.path.dirname(target)) as entries:
             for entry in entries:
-                if _TEMPORARY.fullmatch(entry.name) and newest - entry.stat().st_mtime > _STALE_AFTER_S:
+                if TEMPORARY.fullmatch(entry.name) and newest - entry.stat().st_mtime > _STALE_AFTER_S:
                     os.unlink(entry.path)
 
 

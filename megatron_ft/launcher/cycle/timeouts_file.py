@@ -22,7 +22,7 @@ from megatron_ft.learning.state import NewerStateError, file_document, parse
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Reactor
 
-_LAST_WRITE_S = 2.0
+LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write."""
 
 Result = StateRead | StateWritten
@@ -51,7 +51,7 @@ class TimeoutsFile:
 
     def close(self) -> None:
         """Wait up to 2 s for a write in progress."""
-        self._thread.finish(_LAST_WRITE_S)
+        self._thread.finish(LAST_WRITE_S)
         if self._done_fd >= 0:
             self._reactor.unwatch(self._done_fd)
             # stays open: a hung read may still end, and must not wake a descriptor with the same number

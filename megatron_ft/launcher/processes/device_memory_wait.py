@@ -19,8 +19,8 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import nvml
 from megatron_ft.link.reactor import THREAD_PREFIX, Reactor
 
-_TELL_AFTER_S = 1.0
-_DRIVER_S = 5.0
+TELL_AFTER_S = 1.0
+DRIVER_S = 5.0
 """Additional seconds for the driver's answer; a slower driver isn't asked again."""
 _OLD_S = 1.0
 """Age of a query beyond which it is outdated: the node may have been on standby for hours."""
@@ -69,9 +69,9 @@ class DeviceMemoryWait:
             return
         waiting.renew()
         if waiting.thread.is_alive():
-            tell = self._reactor.call_later(_TELL_AFTER_S, lambda: self._say_waiting(waiting))
+            tell = self._reactor.call_later(TELL_AFTER_S, lambda: self._say_waiting(waiting))
             try:
-                self._reactor.call_blocking(lambda: waiting.thread.join(waiting.left_s() + _DRIVER_S), check)
+                self._reactor.call_blocking(lambda: waiting.thread.join(waiting.left_s() + DRIVER_S), check)
             finally:
                 tell.cancel()
         if waiting.thread.is_alive():

@@ -15,8 +15,8 @@ from megatron_ft.link.reactor import Reactor
 _STOPPED_FOR_S = 0.1
 _STRAYS_S = 1.0
 """Longest wait; a process that is stuck in the kernel isn't waited for any longer."""
-_READ_S = 1.0
-_reads = FileQueue()
+READ_S = 1.0
+reads = FileQueue()
 
 
 def children() -> set[int]:
@@ -80,10 +80,10 @@ def tidies_up(stat: ProcessStat) -> bool:
     if stat.comm == "torch_shm_manag":  # the kernel keeps 15 characters of torch_shm_manager
         return True
     # reading that of a process stuck in the kernel may block for ever
-    return _reads.call(lambda: b"multiprocessing.resource_tracker" in _command_line(stat.pid), False, bound_s=_READ_S)
+    return reads.call(lambda: b"multiprocessing.resource_tracker" in command_line(stat.pid), False, bound_s=READ_S)
 
 
-def _command_line(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()

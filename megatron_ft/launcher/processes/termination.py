@@ -15,7 +15,7 @@ from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.link.reactor import Reactor
 
-_KILL_WAIT_S = 10.0
+KILL_WAIT_S = 10.0
 """Seconds for a process to end by SIGKILL (a large one takes seconds) before it is given up."""
 _LEFTOVER_GRACE_S = 1.0
 """Seconds for a rank's leftovers to end by themselves, such as a resource tracker that removes shared memory."""
@@ -76,11 +76,11 @@ class Termination:
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
         hoped_for = self._hoped_for(stubborn)
-        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + _KILL_WAIT_S)
+        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + KILL_WAIT_S)
         stuck = [worker.pid for worker in hoped_for if not worker.poll_end()]
         if stuck:
             self._given_up.update(stuck)
-            self._say(launcher_lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
+            self._say(launcher_lines.did_not_end(_stats(stuck), waited_s=KILL_WAIT_S))
 
     def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
         """Return live processes of these ranks and their groups that could not be ended; reap those that have ended."""
@@ -137,7 +137,7 @@ class Termination:
             worker.reap()
 
     def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
-        deadline = time.monotonic() + _KILL_WAIT_S
+        deadline = time.monotonic() + KILL_WAIT_S
         while left and time.monotonic() < deadline:
             # the groups first: that reaches concurrent forks, too
             for worker in ended:
@@ -146,7 +146,7 @@ class Termination:
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
             self._left += left
-            self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=_KILL_WAIT_S))
+            self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=KILL_WAIT_S))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
         return process_tree.left_behind(_pids(ended), self._known_children())
@@ -165,7 +165,7 @@ class Termination:
 
     def _await(self, stats: list[ProcessStat], deadline: float, *, patient: bool) -> bool:
         """Wait for all of them. Return False at the deadline (time.monotonic)."""
-        waiting = set(_open_pidfds(stats))
+        waiting = set(open_pidfds(stats))
         if not waiting:  # they have just ended, or no descriptor is left to wait with
             soon_s = min(deadline, time.monotonic() + _LOOK_AGAIN_S)
             self._reactor.run_until(self._in_a_hurry, deadline_s=soon_s)
@@ -207,7 +207,7 @@ def _stats(pids: Collection[int]) -> list[ProcessStat]:
     return [with_owner(stat) for stat in stats if stat is not None and stat.state not in "ZX"]
 
 
-def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
+def open_pidfds(stats: list[ProcessStat]) -> list[int]:
     pidfds = []
     for stat in stats:
         with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ _WELCOME_FDS = 4
 _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
-_SOCKET_RETURNS_S = 5.0
+SOCKET_RETURNS_S = 5.0
 """Seconds until a missing socket is an error: the launcher restores a lost socket directory within a second."""
 
 
@@ -123,7 +123,7 @@ def _exchange(path: str, message: Message | Fact, timeout_s: float) -> Received:
 
 
 def _connect(path: str, timeout_s: float) -> Channel:
-    deadline = time.monotonic() + _SOCKET_RETURNS_S
+    deadline = time.monotonic() + SOCKET_RETURNS_S
     while True:
         try:
             return connect(path, timeout_s)

@@ -44,7 +44,7 @@ from megatron_ft.learning.timeouts import OUT_OF_SECTION, HeartbeatTimeouts, Sec
 from megatron_ft.rank.base import user_code
 from megatron_ft.rank.base.say import warn
 
-_monotonic_ns = time.monotonic_ns
+monotonic_ns = time.monotonic_ns
 _HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
 _ITERATION_CODE = EVENT_ITERATION << KIND_SHIFT
 
@@ -87,7 +87,7 @@ class Recorder:
         if section in opened:
             raise RankMonitorClientError(f"section {section!r} is already open")
         words = self._words
-        now = _monotonic_ns()
+        now = monotonic_ns()
         if self._is_starting and section == STEP:
             self._step_begins(now)
         if not opened:
@@ -117,7 +117,7 @@ class Recorder:
             self._clear(section)
             raise RankMonitorClientError(f"section {section!r} is already closed")
         words = self._words
-        now = _monotonic_ns()
+        now = monotonic_ns()
         # the transition first: no open section with an old transition would look idle since then
         words[W_LAST_TRANSITION] = now
         words[self._slots[section] + S_OPENED_AT] = 0
@@ -135,7 +135,7 @@ class Recorder:
 
     def heartbeat(self) -> None:
         words = self._words
-        now = _monotonic_ns()
+        now = monotonic_ns()
         # the stamp before the count: a first count without a stamp would mean "since ever"
         words[W_LAST_HEARTBEAT] = now
         words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
@@ -158,7 +158,7 @@ class Recorder:
         if number == self._last_iteration:
             return
         words = self._words
-        now = _monotonic_ns()
+        now = monotonic_ns()
         words[W_ITERATION] = number + 1
         if self._last_iteration < 0:
             words[W_FIRST_ITERATION] = number + 1
@@ -187,7 +187,7 @@ class Recorder:
 
     def open_ages(self) -> dict[str, int]:
         """Return the age (ns) of each open section, or of the time out of section if none is open."""
-        now = _monotonic_ns()
+        now = monotonic_ns()
         if not self._opened:
             return {OUT_OF_SECTION: now - self._idle_since}
         return {name: now - since for name, since in self._opened.items()}
@@ -198,7 +198,7 @@ class Recorder:
         A finished collective is progress. Without a restart, a rank that waited long for others in a calculation would
         be late as soon as the new, shorter timeouts take effect.
         """
-        now = _monotonic_ns()
+        now = monotonic_ns()
         if not self._opened:
             if self._longest_idle >= 0:  # before the first section all of the time counts, once it has ended
                 self._longest_idle = max(self._longest_idle, now - self._idle_since)

@@ -38,31 +38,31 @@ _THREAD = "megatron_ft_collectives"
 _LAST_LOOK_S = 1.0
 """Seconds to wait at the interpreter's exit for a look in progress, which takes less than a millisecond."""
 
-_current: CollectiveWatch | None = None
+current: CollectiveWatch | None = None
 _lock = threading.RLock()
 """Held while a board is written or taken away: a thread must not write to unmapped memory."""
-_calls_hooks = False
+calls_hooks = False
 _hooks_board: Board | None = None
 
 
 def begin() -> None:
     """Start the watch if the process group is that of the launcher's ranks."""
-    global _current
+    global current
     if not _is_of_all_ranks():
         return
     with _lock:
-        if _current is None and (_hooks_board is not None or not _calls_hooks):
-            _current = CollectiveWatch()
-            _current.start()
+        if current is None and (_hooks_board is not None or not calls_hooks):
+            current = CollectiveWatch()
+            current.start()
 
 
 def hooks_begin() -> None:
     """Drop the watch's own connection: the script is about to connect by its hooks."""
-    global _calls_hooks
+    global calls_hooks
     with _lock:
-        _calls_hooks = True
-        if _current is not None:
-            _current.disconnect()
+        calls_hooks = True
+        if current is not None:
+            current.disconnect()
 
 
 def hooks_connected(board: Board) -> None:
@@ -75,11 +75,11 @@ def hooks_connected(board: Board) -> None:
 
 def hooks_end(board: Board) -> None:
     """End the watch if it uses this board, which is about to be closed."""
-    global _current, _hooks_board
+    global current, _hooks_board
     with _lock:
         if _hooks_board is not board:
             return
-        watch, _current, _hooks_board = _current, None, None
+        watch, current, _hooks_board = current, None, None
         if watch is not None:
             watch.end()
 
@@ -101,7 +101,7 @@ class CollectiveWatch:
     def __init__(self) -> None:
         self._is_over = threading.Event()
         self._crash_reporter = CrashReporter()
-        self._own_board: Board | None = None
+        self.own_board: Board | None = None
         self._known: Counts | None = None
         self._modules = 0
         self._moved_ns = 0
@@ -129,18 +129,18 @@ class CollectiveWatch:
     def disconnect(self) -> None:
         """Close the watch's own connection. The caller holds the lock."""
         self._crash_reporter.end()
-        if self._own_board is not None:
-            self._own_board.close()
-            self._own_board = None
+        if self.own_board is not None:
+            self.own_board.close()
+            self.own_board = None
 
     def forget_in_child(self) -> None:
         """Close everything in a forked child (a data-loader worker), which isn't the rank."""
         self._crash_reporter.forget_in_child()
-        if self._own_board is not None:
-            self._own_board.close()
+        if self.own_board is not None:
+            self.own_board.close()
 
     def _run(self) -> None:
-        if not _calls_hooks:
+        if not calls_hooks:
             info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
             try:
                 self._take(say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True))
@@ -148,8 +148,8 @@ class CollectiveWatch:
                 pass  # the script has called hooks in the meantime; or there is no monitor, which the launcher reports
         chance = random.Random()  # an own generator: the module's one belongs to the program
         late_s = 0.0
-        while (self._own_board is not None or _calls_hooks) and not self._is_over.is_set():
-            self._look(is_late=late_s > _LATE_S)
+        while (self.own_board is not None or calls_hooks) and not self._is_over.is_set():
+            self.look(is_late=late_s > _LATE_S)
             due_s = time.monotonic() + chance.uniform(*_BETWEEN_S)
             self._is_over.wait(max(0.0, due_s - time.monotonic()))
             late_s = time.monotonic() - due_s
@@ -158,15 +158,15 @@ class CollectiveWatch:
         """Get ready to answer questions, unless the script has begun to call hooks in the meantime."""
         os.close(welcome.wake_fd)
         with _lock:
-            if not (self._is_over.is_set() or _calls_hooks):
-                self._own_board = welcome.board
+            if not (self._is_over.is_set() or calls_hooks):
+                self.own_board = welcome.board
                 self._crash_reporter.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
                 return
         welcome.board.close()
         os.close(welcome.stack_fd)
         os.close(welcome.ask_fd)
 
-    def _look(self, *, is_late: bool) -> None:
+    def look(self, *, is_late: bool) -> None:
         """Read the counts, in some hundredths of a millisecond; once a second also the main thread's place."""
         found, now_ns = counts(), time.monotonic_ns()
         loaded_modules.note()
@@ -180,7 +180,7 @@ class CollectiveWatch:
             self._place = "" if frame is None else str(frame)
             self._timeout_ns = None if found is None else group_timeout_ns()
         with _lock:  # held only for the stores: the training thread may wait for it
-            board = _hooks_board if _calls_hooks else self._own_board
+            board = _hooks_board if calls_hooks else self.own_board
             if board is not None and not self._is_over.is_set():
                 self._write(board, now_ns)
 
@@ -215,8 +215,8 @@ def _end_before_exit() -> None:
     At the interpreter's exit, Python ends a daemon thread that asks for the GIL. Below torch's C++ that ends the
     process with SIGABRT ("terminate called without an active exception").
     """
-    if _current is not None:
-        _current.look_no_more()
+    if current is not None:
+        current.look_no_more()
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join(_LAST_LOOK_S)
@@ -226,9 +226,9 @@ atexit.register(_end_before_exit)
 
 
 def _forget_in_child() -> None:
-    global _current, _lock, _hooks_board
+    global current, _lock, _hooks_board
     _lock = threading.RLock()  # may be held by a thread that this process doesn't have
-    watch, _current, _hooks_board = _current, None, None
+    watch, current, _hooks_board = current, None, None
     if watch is not None:
         watch.forget_in_child()
 

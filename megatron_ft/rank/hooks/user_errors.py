@@ -68,7 +68,7 @@ def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:
         if create:
             if not os.path.exists(path):
                 os.makedirs(path, exist_ok=True)
-            _try_to_write(path)
+            try_to_write(path)
         elif not stat.S_ISDIR(os.stat(path).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         elif not os.access(path, os.W_OK | os.X_OK):
@@ -84,7 +84,7 @@ def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:
     return None
 
 
-def _try_to_write(path: str | os.PathLike[str]) -> None:
+def try_to_write(path: str | os.PathLike[str]) -> None:
     """Create a file and remove it again.
 
     Raises:

@@ -32,18 +32,18 @@ def block(tensor: torch.Tensor, count: int) -> float:
 dist.init_process_group("gloo")
 tensor = torch.ones(1024)
 until = time.monotonic() + 30.0
-while watch._current is None or watch._current._own_board is None:
+while watch.current is None or watch.current.own_board is None:
     assert time.monotonic() < until, "it isn't watched"
     time.sleep(0.1)
-watching: Any = watch._current
-look = watching._look
+watching: Any = watch.current
+look = watching.look
 took = torch.tensor(block(tensor, 2000))
 dist.broadcast(took, src=0)
 count = max(100, int(BLOCK_S * 1e6 / took.item()))
 found: dict[str, list[float]] = {"watched": [], "unwatched": []}
 for number in range(BLOCKS):
     is_watched = number % 4 in (0, 3)  # in an order in which a drift of the machine hits both alike
-    watching._look = look if is_watched else lambda **_: None
+    watching.look = look if is_watched else lambda **_: None
     found["watched" if is_watched else "unwatched"].append(block(tensor, count))
 if dist.get_rank() == 0:
     with open(sys.argv[1], "w") as file:

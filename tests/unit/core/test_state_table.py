@@ -72,7 +72,7 @@ def test_event_that_a_phase_does_not_list_is_an_error_in_tests_and_else_changes_
     with pytest.raises(AssertionError, match="CoordinatorPhase OVER has no transition for ENDED"):
         state.move(CoordinatorMove.ENDED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_table, "_unlisted", told.append)
+        patch.setattr(state_table, "unlisted", told.append)
         state.move(CoordinatorMove.ENDED)
     assert state.is_over
     assert told == ["CoordinatorPhase OVER has no transition for ENDED"]

@@ -91,7 +91,7 @@ def rewrite_flag(fits: FitBench) -> None:
 def become_a_child(fits: FitBench) -> None:
     """As if the flag had been written by the parent of this process."""
     path = os.path.realpath(fits.flag)
-    lightning_finished._written[path] = (os.getppid(), *lightning_finished._written[path][1:])
+    lightning_finished.flags_written[path] = (os.getppid(), *lightning_finished.flags_written[path][1:])
 
 
 @pytest.mark.parametrize("change", [replace_flag, rewrite_flag, become_a_child])

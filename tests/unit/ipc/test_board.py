@@ -48,7 +48,7 @@ def board() -> Iterator[Board]:
 
 @pytest.fixture
 def recorder(board: Board, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    monkeypatch.setattr(user_code, "_reports_iterations", False)
+    monkeypatch.setattr(user_code, "reports_iterations", lambda: False)
     return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
 
 
@@ -105,7 +105,7 @@ def test_steps_do_not_count_as_training_where_iterations_are_reported(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation has its own, and may come first."""
-    monkeypatch.setattr(user_code, "_reports_iterations", True)
+    monkeypatch.setattr(user_code, "reports_iterations", lambda: True)
     recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
     for _ in range(3):
         recorder.start("step")
@@ -283,13 +283,14 @@ def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) 
 
 def test_hooks_do_not_fail_on_a_board_that_was_written_over(board: Board, recorder: Recorder) -> None:
     """A count that is all ones has no next number; a rank must not end because of it."""
+    numbers = itertools.count()
     hooks = [
-        lambda: recorder.iteration(recorder._last_iteration + 1),
+        lambda: recorder.iteration(next(numbers)),
         lambda: recorder.start("step"),
         recorder.heartbeat,
         lambda: recorder.end("step"),
         lambda: recorder.write_timeouts(SectionTimeouts(dict(SECTIONS), 0.25)),
-        lambda: recorder.add_section(f"more {recorder._last_iteration}"),
+        lambda: recorder.add_section(f"more {next(numbers)}"),
     ]
     for fill in (2**64 - 1, 2**64 - 2, 2**63):
         for hook in hooks:

@@ -135,7 +135,7 @@ def states(watch: JobWatch) -> list[RankState]:
 
 def again(watch: JobWatch) -> None:
     """As if it were time for another question."""
-    watch._next_s = 0.0
+    watch.next_s = 0.0
     watch.wait()
 
 

@@ -36,6 +36,11 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
         end.close()
 
 
+def raw(end: Channel) -> socket.socket:
+    """The socket of an end, for what a channel doesn't send."""
+    return socket.socket(fileno=os.dup(end.fileno()))
+
+
 def test_messages_come_whole_whatever_the_pieces() -> None:
     messages = [{"type": "a", "n": n, "text": "x" * n} for n in range(0, 300, 37)]
     stream = b"".join(encode(m) for m in messages)
@@ -146,13 +151,14 @@ def test_peers_of_another_user_are_refused(pair: tuple[Channel, Channel], monkey
     from megatron_ft.ipc import wire
 
     uid = os.geteuid()
-    assert wire.check_peer(pair[0]._sock) == os.getpid()
+    peer = raw(pair[0])
+    assert wire.check_peer(peer) == os.getpid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     if uid == 0:
-        assert wire.check_peer(pair[0]._sock) == os.getpid()  # root may talk to anybody's monitor
+        assert wire.check_peer(peer) == os.getpid()  # root may talk to anybody's monitor
     else:
         with pytest.raises(ProtocolError):
-            wire.check_peer(pair[0]._sock)
+            wire.check_peer(peer)
 
 
 def test_descriptors_that_no_message_announces_end_the_connection(pair: tuple[Channel, Channel]) -> None:
@@ -161,7 +167,7 @@ def test_descriptors_that_no_message_announces_end_the_connection(pair: tuple[Ch
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ProtocolError, match="no message announced"):
         for _ in range(MAX_FDS + 1):
-            with socket.socket(fileno=os.dup(theirs.fileno())) as rogue:
+            with raw(theirs) as rogue:
                 socket.send_fds(rogue, [encode({"type": "hello"})], [0])
             ours.receive()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -194,7 +200,7 @@ def test_channel_that_takes_no_descriptors_is_given_none() -> None:
 
 def test_two_answers_to_one_question_are_no_answer(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
-    theirs._sock.sendall(encode({"type": "a"}) * 2)
+    raw(theirs).sendall(encode({"type": "a"}) * 2)
     with pytest.raises(ProtocolError, match="2 messages came"):
         ours.wait_message(5.0)
     assert ours.fileno() == -1
@@ -204,10 +210,11 @@ def test_a_peer_that_sends_byte_after_byte_is_no_answer(
     pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = pair
-    theirs._sock.sendall(b"\0\x0f\0\0")
+    sends = raw(theirs)
+    sends.sendall(b"\0\x0f\0\0")
 
     def one_more(*_: object) -> bool:
-        theirs._sock.sendall(b" ")
+        sends.sendall(b" ")
         return True
 
     monkeypatch.setattr("megatron_ft.ipc.wire.wait_ready", one_more)

@@ -47,8 +47,8 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     slurm = Slurm()
-    monkeypatch.setattr(lost_batch_host, "_run", slurm.run)
-    monkeypatch.setattr(lost_batch_host, "_answers", lambda _host, _port: slurm.host_answers)
+    monkeypatch.setattr(lost_batch_host, "run_command", slurm.run)
+    monkeypatch.setattr(lost_batch_host, "host_answers", lambda _host, _port: slurm.host_answers)
     monkeypatch.setattr(lost_batch_host.time, "sleep", slurm.sleep)
     return slurm
 
@@ -72,6 +72,6 @@ def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> 
 def test_a_host_answers_also_by_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert lost_batch_host._answers("127.0.0.1", port)
-    assert lost_batch_host._answers("127.0.0.1", port)
-    assert lost_batch_host._answers("no-such-host.invalid", 1)
+        assert lost_batch_host.host_answers("127.0.0.1", port)
+    assert lost_batch_host.host_answers("127.0.0.1", port)
+    assert lost_batch_host.host_answers("no-such-host.invalid", 1)

@@ -38,7 +38,7 @@ SAMPLES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
 def test_record_written_is_the_record_read(record: Any) -> None:
-    written = json.loads(event_log._line(5, record))
+    written = json.loads(event_log.record_line(5, record))
     assert written.keys() == {"t", "ev", *record.__struct_fields__}
     assert RECORDS.parse(logged(written)) == record
     assert RECORDS.parse(logged({**written, "of_a_newer_version": 1})) == record
@@ -55,7 +55,7 @@ def test_record_written_is_the_record_read(record: Any) -> None:
 
 def test_names_of_records_differ() -> None:
     assert len(RECORDS.kinds) == len(typing.get_args(event_log_page.shared.Record)) + sum(
-        len(typing.get_args(of.Record)) for _, of in event_log_page._PARTS[1:]
+        len(typing.get_args(of.Record)) for _, of in event_log_page.PARTS[1:]
     )
 
 

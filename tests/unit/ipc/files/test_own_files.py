@@ -105,6 +105,6 @@ def test_a_fifo_in_place_of_the_result_costs_one_line_and_no_wait(
     monkeypatch.setattr(outcome.LAUNCHER, "put", lambda _level, line: said.append(line))
     life = outcome.Life(job="j", command=("x",), began=outcome.utc(0))
     for _ in range(3):
-        outcome._rewrite(str(path), lambda lives: lives.begun(life))
+        outcome.rewrite(str(path), lambda lives: lives.begun(life))
     assert said == [f"megatron_ft: {path} is a FIFO: it is neither read nor written"]
     assert stat.S_ISFIFO(os.lstat(path).st_mode)

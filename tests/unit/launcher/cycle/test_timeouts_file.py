@@ -102,7 +102,7 @@ def test_results_are_heard_on_the_loop_and_nothing_waits(path: str, reactor: Rea
 
 
 def test_exit_waits_for_a_write_but_not_for_ever(path: str, reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts_file, "_LAST_WRITE_S", 0.3)
+    monkeypatch.setattr(timeouts_file, "LAST_WRITE_S", 0.3)
     release = threading.Event()
     monkeypatch.setattr(timeouts_file, "write_state", lambda *_args: release.wait(30.0))
     file = TimeoutsFile(reactor, lambda _result: None, OPTIONS)

@@ -66,7 +66,7 @@ Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
 
 def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.2)
-    monkeypatch.setattr(device_memory_wait, "_TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(device_memory_wait, "TELL_AFTER_S", 0.05)
     one = waiting(lambda: [HELD])
     one.wait(7)
     assert len(one.said) == 2
@@ -94,7 +94,7 @@ def test_old_reading_of_held_memory_is_taken_again(waiting: Make, is_freed: bool
 
 def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(device_memory_wait, "_DRIVER_S", 0.05)
+    monkeypatch.setattr(device_memory_wait, "DRIVER_S", 0.05)
     answer = threading.Event()
 
     def silent() -> None:

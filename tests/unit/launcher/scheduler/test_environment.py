@@ -188,7 +188,7 @@ def test_nodes_and_lives_of_a_job_share_a_log_directory(tmp_path: Path, monkeypa
 
 
 def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_full_name", lambda: "llama-2.llama-net.default.svc.cluster.local")
+    monkeypatch.setattr(arguments, "full_name", lambda: "llama-2.llama-net.default.svc.cluster.local")
     line = line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4")
     assert line.namespace.rdzv_endpoint == "llama-0.llama-net.default.svc.cluster.local:29500"
     assert (line.run_id, line.stopped_code) == ("llama", 143)
@@ -196,7 +196,7 @@ def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatc
 
 
 def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_full_name", lambda: "job-node-0-1")
+    monkeypatch.setattr(arguments, "full_name", lambda: "job-node-0-1")
     operator = {
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",

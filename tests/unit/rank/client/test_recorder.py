@@ -36,7 +36,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     timeouts = BoardTimeouts(None, None, {"step": None, "save": None}, None)
     board.initialise(cycle=0, rank=0, pid=1, start_ns=START, warmup_iterations=0, timeouts=timeouts)
     made = Bench(board)
-    monkeypatch.setattr(recorder_module, "_monotonic_ns", lambda: made.now_ns)
+    monkeypatch.setattr(recorder_module, "monotonic_ns", lambda: made.now_ns)
     yield made
     board.close()
 

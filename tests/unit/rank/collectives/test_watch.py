@@ -21,13 +21,13 @@ class Watched:
         self.counts: Counts | None = {"0/0": GroupCounts(1, 1)}
         self.board: Any = SimpleNamespace(words=[0] * layout.SECTION_TABLE, put_place=lambda place: None)
         monkeypatch.setattr(watch, "counts", lambda: self.counts)
-        monkeypatch.setattr(watch, "_calls_hooks", False)  # another test of this process may have called some
+        monkeypatch.setattr(watch, "calls_hooks", False)  # another test of this process may have called some
         self._watch = CollectiveWatch()
-        self._watch._own_board = self.board
+        self._watch.own_board = self.board
 
     def look(self, entered: int, completed: int, started: int | None = None, *, is_late: bool = False) -> None:
         self.counts = {"0/0": GroupCounts(1, 1), "0/1": GroupCounts(entered, completed, started)}
-        self._watch._look(is_late=is_late)
+        self._watch.look(is_late=is_late)
 
     @property
     def looks(self) -> tuple[int, int, int]:

@@ -54,7 +54,7 @@ def test_a_full_disk_doesnt_end_the_job(tmp_path: Path, client: FakeClient, monk
     def full(path: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(user_errors, "_try_to_write", full)
+    monkeypatch.setattr(user_errors, "try_to_write", full)
     start(tmp_path)
     assert client.open == ["setup"]
 
