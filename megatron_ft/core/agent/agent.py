@@ -446,6 +446,7 @@ class Agent:
     def _ranks_ended(self, event: events.RanksEnded) -> None:
         record, met = self.cycle.record, self.cycle.met
         self._move(PhaseEvent.RANKS_ENDED)
+        self.cycle.read_late_words(self._turn, waits=False)
         self._take_stock(event.kept)
         self._ended_well, self._cycles = record.all_have_ended and not record.failed, self._cycles + 1
         if self._outcome is Outcome.FAILED:

@@ -30,6 +30,10 @@ from megatron_ft.core.times import earliest
 from megatron_ft.learning.launcher_part import LauncherLearning
 
 
+_READABLE_NS, _READ_AGAIN_NS = 5_000_000_000, 200_000_000
+"""Time from an exit for which a node's report waits for the rank's error file, and time between two attempts."""
+
+
 class NodeCycle:
     """One cycle on this node. ``met`` is None before the nodes have met."""
 
@@ -44,6 +48,8 @@ class NodeCycle:
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
         self.waits: NodeWaits | None = None
+        self._unread: set[int] = set()
+        """Ranks that have exited, and whose error files can't be read yet."""
         self._reported: set[tuple[str, int | None]] = set()
         """Intervals (what is timed, and the iteration) whose hang was reported to the coordinator, without consequence.
         """
@@ -66,7 +72,7 @@ class NodeCycle:
     def state(self, turn: Turn) -> NodeState:
         """Return the state of this node to report to the coordinator now."""
         record = self.record
-        if not record.ranks or self.diagnosis.is_deciding:
+        if not record.ranks or self.diagnosis.is_deciding or self._unread:
             return NodeState.HEALTHY
         # a hung rank that its monitor couldn't terminate counts as failed once its grace is over
         if record.unrestored is not None or record.failed or record.check_graces(turn.now_s, turn.seen):
@@ -152,8 +158,12 @@ class NodeCycle:
             self._collectives.noted(note)
         self.diagnosis.noted(note, turn)
 
-    def _exited(self, event: RankExited, turn: Turn) -> None:
+    def _exited(self, event: RankExited, turn: Turn, *, waits: bool = True) -> None:
         ended = self.record.exited(event, turn.seen)
+        if waits and ended.unread and turn.now_ns < ended.at_ns + _READABLE_NS:
+            self._unread.add(ended.local_rank)
+            return
+        self._unread.discard(ended.local_rank)
         turn.do(Write(ended, at_ns=ended.at_ns))
         # otherwise it may be the cause, though it was signalled
         ended_by_itself = not ended.by_us or was_ending(ended)
@@ -178,10 +188,17 @@ class NodeCycle:
             None if self._collectives is None else self._collectives.alarm_ns,
             None if self.waits is None else self.waits.alarm_ns,
             None if grace_due_s is None else round(grace_due_s * 1e9),
+            now_ns + _READ_AGAIN_NS if self._unread else None,
         )
+
+    def read_late_words(self, turn: Turn, *, waits: bool = True) -> None:
+        """Read the error files again that could not be read."""
+        for local_rank in sorted(self._unread):
+            self._exited(self.record.exits[local_rank], turn, waits=waits)
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Do what is due. ``is_stopping``: the launcher was asked to stop."""
+        self.read_late_words(turn)
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
         if self._collectives is not None:

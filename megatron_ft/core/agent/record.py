@@ -372,6 +372,7 @@ class CycleRecord:
             raised_at_ns=min(words.raised_at_ns, end.at_ns or words.raised_at_ns),
             where=words.where,
             rerun_state=words.rerun,
+            unread=words.unread and end.exitcode > 0,
         )
 
     def _view(self, local_rank: int, seen: Readings) -> RankView | None:

@@ -163,7 +163,8 @@ def find_cause(
         return None
     if (by_rerun := _rerun_cause(failed)) is not None:
         return by_rerun
-    followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
+    # an exit whose reason can't be read may be a consequence, too, and accuses nobody
+    followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit) or rank_exit.unread]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     left = [each for each in exits if each.exitcode == 0 and each.at_ns <= first_followed]
     if left and len(followed) == len(candidates):
@@ -177,7 +178,7 @@ def find_cause(
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
     cause = min(tied, key=_suspicion)
     parts = [f"in {cause.where}" if cause.where else ""]
-    if cause in followed:
+    if cause in followed and not cause.unread:
         parts.append("which had lost its connection to another rank")
     elif followed and cause in others:
         parts.append(f"{counted(len(followed), 'other')} failed because of it")
@@ -185,7 +186,7 @@ def find_cause(
     return Cause(
         kind=_kind_of(cause),
         text=describe_exit(cause),
-        rank=cause.rank,
+        rank=None if cause.unread else cause.rank,
         iteration=cause.iteration,
         detail=detail,
         follows=cause in followed,

@@ -83,6 +83,8 @@ class CrashOutput(NamedTuple):
     """CLOCK_MONOTONIC; the latest possible time where it is known in whole seconds, 0 if unknown."""
     rerun: RerunState | None = None
     """The state of Megatron's rerun state machine at the exit; None if the rank has written none."""
+    unread: bool = False
+    """The error file could not be read, and nothing else tells of an exception."""
 
 
 def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:

@@ -67,7 +67,8 @@ def describe_exit(rank_exit: RankExited) -> str:
     if code > 0:
         # a shell reports the signal that ended its command as 128 + number
         inner = signal_name(code - 128) if code > 128 else ""
-        return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner.startswith("SIG") else "")
+        told = f" (128 + {inner})" if inner.startswith("SIG") else ""
+        return f"{who} exited with code {code}{told}" + (", its error file can't be read" if rank_exit.unread else "")
     name = signal_name(-code)
     if name in _OWN_FAULTS and not rank_exit.by_us:
         if rank_exit.error is not None:

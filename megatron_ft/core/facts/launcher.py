@@ -388,6 +388,7 @@ class RankExited(Fact, frozen=True, kw_only=True):
         where: place in the user's code, "loader.py:88 next_batch"; empty if unknown.
         rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
         kernel: lines of the kernel's log on GPUs and memory, since the rank's start.
+        unread: its error file could not be read in time, so whether it raised is unknown.
     """
 
     rank: Rank
@@ -406,6 +407,7 @@ class RankExited(Fact, frozen=True, kw_only=True):
     where: str = ""
     rerun_state: RerunState | None = None
     kernel: tuple[str, ...] = ()
+    unread: bool = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "signal", -self.exitcode if self.exitcode < 0 else None)

@@ -28,8 +28,9 @@ _MAX_BYTES = 16_384
 def read_last_words(reported: str, error_file: str) -> CrashOutput:
     """Return the last exception of a rank, from its report to its monitor (``reported``) and torch's error file."""
     words = last_words(reported, library=LIBRARIES)
+    content = bounded_call(lambda: _content(error_file), None)
     told = words_of_error_file(
-        bounded_call(lambda: _content(error_file), ""),
+        content or "",
         wall_offset_ns=time.time_ns() - time.monotonic_ns(),
         library=LIBRARIES,
     )
@@ -38,6 +39,7 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
         where=words.where or told.where,
         exception=words.exception or told.exception,
         raised_at_ns=words.raised_at_ns or told.raised_at_ns,
+        unread=content is None and not words.error,
     )
 
 
@@ -105,12 +107,15 @@ class CrashEvidence:
         self.log.write(Evidence(rank=evidence.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
 
 
-def _content(path: str) -> str:
+def _content(path: str) -> str | None:
+    """Return the content of a file, empty if there is none; None if it can't be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read()
-    except OSError:
+    except FileNotFoundError:
         return ""
+    except OSError:
+        return None
 
 
 def _last_lines(path: str) -> str:

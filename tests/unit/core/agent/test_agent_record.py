@@ -273,3 +273,45 @@ def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -
         "rank 0 hung in 'checkpointing' for 2.0 s (timeout 2.0 s), in barrier",
         "rank 20 exited with code 3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "rank", "text"),
+    [
+        (2.0, 10, "rank 10 raised ValueError: bad"),
+        (4.9, 10, "rank 10 raised ValueError: bad"),
+        (9.0, None, "rank 10 exited with code 1, its error file can't be read"),
+    ],
+)
+def test_report_waits_5_s_for_an_error_file_and_accuses_nobody_without_it(
+    after_s: float, rank: int | None, text: str
+) -> None:
+    driven = running()
+    driven.words[1] = CrashOutput(unread=True)
+    driven.exits(1, 1)
+    driven.wait(min(after_s, 4.8))
+    assert (sent(driven, m.Report), driven.all_of(effects.KeepEvidence)) == ([], [])
+    if after_s < 5:
+        driven.words[1] = CrashOutput(error="ValueError: bad", raised_at_ns=driven.now_ns)
+    driven.wait(0.3)
+    (report,) = sent(driven, m.Report)
+    (kept,) = driven.all_of(effects.KeepEvidence)
+    assert (report.cause.text, report.cause.rank, report.cause.follows) == (text, rank, rank is None)
+    assert kept.ended.unread == (rank is None)
+    assert driven.written.count("rank_exited") == 1
+
+
+def test_cycle_that_ends_meanwhile_is_explained_by_what_was_read_until_then() -> None:
+    """Another rank's own error counts, whenever it comes, before an exit whose error can't be read."""
+    driven = running(3, nodes=1)
+    driven.words[1] = CrashOutput(unread=True)
+    driven.words[2] = CrashOutput(error="KeyError: 'shard'", raised_at_ns=driven.now_ns + 300 * MS)
+    driven.exits(1, 1)
+    driven.now_ns += 400 * MS
+    driven.exits(2, 1)
+    driven.ends()
+    driven.exits(0, -15, sent=(15,))
+    driven.hear(events.RanksEnded())
+    assert driven.written.count("rank_exited") == 3
+    assert [each.ended.rank for each in driven.all_of(effects.KeepEvidence)] == [20, 10]
+    assert driven.record.cause().text == "rank 20 raised KeyError: 'shard'"
