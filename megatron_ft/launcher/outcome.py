@@ -32,7 +32,7 @@ from megatron_ft.ipc.log import LAUNCHER, WARNING
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.link.file_queue import bounded_call
 
-_FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
+FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _READ_S = 2.0
 _TELLERS = 8
 """Number of lowest places that write the end, if no lower one has."""
@@ -90,7 +90,7 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
 
 def _succeeded(verdict: Verdict | None, line: CommandLine) -> LauncherEnd:
     """Return the end after all ranks ended with 0. A flag file, if configured, tells if the training is finished."""
-    flag = os.environ.get(_FINISHED_FLAG, "")
+    flag = os.environ.get(FINISHED_FLAG, "")
     if flag and not bounded_call(lambda: os.path.exists(flag), True):
         return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
     if not flag and verdict is not None and verdict.stopped:

@@ -127,6 +127,7 @@ class Driven:
         self.stopped: dict[int, bool] = defaultdict(bool)
         self.run_delays_ns: dict[int, Mapping[int, int]] = defaultdict(dict)
         self.collectives: dict[int, CollectiveCounts | None] = defaultdict(lambda: None)
+        self.is_finished = False
 
     @property
     def record(self) -> CycleRecord:
@@ -138,7 +139,12 @@ class Driven:
         asked: list[effects.Effect] = []
         for event in told:
             seen = events.Readings(
-                self.boards, self.words, self.stopped, self.run_delays_ns, collectives=self.collectives
+                self.boards,
+                self.words,
+                self.stopped,
+                self.run_delays_ns,
+                collectives=self.collectives,
+                is_finished=lambda: self.is_finished,
             )
             asked += self.agent.handle(event, self.now_ns, seen)
             alarm_ns = self.agent.alarm_ns

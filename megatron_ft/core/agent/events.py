@@ -49,6 +49,8 @@ class Readings:
     run_delays_ns: Mapping[int, Mapping[int, int]]
     checkpointed: Callable[[], int | None] = lambda: None
     """Returns the iteration of the last checkpoint, None if no file holds it."""
+    is_finished: Callable[[], bool] = lambda: False
+    """Returns True if the flag is there that the training is finished."""
     collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
     """Counts by rank; None for a rank without a process group."""
 

@@ -16,7 +16,7 @@ from megatron_ft.core.agent.node_waits import NodeWaits
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.cycle_cause import describe_hang
-from megatron_ft.core.diagnosis.exits import is_secondary_failure, was_ending
+from megatron_ft.core.diagnosis.exits import describe_exit, is_secondary_failure, was_ending
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain, WouldHaveEnded
@@ -169,7 +169,9 @@ class NodeCycle:
         ended_by_itself = not ended.by_us or was_ending(ended)
         if ended.exitcode and ended_by_itself and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(ended))
-            if self.record.own_failure(turn.seen) is not None:
+            if ended.after_run:
+                turn.say(describe_exit(ended))
+            elif self.record.own_failure(turn.seen) is not None:
                 self.diagnosis.explain()
             elif is_secondary_failure(ended):
                 self.diagnosis.lost_peer(ended, turn)
@@ -189,6 +191,7 @@ class NodeCycle:
             None if self.waits is None else self.waits.alarm_ns,
             None if grace_due_s is None else round(grace_due_s * 1e9),
             now_ns + _READ_AGAIN_NS if self._unread else None,
+            self.record.cut_short_due_ns,
         )
 
     def read_late_words(self, turn: Turn, *, waits: bool = True) -> None:
@@ -199,6 +202,7 @@ class NodeCycle:
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Do what is due. ``is_stopping``: the launcher was asked to stop."""
         self.read_late_words(turn)
+        self.record.check_cut_short(turn.now_ns, turn.seen)
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
         if self._collectives is not None:

@@ -26,6 +26,8 @@ from megatron_ft.core.rerun import rerun_meaning
 
 _HUNG_AND_ALIVE_S = 20.0
 """Time from a verdict after which its rank should be gone: the monitor signals, and kills after a grace of 5 s."""
+_ENDS_TOGETHER_NS = 10_000_000_000
+"""Time from a crash after the end of a rank's run until the other ranks of the node must have ended theirs."""
 _COUNTED_LATE_NS = 3_000_000_000
 """Longest delay from a collective's completion to its note on the board: its thread may get no processor."""
 
@@ -60,6 +62,8 @@ class CycleRecord:
         """First rank that couldn't restore its state."""
         self.hang_notes: dict[int, RankSnapshot] = {}
         """Evidence on ranks found hung, by local rank."""
+        self.is_cut_short: bool | None = None
+        """True if a rank crashed after the end of its run, and others went on with theirs; None while unknown."""
         self._signalled: dict[int, set[int]] = {}
         """Signals sent by monitors."""
         self._finished_late: set[int] = set()
@@ -188,7 +192,22 @@ class CycleRecord:
         rank_exit = self.exits.get(local_rank)
         if rank_exit is None or local_rank in self._finished_late:
             return False
-        return rank_exit.exitcode != 0 or local_rank in self.hung
+        is_failure = rank_exit.exitcode != 0 and (not rank_exit.after_run or bool(self.is_cut_short))
+        return is_failure or local_rank in self.hung
+
+    @property
+    def cut_short_due_ns(self) -> int | None:
+        """Time at which the other ranks of this node must have ended their runs; None if none has crashed after its
+        own, or the others have."""
+        crashes = [rank_exit.at_ns for rank_exit in self.exits.values() if rank_exit.after_run]
+        return min(crashes) + _ENDS_TOGETHER_NS if crashes and self.is_cut_short is None else None
+
+    def check_cut_short(self, now_ns: int, seen: Readings) -> None:
+        """Decide whether ranks that crashed after the end of their runs have failed."""
+        due_ns = self.cut_short_due_ns
+        if due_ns is not None and now_ns >= due_ns:
+            boards = [seen.boards[local_rank] for local_rank in self.running]
+            self.is_cut_short = not all(board is not None and board.closing for board in boards)
 
     @property
     def failed(self) -> list[RankExited]:
@@ -373,6 +392,7 @@ class CycleRecord:
             where=words.where,
             rerun_state=words.rerun,
             unread=words.unread and end.exitcode > 0,
+            after_run=_ended_after_run(end, words, board, seen),
         )
 
     def _view(self, local_rank: int, seen: Readings) -> RankView | None:
@@ -392,6 +412,16 @@ class CycleRecord:
             timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
             closing=board.closing,
         )
+
+
+def _ended_after_run(end: RankExited, words: CrashOutput, board: BoardSnapshot | None, seen: Readings) -> bool:
+    """Return True for a crash after the rank had ended its monitoring and its script: its work was done.
+
+    ``sys.exit(1)`` lets all exit handlers run, ``os._exit(1)`` in one of them doesn't.
+    """
+    if end.exitcode == 0 or end.by_us or words.error or words.unread or board is None or not board.closing:
+        return False
+    return (words.exiting and (end.exitcode < 0 or not words.exited)) or seen.is_finished()
 
 
 def _has_gone_on(words: CrashOutput, board: BoardSnapshot | None) -> bool:

@@ -178,6 +178,8 @@ def find_cause(
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
     cause = min(tied, key=_suspicion)
     parts = [f"in {cause.where}" if cause.where else ""]
+    if cause.after_run:
+        parts.append("before the others had ended theirs")
     if cause in followed and not cause.unread:
         parts.append("which had lost its connection to another rank")
     elif followed and cause in others:

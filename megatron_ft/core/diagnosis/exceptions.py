@@ -20,6 +20,8 @@ LEAVING_MARK = "Exception with which the rank left its loop:"
 """Mark before an exception with which a script has ended its monitoring; the process may go on, unwatched."""
 THREAD_MARK = "Exception that ended a thread of the rank:"
 """Begins a line, before one with the thread and its exception."""
+EXITING_MARK, EXITED_MARK = "The rank's interpreter exits.", "The rank's exit handlers have run."
+"""Lines written when the script and all its threads have ended, and after the exit handlers that the script added."""
 _NO_MESSAGE = re.compile(r"([\w.]+):\s*")
 """Exception without a message, as ``f"{type}: {message}"`` formats it."""
 _FATAL_MARK = "Fatal Python error: "
@@ -83,6 +85,10 @@ class CrashOutput(NamedTuple):
     """CLOCK_MONOTONIC; the latest possible time where it is known in whole seconds, 0 if unknown."""
     rerun: RerunState | None = None
     """The state of Megatron's rerun state machine at the exit; None if the rank has written none."""
+    exiting: bool = False
+    """The script and its threads had ended, not by an exception with which the script left its loop."""
+    exited: bool = False
+    """The exit handlers that the script had added had run."""
     unread: bool = False
     """The error file could not be read, and nothing else tells of an exception."""
 
@@ -93,7 +99,11 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     An interpreter that ends of an exception may crash on its way out (a C++ thread that is never joined aborts the
     process): then both are reported, with the place of the exception.
     """
-    return _words(text, EXCEPTION_MARK, tuple(library))._replace(rerun=rerun_state(text))
+    return _words(text, EXCEPTION_MARK, tuple(library))._replace(
+        rerun=rerun_state(text),
+        exiting=EXITING_MARK in text and LEAVING_MARK not in text,
+        exited=EXITED_MARK in text,
+    )
 
 
 def leaving_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:

@@ -56,6 +56,10 @@ def describe_exit(rank_exit: RankExited) -> str:
 
     A rank that raised may crash while its interpreter ends: the exception is named first.
     """
+    return _describe_exit(rank_exit) + (" after its run had ended" if rank_exit.after_run else "")
+
+
+def _describe_exit(rank_exit: RankExited) -> str:
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
     if rank_exit.rerun is not None and rank_exit.rerun_state is not None:

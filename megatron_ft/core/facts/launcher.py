@@ -389,6 +389,7 @@ class RankExited(Fact, frozen=True, kw_only=True):
         rerun_state: of Megatron's rerun state machine at its end; null if the rank has written none.
         kernel: lines of the kernel's log on GPUs and memory, since the rank's start.
         unread: its error file could not be read in time, so whether it raised is unknown.
+        after_run: it crashed after the end of its run: its work was done.
     """
 
     rank: Rank
@@ -408,6 +409,7 @@ class RankExited(Fact, frozen=True, kw_only=True):
     rerun_state: RerunState | None = None
     kernel: tuple[str, ...] = ()
     unread: bool = False
+    after_run: bool = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "signal", -self.exitcode if self.exitcode < 0 else None)

@@ -20,6 +20,7 @@ from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.outcome import FINISHED_FLAG
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
@@ -73,6 +74,7 @@ class NodeRanks:
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
             checkpointed=self._checkpointed,
+            is_finished=lambda: bounded_call(lambda: os.path.exists(os.environ.get(FINISHED_FLAG, "")), False),
             collectives=_Lazy(lambda local_rank: _collectives(monitors[local_rank].reading(cycle))),
         )
 

@@ -35,6 +35,8 @@ from megatron_ft.core.codec import decode, encode
 from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.exceptions import (
     EXCEPTION_MARK,
+    EXITED_MARK,
+    EXITING_MARK,
     LEAVING_MARK,
     THREAD_MARK,
     exception_entry,
@@ -117,12 +119,15 @@ class CrashReporter:
 
     def note_rerun(self) -> None:
         """Report the state of Megatron's rerun state machine, if that is about to end this rank."""
-        if self._pid != os.getpid() or not self._stack.is_ours:
-            return  # a forked child has a copy of the machine
         state = current_rerun_state()
         if state is not None:
+            self.note(rerun_entry(state))
+
+    def note(self, text: str) -> None:
+        """Write to the stack memory, unless this is a forked child, whose end isn't the rank's."""
+        if self._pid == os.getpid() and self._stack.is_ours:
             with contextlib.suppress(OSError, ValueError):
-                os.write(self._stack.number, rerun_entry(state).encode(errors="replace"))
+                os.write(self._stack.number, text.encode(errors="replace"))
 
     def restore_signals(self) -> None:
         """Install the signals for stacks again, if code that resets all signals has reset them."""
@@ -262,12 +267,22 @@ def ends_main_thread() -> bool:
     return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
 
 
-def _note_rerun_at_exit() -> None:
-    if _current is not None and not hasattr(sys, "last_value"):  # an exception ends the rank
+def _exiting() -> None:
+    if _current is not None:
+        _current.note(f"\n{EXITING_MARK}\n")
+
+
+def _exited() -> None:
+    if _current is None:
+        return
+    _current.note(f"\n{EXITED_MARK}\n")
+    if not hasattr(sys, "last_value"):  # an exception ends the rank
         _current.note_rerun()
 
 
-atexit.register(_note_rerun_at_exit)
+atexit.register(_exited)
+# the handler added last runs first, when all threads have ended: to add one then, a private function is needed
+getattr(threading, "_register_atexit", lambda _add: None)(lambda: atexit.register(_exiting))
 
 
 def restore_signals() -> None:

@@ -315,3 +315,53 @@ def test_cycle_that_ends_meanwhile_is_explained_by_what_was_read_until_then() ->
     assert driven.written.count("rank_exited") == 3
     assert [each.ended.rank for each in driven.all_of(effects.KeepEvidence)] == [20, 10]
     assert driven.record.cause().text == "rank 20 raised KeyError: 'shard'"
+
+
+EXITING = CrashOutput(exiting=True)
+EXITED = CrashOutput(exiting=True, exited=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "closing", "flag", "is_over"),
+    [
+        (EXITING, -11, True, False, True),
+        (EXITED, -6, True, False, True),  # in a destructor
+        (EXITING, 1, True, False, True),  # os._exit in an exit handler
+        (EXITED, 1, True, False, False),  # sys.exit(1)
+        (CrashOutput(), -9, True, False, False),  # the script went on after its monitoring
+        (CrashOutput(), -9, True, True, True),
+        (EXITING, -11, False, True, False),  # it has not ended its monitoring
+        (CrashOutput(exiting=True, error="OSError: export", raised_at_ns=1), 1, True, True, False),
+    ],
+)
+def test_crash_counts_as_the_end_of_a_run_only_after_monitoring_and_script_have_ended(
+    words: CrashOutput, code: int, closing: bool, flag: bool, is_over: bool
+) -> None:
+    driven = running()
+    driven.is_finished, driven.words[1] = flag, words
+    driven.boards.update({0: board(closing=True), 1: board(closing=closing)})
+    driven.exits(1, code)
+    assert (sent(driven, m.Report) == []) is is_over
+    assert driven.record.exits[1].after_run is is_over
+    driven.exits(0)
+    assert sent(driven, m.Report)[0].state is (NodeState.SUCCEEDED if is_over else NodeState.UNHEALTHY)
+    assert len([line for line in driven.said if line.endswith("after its run had ended")]) == is_over
+
+
+@pytest.mark.parametrize(("code", "ends_s"), [(0, 8.0), (0, 15.0), (1, 8.0)])
+def test_crash_after_a_run_is_a_failure_if_others_fail_or_have_not_ended_theirs_10_s_later(
+    code: int, ends_s: float
+) -> None:
+    driven = running()
+    driven.words[1] = EXITING
+    driven.boards.update({0: board(), 1: board(closing=True)})
+    driven.exits(1, -11)
+    driven.wait(ends_s)
+    driven.boards[0] = board(closing=True)
+    driven.hear(events.Tick())
+    driven.wait(100.0)  # it waits for no other event
+    driven.exits(0, code)
+    report = sent(driven, m.Report)[0]
+    assert report.state is (NodeState.SUCCEEDED if code == 0 and ends_s < 10 else NodeState.UNHEALTHY)
+    if report.state is NodeState.UNHEALTHY:
+        assert report.cause.text.startswith("rank 10 crashed with SIGSEGV after its run had ended")
