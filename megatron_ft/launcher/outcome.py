@@ -30,9 +30,9 @@ from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, wr
 from megatron_ft.ipc.files.own_files import ForeignFileError
 from megatron_ft.ipc.log import LAUNCHER, WARNING
 from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.link.file_queue import bounded_call
 
-FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _READ_S = 2.0
 _TELLERS = 8
 """Number of lowest places that write the end, if no lower one has."""

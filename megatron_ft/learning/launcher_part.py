@@ -188,6 +188,8 @@ class _Cycle:
     """Newest answer of each rank, by local rank; it includes all older ones."""
     ended: set[int] = field(default_factory=set)
     """Local ranks whose run is over."""
+    has_other_file: bool = False
+    """True once a rank has named another file than the one in use."""
     is_over: bool = False
     """True once the run has ended: what is learned then is for the next run, as ranks may do something else now."""
 
@@ -393,9 +395,10 @@ class LauncherLearning:
         if event.state_path and file is None:
             self._file = _File(event.state_path, turn.now_ns + READ_NS)
             turn.do(ReadState(event.state_path, sets_aside=cycle.place == 0 and self._enforces))
-        elif event.state_path and file is not None and event.state_path != file.path:
+        elif event.state_path and file is not None and event.state_path != file.path and not cycle.has_other_file:
+            cycle.has_other_file = True
             names = f"rank {cycle.of.ranks[local_rank]} names {event.state_path} for learned timeouts"
-            self._say_once(f"{names}, another rank of this node {file.path}: using {file.path}", turn.say)
+            self._say_once(f"{names}, {file.path} was named first: using {file.path}", turn.say)
         self._arm([local_rank], turn)
         self._say_what_is_off(local_rank, turn)
 

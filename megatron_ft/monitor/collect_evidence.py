@@ -56,6 +56,7 @@ _ANSWER_S = 0.8
 _LOOK_AGAIN_S = 0.004
 _LOOK_SOON_S = 0.0005
 _MAX_DUMP_BYTES = 1 << 20
+_MOST_DUMPED = 100
 _LAST_EVENTS = 40
 
 
@@ -173,8 +174,8 @@ class Probe:
         stacks = [] if passive else self._own_stacks(state, missing)
         main = 0 if self._snapshot is None else self._snapshot.main_thread
         frames = main_stack(stacks, main)
-        # the rank writes at most a hundred threads, the main thread last
-        if frames or is_gone(self._attached.pidfd):
+        # the rank writes at most a hundred threads, the main thread last, and the innermost hundred calls of each
+        if (frames and not (told and len(frames) >= _MOST_DUMPED)) or is_gone(self._attached.pidfd):
             return stacks, "faulthandler", frames
         if told:
             return [ThreadStack(main, told)], "a thread of its own", told

@@ -29,7 +29,6 @@ from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.learning.launcher_part import LauncherLearning
 
-
 _READABLE_NS, _READ_AGAIN_NS = 5_000_000_000, 200_000_000
 """Time from an exit for which a node's report waits for the rank's error file, and time between two attempts."""
 

@@ -11,7 +11,7 @@ from megatron_ft.core.agent.events import Readings
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
-from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause, hang_of_one
+from megatron_ft.core.diagnosis.cycle_cause import describe_hang, find_cause, hang_of_one
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, has_own_error, is_by_us
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
@@ -49,7 +49,7 @@ class CycleRecord:
         self.hung: dict[int, Grace] = {}
         """Ranks found hung (failed, however they end), and when they should be gone."""
         self.overdue: dict[int, RankHung] = {}
-        """Verdicts of monitors on their own ranks, whichever rank is the cause."""
+        """Verdicts of monitors on their ranks, whichever rank is the cause."""
         self.shutdown_request: WorkloadControl | None = None
         self.exclude_request: WorkloadControl | None = None
         self.found: Cause | None = None
@@ -120,8 +120,7 @@ class CycleRecord:
             self._start_grace(verdict.local_rank, now_s, seen)
             verdict = msgspec.structs.replace(verdict, rank=self.ranks[verdict.local_rank])
             self.overdue[verdict.local_rank] = verdict
-            views = filter(None, (self._view(local_rank, seen) for local_rank in sorted(self.running)))
-            self._verdicts.append(cause_on_this_node(verdict, [*views]))
+            self._verdicts.append(verdict)
 
     def found_by_launcher(self, verdict: RankHung, now_s: float, seen: Readings) -> None:
         """Record a hang found by the launcher itself, where the monitor can't see."""
@@ -387,30 +386,12 @@ class CycleRecord:
         return msgspec.structs.replace(
             end,
             iteration=None if board is None else board.iteration,
-            error=words.error or None,
+            error=words.error or (words.terminated_by if end.exitcode == -signal.SIGABRT else "") or None,
             raised_at_ns=min(words.raised_at_ns, end.at_ns or words.raised_at_ns),
             where=words.where,
             rerun_state=words.rerun,
             unread=words.unread and end.exitcode > 0,
             after_run=_ended_after_run(end, words, board, seen),
-        )
-
-    def _view(self, local_rank: int, seen: Readings) -> RankView | None:
-        board = seen.boards[local_rank]
-        if board is None:
-            return None
-        section = board.open_sections[0] if board.open_sections else None
-        timeout_ns = board.out_of_section_timeout_ns if section is None else section.timeout_ns
-        return RankView(
-            rank=self.ranks[local_rank],
-            local_rank=local_rank,
-            # a hung rank may have been stopped by its monitor
-            stopped=local_rank not in self.hung and seen.stopped[local_rank],
-            iteration=board.iteration,
-            section=None if section is None else section.name,
-            since_ns=board.last_transition_ns if section is None else section.opened_at_ns,
-            timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
-            closing=board.closing,
         )
 
 

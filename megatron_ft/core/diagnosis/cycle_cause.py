@@ -63,7 +63,8 @@ def describe_overdue(verdict: RankHung) -> str:
     """Like ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
     kind = f"learned timeout {verdict.timeout_s:.4g}" if verdict.learned else f"timeout {verdict.timeout_s:.1f}"
-    note = f"({kind} s{stopped})"
+    whose = "" if verdict.exceeded_by is None else f" of rank {verdict.exceeded_by}"
+    note = f"({kind} s{whose}{stopped})"
     if verdict.kind == LOST_PEER:
         return f"raised {one_line(verdict.error)}"
     if verdict.section is not None:
@@ -112,25 +113,6 @@ def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
         )
     candidates = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
     return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
-
-
-def cause_on_this_node(verdict: RankHung, others: Sequence[RankView]) -> RankHung:
-    """Return the hung rank of this node; the first found may only wait for it in a collective.
-
-    Used until, or where, the snapshots of all ranks aren't available for `root_cause`, which knows which rank waits for
-    which. A rank stopped by a signal is the cause; so is one that is an iteration behind and hasn't moved for most of
-    that time. Otherwise it is the rank that was found.
-    """
-    if verdict.stopped:
-        return verdict
-    candidates = [other for other in others if other.rank != verdict.rank and not other.closing]
-    stopped = [other for other in candidates if other.stopped]
-    if stopped:
-        return as_verdict(min(stopped, key=lambda other: other.rank), verdict)
-    behind = [other for other in candidates if _is_behind(other, verdict)]
-    if behind:
-        return as_verdict(min(behind, key=lambda other: (other.iteration or 0, other.rank)), verdict)
-    return verdict
 
 
 def find_cause(
@@ -255,12 +237,6 @@ def _kind_of(rank_exit: RankExited) -> CauseKind:
     return CauseKind.SIGNAL
 
 
-def _is_behind(other: RankView, verdict: RankHung) -> bool:
-    if other.iteration is None or verdict.iteration is None or other.iteration >= verdict.iteration:
-        return False
-    return verdict.at_ns - other.since_ns >= verdict.elapsed_s * 0.5e9
-
-
 def as_verdict(other: RankView, found: RankHung) -> RankHung:
     """Return a verdict on another rank than the one found, with the time that rank has been in its place."""
     state = "T" if other.stopped else None
@@ -269,6 +245,8 @@ def as_verdict(other: RankView, found: RankHung) -> RankHung:
         return msgspec.structs.replace(
             found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, state=state
         )
+    elapsed_s = max(0.0, (found.at_ns - other.since_ns) / 1e9)
+    is_overdue = other.timeout_s is not None and elapsed_s >= other.timeout_s
     return RankHung(
         rank=other.rank,
         cycle=found.cycle,
@@ -277,8 +255,9 @@ def as_verdict(other: RankView, found: RankHung) -> RankHung:
         kind="section" if other.section is not None else "out_of_section" if found.kind == "section" else found.kind,
         section=other.section,
         learned=found.learned,
-        elapsed_s=max(0.0, (found.at_ns - other.since_ns) / 1e9),
-        timeout_s=found.timeout_s if other.timeout_s is None else other.timeout_s,
+        elapsed_s=elapsed_s,
+        timeout_s=other.timeout_s if is_overdue and other.timeout_s is not None else found.timeout_s,
+        exceeded_by=None if is_overdue or found.kind not in ("section", "out_of_section") else found.rank,
         iteration=other.iteration,
         at_ns=found.at_ns,
         state=state,

@@ -170,9 +170,12 @@ def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) 
     outermost = snapshot.open_sections[0] if snapshot.open_sections else None
     since_ns = snapshot.last_transition_ns if outermost is None else outermost.opened_at_ns
     timeout_ns = snapshot.out_of_section_timeout_ns if outermost is None else outermost.timeout_ns
-    moved_ns, collective_s = snapshot.last_transition_ns, None
-    if snapshot.collectives is not None and snapshot.watch_only:
-        moved_ns = since_ns = snapshot.collectives.moved_ns
+    moved_ns, collective_s, counted = snapshot.last_transition_ns, None, snapshot.collectives
+    seen_s: float | None = 0.0
+    if note.frame and not (note.has_stack or note.raised):  # as the rank itself noted it
+        seen_s = None if counted is None else round((now_ns - counted.seen_ns) / 1e9, 3)
+    if counted is not None and snapshot.watch_only:
+        moved_ns = since_ns = counted.moved_ns
         collective_s = round((now_ns - moved_ns) / 1e9, 3)
     due_ns = min((each.since_ns + each.timeout_ns for each in running_intervals(snapshot)), default=None)
     return replace(
@@ -185,6 +188,7 @@ def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) 
         left_s=None if due_ns is None else round((due_ns - now_ns) / 1e9, 3),
         closing=snapshot.closing,
         collective_s=collective_s,
+        seen_s=seen_s,
     )
 
 

@@ -31,6 +31,8 @@ _MOST_THREADS = 8
 _TRACEBACK = "Traceback (most recent call last):"
 _LAST_ERROR = re.compile(r"^(?!During |The above )([A-Za-z_][\w.]*(?::.*)?)\Z", re.MULTILINE | re.DOTALL)
 """Type and message after a traceback, whose own lines are indented."""
+_TERMINATED = re.compile(r"^terminate called after throwing an instance of '(.+)'\n +what\(\): +(.+)$", re.MULTILINE)
+_CHECKED = re.compile(r"\[enforce fail at \S+\] ")
 _LOST_A_PEER = (
     "closed by peer",
     "closed by remote peer",
@@ -85,6 +87,8 @@ class CrashOutput(NamedTuple):
     """CLOCK_MONOTONIC; the latest possible time where it is known in whole seconds, 0 if unknown."""
     rerun: RerunState | None = None
     """The state of Megatron's rerun state machine at the exit; None if the rank has written none."""
+    terminated_by: str = ""
+    """C++ exception that aborted the process, as its standard error says, where that is a file."""
     exiting: bool = False
     """The script and its threads had ended, not by an exception with which the script left its loop."""
     exited: bool = False
@@ -160,6 +164,12 @@ def words_of_error_file(text: str, *, wall_offset_ns: int = 0, library: Iterable
     return CrashOutput(
         error=error, where=where, exception=traceback, raised_at_ns=max(0, (second + 1) * 10**9 - wall_offset_ns)
     )
+
+
+def terminated_by(stderr: str) -> str:
+    """Return the last C++ exception that nothing caught, "gloo::EnforceNotMet: ..."; empty if there is none."""
+    found = _TERMINATED.findall(stderr)
+    return " ".join(_CHECKED.sub("", ": ".join(found[-1])).split()) if found else ""
 
 
 def without_empty_message(error: str) -> str:

@@ -59,6 +59,7 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
         is_busy: its main thread used its processor while evidence was collected.
         has_stack: a stack was collected; frame and inner are of its main thread.
         frame: innermost call in the user's code, "loader.py:88 next_batch"; inner: innermost call of all.
+        seen_s: age of ``frame``, if the rank itself had noted it before; None if that is unknown.
         waits_in: collective shown by its stack, empty if none.
         has_collectives: it reported its collectives; a rank that holds the GIL can't.
         is_in_library: its innermost call is in torch or Megatron, where it may wait in C.
@@ -89,6 +90,7 @@ class RankSnapshot(Message, frozen=True, kw_only=True):
     is_busy: bool = False
     has_stack: bool = False
     frame: str = ""
+    seen_s: Seconds | None = 0.0
     inner: str = ""
     waits_in: str = ""
     is_saving: bool = False
@@ -202,16 +204,26 @@ def place(note: RankSnapshot) -> str:
     return _joined(f"{'waits for' if note.waits_for_process else 'has lost'} its {note.lost[0]}{more}", _place(note))
 
 
-def _place(note: RankSnapshot) -> str:
+def _where(note: RankSnapshot) -> str:
+    inner = note.inner if note.inner != note.frame else ""
     where = f"in {note.frame}" if note.frame else ""
-    if note.inner and note.inner != note.frame:
-        where += f" ({note.inner})"
-    if note.gone:
-        return (note.raised and where) or ("has exited with 0" if note.exitcode == 0 else "has ended")
     if note.raised:
-        return _joined("has not exited", where)
+        if note.gone and where:
+            return where
+        return _joined(where, "has ended" if note.gone else "has not exited" + (f" (now in {inner})" if inner else ""))
+    if where and note.seen_s != 0:
+        where = f"last seen {'' if note.seen_s is None else f'{note.seen_s:.0f} s ago '}{where}"
+    return f"{where} ({inner})" if inner else where
+
+
+def _place(note: RankSnapshot) -> str:
+    where = _where(note)
+    if note.raised:
+        return where
+    if note.gone:
+        return "has exited with 0" if note.exitcode == 0 else "has ended"
     if note.is_stopped:
-        return (where if note.has_stack else f"last seen {where}") if where else "its process is stopped"
+        return where or "its process is stopped"
     if note.is_stuck_in_kernel:
         return _joined("in uninterruptible sleep", where)
     if note.in_flight:
@@ -224,7 +236,7 @@ def _place(note: RankSnapshot) -> str:
         return _joined("has ended its monitoring", where)
     if not note.has_stack:
         state = f", process state {note.state}" if note.state else ""
-        return f"does not answer (no stack could be collected{state})"
+        return _joined(f"does not answer (no stack could be collected{state})", where)
     if not note.has_collectives:
         return _joined(where, "holding the GIL")
     return _joined(where, "computing") if note.is_busy else where

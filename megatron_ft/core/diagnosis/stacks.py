@@ -13,7 +13,11 @@ STAND_IN = "megatron_ft_stand_in"
 """Name of each function of this package that replaces another one, which it calls: never the place of a rank."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
-_LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|^<frozen |^<eval_with_key>|/torchinductor_[^/]*/|/\.triton/cache/|/c[a-z2-7]{51}\.py$"
+)
+"""Files of installed packages, and those that torch and Triton generate, named after what they hold."""
+_INNERMOST = 30
 _OURS = __file__.rsplit("/", 3)[0] + "/"
 
 
@@ -96,7 +100,14 @@ def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame
 
 def is_library(file: str, places: Sequence[str]) -> bool:
     """Return True if a file belongs to Python, to an installed package, or to one of ``places``."""
-    return any(mark in file for mark in _LIBRARY) or any(file.startswith(place + "/") for place in places)
+    return _LIBRARY.search(file) is not None or any(file.startswith(place + "/") for place in places)
+
+
+def shortened(frames: Sequence[Frame], *, library: Iterable[str], most: int) -> tuple[Frame, ...]:
+    """Return at most about ``most`` calls of a deep stack: the innermost, the outermost, and the user's between."""
+    places = tuple(library)
+    outer = [frame for frame in frames[_INNERMOST:-1] if not is_library(frame.file, places)]
+    return (*frames[:_INNERMOST], *outer[: most - _INNERMOST - 1], *frames[_INNERMOST:][-1:])
 
 
 def _number(value: Any) -> int:

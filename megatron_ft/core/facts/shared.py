@@ -68,6 +68,7 @@ class RankHung(Fact, frozen=True, kw_only=True):
         learned: the timeout was calculated from observed intervals.
         enforced: ranks that exceed the timeout may be ended.
         error: the exception of a rank that has lost a peer, in one line.
+        exceeded_by: the rank whose timeout was exceeded, if it isn't this one.
     """
 
     rank: Rank
@@ -88,6 +89,7 @@ class RankHung(Fact, frozen=True, kw_only=True):
     learned: bool = False
     enforced: bool = True
     error: str = ""
+    exceeded_by: Rank | None = None
     NAME: ClassVar[str] = "verdict"
 
     @property

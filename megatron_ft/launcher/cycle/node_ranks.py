@@ -20,10 +20,10 @@ from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.outcome import FINISHED_FLAG
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
+from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
@@ -80,7 +80,7 @@ class NodeRanks:
 
     def _words(self, local_rank: int, cycle: int) -> CrashOutput:
         reported = self._monitors[local_rank].last_words(cycle)
-        return read_last_words(reported, self._error_files.get(local_rank, ""))
+        return read_last_words(reported, self._error_files.get(local_rank, ""), self._stderrs.get(local_rank, ""))
 
     def failures(self, failed: Sequence[RankExited], cause: Cause | None) -> dict[int, ProcessFailure]:
         """Return torch's table of failures, by global rank; torch takes the earliest one for the root cause."""

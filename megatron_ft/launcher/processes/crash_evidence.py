@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.attribution import telling_kernel_lines
 from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words, words_of_error_file
+from megatron_ft.core.diagnosis.exceptions import (
+    CrashOutput,
+    is_peer_loss,
+    last_words,
+    terminated_by,
+    words_of_error_file,
+)
 from megatron_ft.core.diagnosis.exits import describe_exit, is_secondary_failure
 from megatron_ft.core.facts.launcher import RankExited
 from megatron_ft.core.facts.shared import Evidence
@@ -25,8 +31,9 @@ _LAST_LINES = 40
 _MAX_BYTES = 16_384
 
 
-def read_last_words(reported: str, error_file: str) -> CrashOutput:
-    """Return the last exception of a rank, from its report to its monitor (``reported``) and torch's error file."""
+def read_last_words(reported: str, error_file: str, stderr: str = "") -> CrashOutput:
+    """Return the last exception of a rank, from its report to its monitor (``reported``), torch's error file, and the
+    file of its standard error, if it has one."""
     words = last_words(reported, library=LIBRARIES)
     content = bounded_call(lambda: _content(error_file), None)
     told = words_of_error_file(
@@ -40,6 +47,7 @@ def read_last_words(reported: str, error_file: str) -> CrashOutput:
         exception=words.exception or told.exception,
         raised_at_ns=words.raised_at_ns or told.raised_at_ns,
         unread=content is None and not words.error,
+        terminated_by=terminated_by(bounded_call(lambda: _last_lines(stderr), "")) if stderr else "",
     )
 
 

@@ -22,6 +22,7 @@ from megatron_ft.launcher.processes.worker import find_setpriv
 from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"
+FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
 """Seconds for a process to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
@@ -32,7 +33,7 @@ _KEPT_BYTES = 4096
 
 def job_directories(options: ResolvedOptions, log_dir: str | None) -> list[str]:
     """Return the directories that this job is known to write to."""
-    files = (options.checkpoint_iteration_file, os.environ.get("FAULT_TOL_FINISHED_FLAG_FILE"))
+    files = (options.checkpoint_iteration_file, os.environ.get(FINISHED_FLAG))
     found = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
     return list(dict.fromkeys(filter(None, found)))
 

@@ -42,7 +42,7 @@ from megatron_ft.core.diagnosis.exceptions import (
     exception_entry,
     is_peer_loss,
 )
-from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, user_frame
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, shortened, user_frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank_messages import Answer, Question
 from megatron_ft.core.rerun import rerun_entry
@@ -61,7 +61,7 @@ _MAX_ANSWER_BYTES = 150_000
 _MAX_LINE = 1000
 _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
-_MAX_FRAMES = 60
+_MAX_FRAMES = 300
 _BETWEEN_SAMPLES_S = 0.002
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, queue.Empty, queue.Full, BlockingIOError)
 """Exceptions with which programs tell themselves something, not failures."""
@@ -80,7 +80,7 @@ class CrashReporter:
         self._questions = KeptDescriptor(-1)
         self._signal: int | None = None
         self._socket: socket.socket | None = None
-        self._hooks: list[_ExceptionNote | _ThreadNote] = []
+        self._hooks: list[_Hook] = []
         self._enabled_faulthandler = False
         self._pid = 0
 
@@ -103,9 +103,7 @@ class CrashReporter:
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._enabled_faulthandler = True
-        sys.excepthook = note = _ExceptionNote(self._stack, sys.excepthook)
-        threading.excepthook = thread_note = _ThreadNote(self._stack, threading.excepthook)
-        self._hooks = [note, thread_note]
+        self._hooks = [_Hook(sys, self._stack, _note_end), _Hook(threading, self._stack, _note_thread)]
         thread = threading.Thread(
             target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
         )
@@ -180,52 +178,45 @@ class CrashReporter:
             self._hooks.pop().retire()
 
 
-class _ExceptionNote:
-    """An excepthook that first writes the exception that ends the main thread to the stack memory.
+class _Hook:
+    """Excepthook of a module that first writes an exception to the stack memory, by ``note``.
 
-    Each monitoring has its own. Other code may wrap the hook, or call it to log an exception that ends nothing; such an
-    exception isn't written. A retired hook only calls the previous one.
+    Each monitoring has its own. A retired hook only calls the previous one.
     """
 
-    def __init__(self, stack: KeptDescriptor, previous: Callable[..., Any]) -> None:
+    def __init__(self, module: Any, stack: KeptDescriptor, note: Callable[..., None]) -> None:
+        self._module, self._note, self._previous = module, note, module.excepthook
         self._stack: KeptDescriptor | None = stack
-        self._previous = previous
+        module.excepthook = self
 
-    def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        if self._stack is not None and ends_main_thread():
-            _write(self._stack, EXCEPTION_MARK, error, kind, where)
-        self._previous(kind, error, where)
+    def __call__(self, *arguments: Any) -> None:
+        if self._stack is not None:
+            self._note(self._stack, *arguments)
+        self._previous(*arguments)
 
     def retire(self) -> None:
         """Write nothing from now on: the descriptor is closed next, and its number may be another file's."""
         self._stack = None
-        if sys.excepthook is self:
-            sys.excepthook = self._previous
+        if self._module.excepthook is self:
+            self._module.excepthook = self._previous
 
 
-class _ThreadNote:
-    """Like `_ExceptionNote`, for ``threading.excepthook``: others may wait for ever for a thread that has died."""
+def _note_end(
+    stack: KeptDescriptor, kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
+    """Write the exception that ends the main thread. Other code may call the hook to log one that ends nothing."""
+    if ends_main_thread():
+        _write(stack, EXCEPTION_MARK, error, kind, where)
 
-    def __init__(self, stack: KeptDescriptor, previous: Callable[[threading.ExceptHookArgs], Any]) -> None:
-        self._stack: KeptDescriptor | None = stack
-        self._previous = previous
 
-    def __call__(self, args: threading.ExceptHookArgs) -> None:
-        if self._stack is not None and self._stack.is_ours and args.exc_value is not None:
-            name = "of an unknown name" if args.thread is None else args.thread.name
-            line = f"thread {name}, which died of {_in_one_line(args.exc_value)}"
-            with contextlib.suppress(OSError, ValueError):
-                os.write(
-                    self._stack.number,
-                    exception_entry(THREAD_MARK, time.monotonic_ns(), line, "").encode(errors="replace"),
-                )
-        self._previous(args)
-
-    def retire(self) -> None:
-        """Write nothing from now on."""
-        self._stack = None
-        if threading.excepthook is self:
-            threading.excepthook = self._previous
+def _note_thread(stack: KeptDescriptor, args: threading.ExceptHookArgs) -> None:
+    """Write the exception that ended a thread: others may wait for ever for it."""
+    if args.exc_value is not None and stack.is_ours:
+        name = "of an unknown name" if args.thread is None else args.thread.name
+        line = f"thread {name}, which died of {_in_one_line(args.exc_value)}"
+        with contextlib.suppress(OSError, ValueError):
+            entry = exception_entry(THREAD_MARK, time.monotonic_ns(), line, "")
+            os.write(stack.number, entry.encode(errors="replace"))
 
 
 def _write(
@@ -342,15 +333,15 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
 
 
 def main_stack() -> tuple[Frame, ...]:
-    """Return the main thread's frames, innermost first, at most `_MAX_FRAMES`."""
+    """Return the main thread's frames, innermost first; of a deep stack without those of libraries in the middle."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found: list[Frame] = []
-    while frame is not None and len(found) < _MAX_FRAMES:
+    while frame is not None:
         code = frame.f_code
         if code.co_name != STAND_IN:
             found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
-    return tuple(found)
+    return shortened(found, library=LIBRARIES, most=_MAX_FRAMES)
 
 
 def handled_exception() -> str:

@@ -129,10 +129,12 @@ def test_learned_timeout_terminates_at_the_floor_at_the_earliest() -> None:
 
 def test_first_of_several_paths_counts() -> None:
     driven = attached()
-    for _ in range(2):
-        driven.hear(rank_attached(1, 0, driven.now_ns, state_path="/other.json"))
+    for path in ("/other.json", "/third.json"):
+        driven.hear(rank_attached(1, 0, driven.now_ns, state_path=path))
     assert len(driven.all_of(ReadState)) == 1
-    assert sum(line.startswith("rank 10 names /other.json") for line in driven.said) == 1
+    assert [line for line in driven.said if " names " in line] == [
+        f"rank 10 names /other.json for learned timeouts, {PATH} was named first: using {PATH}"
+    ]
 
 
 def test_file_system_that_does_not_answer_is_given_up_after_30_seconds() -> None:

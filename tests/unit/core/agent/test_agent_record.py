@@ -365,3 +365,13 @@ def test_crash_after_a_run_is_a_failure_if_others_fail_or_have_not_ended_theirs_
     assert report.state is (NodeState.SUCCEEDED if code == 0 and ends_s < 10 else NodeState.UNHEALTHY)
     if report.state is NodeState.UNHEALTHY:
         assert report.cause.text.startswith("rank 10 crashed with SIGSEGV after its run had ended")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(-6, "raised gloo::X: 8 vs 4 (then crashed with SIGABRT)"), (1, "exited with code 1")]
+)
+def test_exception_of_a_library_is_that_of_a_rank_that_it_aborted(code: int, said: str) -> None:
+    driven = running(nodes=1)
+    driven.words[1] = CrashOutput(terminated_by="gloo::X: 8 vs 4")
+    driven.exits(1, code)
+    assert driven.record.failures() == [f"rank 10 {said}"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from typing import Any
 
 import msgspec
 import pytest
 
-from megatron_ft.core.diagnosis.cycle_cause import RankView, cause_on_this_node, describe_hang, find_cause
+from megatron_ft.core.diagnosis.cycle_cause import describe_hang, find_cause
 from megatron_ft.core.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
 from megatron_ft.core.facts.launcher import CauseKind, RankExited
 from megatron_ft.core.facts.shared import RankHung
@@ -41,18 +40,6 @@ def hang(rank: int = 0, **more: Any) -> RankHung:
         "at_ns": 5000 * MS,
     }
     return RankHung(cycle=0, since_ns=0, rank=rank, local_rank=rank, **{**given, **more})
-
-
-def view(rank: int, **more: Any) -> RankView:
-    given: dict[str, Any] = {
-        "stopped": False,
-        "iteration": 40,
-        "section": "step",
-        "since_ns": 2000 * MS,
-        "timeout_s": 3.0,
-        "closing": False,
-    }
-    return RankView(rank=rank, local_rank=rank, **{**given, **more})
 
 
 @pytest.mark.parametrize(
@@ -168,29 +155,6 @@ def test_cause_of_simultaneous_verdicts_is_the_stopped_rank_else_the_one_behind(
     cause = find_cause([], [waits, behind])
     assert cause is not None
     assert cause.rank == 2
-
-
-def test_culprit_is_the_stopped_rank() -> None:
-    found = cause_on_this_node(hang(1), [view(0, stopped=True, since_ns=2100 * MS), view(1)])
-    assert (found.rank, found.section, found.stopped) == (0, "step", True)
-    assert found.elapsed_s == pytest.approx(2.9)
-    stopped_itself = hang(1, state="T")
-    assert cause_on_this_node(stopped_itself, [view(0, stopped=True)]) == stopped_itself
-
-
-def test_culprit_is_the_rank_an_iteration_behind_that_has_been_there_for_long() -> None:
-    late = view(2, iteration=39, section="checkpointing", since_ns=1900 * MS, timeout_s=None)
-    found = cause_on_this_node(hang(1), [view(0), late])
-    assert (found.rank, found.section, found.iteration, found.timeout_s) == (2, "checkpointing", 39, 3.0)
-    young = dataclasses.replace(late, since_ns=4900 * MS)
-    assert cause_on_this_node(hang(1), [view(0), young]) == hang(1)
-    assert cause_on_this_node(hang(1), [dataclasses.replace(late, closing=True)]) == hang(1)
-    assert cause_on_this_node(hang(1, iteration=None), [late]) == hang(1, iteration=None)
-
-
-def test_culprit_of_a_hang_out_of_section_is_the_stopped_rank() -> None:
-    found = cause_on_this_node(hang(1, kind="out_of_section", section=None), [view(0, stopped=True, section=None)])
-    assert describe_hang(found) == "rank 0 hung out of section for 3.0 s (timeout 3.0 s, process stopped)"
 
 
 LOST = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"

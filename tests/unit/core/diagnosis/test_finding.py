@@ -62,7 +62,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     ]
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 2
-    assert finding.text.startswith("has not exited, in train.py:2 step; ")
+    assert finding.text.startswith("in train.py:2 step, has not exited; ")
     assert decode(RankSnapshot, encode(notes[2])) == notes[2]
     # of several the one that was first to
     both = [note(1, raised="ValueError: a", raised_s=0.5), note(2, raised="ValueError: b", raised_s=0.7), inside(3)]
@@ -258,7 +258,17 @@ def test_search_ends_in_any_random_circle_of_waits() -> None:
         ({"is_saving": True}, "in a checkpoint write, in train.py:1 step"),
         ({"gone": True}, "has ended"),
         ({"has_stack": False, "frame": ""}, "does not answer (no stack could be collected)"),
-        ({"has_stack": False, "state": "R"}, "does not answer (no stack could be collected, process state R)"),
+        (
+            {"has_stack": False, "state": "R", "seen_s": 3.2},
+            "does not answer (no stack could be collected, process state R), last seen 3 s ago in train.py:1 step",
+        ),
+        ({"closing": True, "seen_s": 4.4}, "has ended its monitoring, last seen 4 s ago in train.py:1 step"),
+        ({"state": "T", "seen_s": None}, "last seen in train.py:1 step"),
+        (
+            {"raised": "ValueError: x", "inner": "threading.py:8 wait"},
+            "in train.py:1 step, has not exited (now in threading.py:8 wait)",
+        ),
+        ({"raised": "ValueError: x", "gone": True, "frame": ""}, "has ended"),
         ({"waits_in": "barrier"}, "in barrier, in train.py:1 step"),
     ],
 )

@@ -18,6 +18,7 @@ from megatron_ft.core.diagnosis.stacks import (
     main_stack,
     parse_faulthandler,
     parse_py_spy,
+    shortened,
     user_frame,
 )
 from megatron_ft.rank.base.replacing import left_out_of_stacks
@@ -157,3 +158,30 @@ def test_exception_without_a_message_is_its_type_alone(error: str) -> None:
     document = {"message": error, "extraInfo": {"timestamp": "3", "py_callstack": ""}}
     assert words_of_error_file(json.dumps({"message": document})).error == expected
     assert words_of_error_file(json.dumps({"message": error})).error == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "is_generated"),
+    [
+        ("/tmp/torchinductor_ann/ab/cabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrs.py", True),
+        ("/scratch/cache/ab/cabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrs.py", True),
+        ("/home/ann/.triton/cache/QX/kernel.py", True),
+        ("<eval_with_key>.12", True),
+        ("/home/ann/ab/cabin.py", False),
+        ("<string>", False),
+    ],
+)
+def test_code_that_torch_compile_generates_is_a_library(file: str, is_generated: bool) -> None:
+    frames = [Frame(file, 40, "call"), Frame("/home/ann/train.py", 9, "step")]
+    assert user_frame(frames) == frames[1 if is_generated else 0]
+
+
+@pytest.mark.parametrize(("mine", "kept"), [(3, 34), (400, 100)])
+def test_deep_stack_keeps_its_innermost_calls_and_those_of_the_user(mine: int, kept: int) -> None:
+    inner = [Frame("/x/site-packages/deep.py", n, "f") for n in range(200)]
+    users = [Frame("/home/ann/train.py", n, "load") for n in range(mine)]
+    frames = [*inner, *users, Frame("/x/site-packages/run.py", 1, "main")]
+    found = shortened(frames, library=(), most=100)
+    assert (len(found), found[:30], found[-1]) == (kept, tuple(inner[:30]), frames[-1])
+    assert user_frame(found) == users[0]
+    assert shortened(frames[:20], library=(), most=100) == tuple(frames[:20])

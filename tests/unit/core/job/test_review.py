@@ -86,9 +86,9 @@ def test_rank_in_another_collective_than_the_others_is_named() -> None:
 
 
 def test_a_stopped_process_is_said_to_be() -> None:
-    stopped = RankSnapshot(rank=1, state="T", frame="train.py:9 f", quiet_s=41.0, collective_s=41.0)
+    stopped = RankSnapshot(rank=1, state="T", frame="train.py:9 f", seen_s=4.2, quiet_s=41.0, collective_s=41.0)
     assert said([waits(0), stopped, waits(2)]).text.startswith(
-        "rank 1 (process stopped) last seen in train.py:9 f; 2 others"
+        "rank 1 (process stopped) last seen 4 s ago in train.py:9 f; 2 others"
     )
 
 
@@ -226,3 +226,23 @@ def test_interval_is_reported_although_collectives_complete() -> None:
         diagnosis = HangDiagnosis(first, None, 0, asked={0}, now_s=0.0)
         diagnosis.told(0, notes)
         assert (diagnosis.reviewed(0, several=False) is not None) is is_reported
+
+
+@pytest.mark.parametrize(
+    ("kind", "own_s", "told"),
+    [
+        ("section", 8.0, "rank 1 hung out of section for 4.2 s (timeout 3.0 s of rank 0)"),
+        ("section", None, "rank 1 hung out of section for 4.2 s (timeout 3.0 s of rank 0)"),
+        ("section", 4.0, "rank 1 hung out of section for 4.2 s (timeout 4.0 s)"),
+        ("heartbeat", 8.0, "rank 1 sent no heartbeat for 3.1 s (timeout 3.0 s)"),
+    ],
+)
+def test_timeout_of_another_rank_is_said_to_be_that_of_the_rank_that_exceeded_it(
+    kind: str, own_s: float | None, told: str
+) -> None:
+    section = "step" if kind == "section" else None
+    first = replace(FIRST, kind=kind, section=section, elapsed_s=3.1, timeout_s=3.0, at_ns=10**10)
+    notes = [replace(waits(0), found_hung=True), replace(works(1, seconds=4.2), timeout_s=own_s), waits(2)]
+    cause = blamed(notes, first, are_all=True, several=False)
+    assert cause is not None
+    assert cause.text == told

@@ -24,7 +24,8 @@ from megatron_ft.core.messages.rank_messages import Answer
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.rank.crash_reporter import reporter
 from megatron_ft.rank.crash_reporter.reporter import (
-    _ThreadNote,
+    _Hook,
+    _note_thread,
     handled_exception,
     lost_children,
     main_places,
@@ -127,8 +128,8 @@ def test_thread_that_died_of_an_exception_is_told_with_its_place(tmp_path: Path)
         raise KeyError("shard-0042")
 
     with (tmp_path / "memory").open("w+b") as file, pytest.MonkeyPatch.context() as patch:
-        note = _ThreadNote(KeptDescriptor(os.dup(file.fileno())), seen.append)
-        patch.setattr(threading, "excepthook", note)
+        patch.setattr(threading, "excepthook", seen.append)
+        note = _Hook(threading, KeptDescriptor(os.dup(file.fileno())), _note_thread)
         for _ in range(2):
             thread = threading.Thread(target=load, name="loader")
             thread.start()
