@@ -25,7 +25,7 @@ from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence import evidence_text
-from megatron_ft.core.diagnosis.exceptions import is_peer_loss, last_words
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -491,7 +491,7 @@ def test_exception_logged_while_the_interpreter_exits_is_no_end(subjects: Subjec
     body = "import atexit; atexit.register(lambda: sys.excepthook(ValueError, ValueError('logged'), None))"
     subject = subjects.start(f"begin()\n{body}\nsys.exit(3)")
     assert subject.process.wait(10) == 3
-    assert subject.written() == ""
+    assert last_words(subject.written()) == CrashOutput(exiting=True, exited=True)
 
 
 def test_fatal_signal_writes_its_error_to_the_dump(subjects: Subjects) -> None:
