@@ -184,6 +184,35 @@ forever()
     assert "child True" in finished.out
 
 
+def test_loader_workers_that_ignore_sigterm_survive_a_signal_to_every_process(launcher: Launcher) -> None:
+    """As Slurm sends it to a step. Without the line of docs/slurm.md the next batch raises, and nothing is saved."""
+    script = """
+import torch
+from torch.utils.data import DataLoader
+def ignore(worker):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+loader = DataLoader(range(10**6), num_workers=2, worker_init_fn=ignore)
+for step, batch in enumerate(loader):
+    if step == 5:
+        say("ready")
+    if asked and step > 50:
+        say("saved", batch.item() == step)
+        break
+    time.sleep(0.01)
+"""
+    launched = launcher.start(script)
+    launched.wait_for("^ready")
+    time.sleep(0.2)
+    for process in launched.alive():
+        if process.pid not in launched.monitor_pids().values():
+            os.kill(process.pid, signal.SIGTERM)
+    finished = launched.wait()
+    assert "saved True" in finished.out, finished.out + finished.err
+    assert finished.code == 0
+
+
 def test_child_of_a_shell_wrapper_gets_sigterm_once_and_has_time(launcher: Launcher) -> None:
     inner = """
 import signal, sys, time
