@@ -31,15 +31,15 @@ from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSI
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
 
-_GREETING_S = 10.0
+GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
-_MOST_STRANGERS = 256
+MOST_STRANGERS = 256
 """Connections of one address that haven't said hello; a further one is closed at once. A launcher tries again."""
 _ASK = encode(Ask())[LENGTH_BYTES:]
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors for which a waiting connection can't be taken; it stays in the queue."""
-_FULL_PAUSE_S = 1.0
+FULL_PAUSE_S = 1.0
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.08
 """Share of the time to spend on conclusions, which grow with the number of nodes, unless a pause gets longer than this:
@@ -101,7 +101,7 @@ class Service:
         self._watch_listener()
         self._owner = owner
         self._epoll.register(owner, select.EPOLLIN)
-        self._links: dict[int, _Link] = {}
+        self.links: dict[int, _Link] = {}
         self._by_fd: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
         """Connections without a hello, the oldest first."""
@@ -121,13 +121,13 @@ class Service:
         """Serve until no launcher needs a coordinator any more."""
         while not self._is_over:
             self.run_once()
-        self._close()
+        self.close()
 
     def run_once(self) -> None:
         """Wait for something, and do what follows."""
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
         if self._ungreeted:
-            due_s = min(due_s, next(iter(self._ungreeted.values())).since_s + _GREETING_S)
+            due_s = min(due_s, next(iter(self._ungreeted.values())).since_s + GREETING_S)
         for fd, events in self._epoll.poll(max(0.0, due_s - time.monotonic()), len(self._by_fd) + 2):
             link = self._by_fd.get(fd)
             if link is not None:
@@ -163,14 +163,14 @@ class Service:
                 if error.errno in _FULL:
                     self._pause_accepting(error)
                 return  # else the queue is empty
-            if self._strangers[address[0]] >= _MOST_STRANGERS:
+            if self._strangers[address[0]] >= MOST_STRANGERS:
                 sock.close()
                 continue
             allowance = None if self._secret is None else HANDSHAKE_BYTES
             peer = Peer(sock, allowance=allowance)
             link = _Link(self._next, peer, address, self._secret, time.monotonic())
             self._next += 1
-            self._links[link.number] = self._ungreeted[link.number] = self._by_fd[link.fd] = link
+            self.links[link.number] = self._ungreeted[link.number] = self._by_fd[link.fd] = link
             self._strangers[address[0]] += 1
             self._epoll.register(link.fd, select.EPOLLIN)
             first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
@@ -187,18 +187,18 @@ class Service:
     def _pause_accepting(self, error: OSError) -> None:
         """Stop watching the listener for a while: it stays readable, and leaving it registered would busy-loop."""
         self._epoll.unregister(self._listener)
-        self._full_until_s = time.monotonic() + _FULL_PAUSE_S
+        self._full_until_s = time.monotonic() + FULL_PAUSE_S
         if not self._has_been_full:
             self._has_been_full = True
-            text = f"no more launchers can be let in beside {len(self._links)} connections ({error.strerror})"
-            self._say(f"{text}: trying again every {_FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
+            text = f"no more launchers can be let in beside {len(self.links)} connections ({error.strerror})"
+            self._say(f"{text}: trying again every {FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
 
     def _read(self, link: _Link) -> None:
         for message in self._messages(link):
             COORDINATOR.debug("from launcher", link.number, message)
             if effects := self._machine.handle(Heard(link.number, message), time.monotonic()):
                 self._do(effects)
-            if link.number not in self._links:
+            if link.number not in self.links:
                 return  # the connection was dropped: its remaining messages are ignored
         if not link.peer.is_open:
             self._forget(link)
@@ -254,12 +254,12 @@ class Service:
     def _drop_late(self, now_s: float) -> None:
         while self._ungreeted:
             link = next(iter(self._ungreeted.values()))
-            if now_s - link.since_s <= _GREETING_S:
+            if now_s - link.since_s <= GREETING_S:
                 return
             self._forget(link)
 
     def _forget(self, link: _Link) -> None:
-        if self._links.pop(link.number, None) is None:
+        if self.links.pop(link.number, None) is None:
             return
         self._greet(link)
         del self._by_fd[link.fd]
@@ -274,10 +274,10 @@ class Service:
             if isinstance(effect, Send):
                 data = frame(effect.message)
                 for number in effect.links:
-                    if (link := self._links.get(number)) is not None:
+                    if (link := self.links.get(number)) is not None:
                         self._write(link, data)
             elif isinstance(effect, Drop):
-                if (link := self._links.get(effect.link)) is not None:
+                if (link := self.links.get(effect.link)) is not None:
                     link.peer.flush()
                     link.greeted = False  # the machine knows
                     self._forget(link)
@@ -293,7 +293,7 @@ class Service:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, set()
         for number in dirty:
-            link = self._links.get(number)
+            link = self.links.get(number)
             if link is None:
                 continue
             waits = not link.peer.flush()
@@ -303,8 +303,8 @@ class Service:
                 link.waits_for_room = waits
                 self._epoll.modify(link.fd, select.EPOLLIN | (select.EPOLLOUT if waits else 0))
 
-    def _close(self) -> None:
-        for link in self._links.values():
+    def close(self) -> None:
+        for link in self.links.values():
             link.peer.flush()
             link.peer.close()
         self._epoll.close()

@@ -70,7 +70,7 @@ def _usage(pid: int) -> float:
 def _coordinator(fd: int, path: str, total: int) -> None:
     """As `python -m megatron_ft.coordinator`, and what it has sent is in a file."""
     prepare_process()
-    service_module._MOST_STRANGERS = total  # all launchers have one address here
+    service_module.MOST_STRANGERS = total  # all launchers have one address here
     rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare
     machine = Coordinator("bench", m.JobDefinition("bench", rules), now_s=time.monotonic())
     nowhere = open(os.devnull, "wb")  # noqa: SIM115 - as long as the process

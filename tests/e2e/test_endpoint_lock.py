@@ -118,7 +118,7 @@ def test_leader_that_keeps_exiting_is_started_again_after_a_pause(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = endpoint_lock.isolated_command
-    monkeypatch.setattr(endpoint_lock, "_PAUSE_S", 0.3)
+    monkeypatch.setattr(endpoint_lock, "PAUSE_S", 0.3)
     exits = [sys.executable, "-S", "-c", "import os; os._exit(3)"]
     monkeypatch.setattr(endpoint_lock, "isolated_command", lambda _: exits)
     with hosted(reactor) as one, sockets(reactor) as (transport, ear):
@@ -268,8 +268,8 @@ def test_endpoint_is_taken_by_the_first_launcher_of_a_machine(reactor: Reactor) 
 def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None
 ) -> None:
-    monkeypatch.setattr(endpoint, "_CERTAIN_S", 0.1)
-    monkeypatch.setattr(endpoint, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(endpoint, "CERTAIN_S", 0.1)
+    monkeypatch.setattr(endpoint, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def serve() -> None:
@@ -294,8 +294,8 @@ def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
 def test_port_that_another_jobs_coordinator_has_where_no_peer_comes_is_a_mistake_that_names_it(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "_CERTAIN_S", 0.2)
-    monkeypatch.setattr(endpoint, "_peers_addresses", lambda _host: ["127.0.0.2"])
+    monkeypatch.setattr(endpoint, "CERTAIN_S", 0.2)
+    monkeypatch.setattr(endpoint, "peers_addresses", lambda _host: ["127.0.0.2"])
     with hosted(reactor, defined=m.JobDefinition("7/0//other.py", RULES)) as one:  # at 127.0.0.1
         port = int(one.address.rpartition(":")[2])
         who = r"a coordinator of job 7/0//other.py \(.*, pid \d+, listening on 127.0.0.1\)"
@@ -317,7 +317,7 @@ def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
 ) -> None:
     found = [(socket.AF_INET, 0, 0, "", (each, 1)) for each in addresses]
     monkeypatch.setattr(tcp, "look_up", lambda *_: found)
-    monkeypatch.setattr(endpoint, "_is_alive", lambda address, _port: address != "192.0.2.66")
+    monkeypatch.setattr(endpoint, "host_answers", lambda address, _port: address != "192.0.2.66")
     if not is_refused:
         endpoint.check_names_one_host("service", 1)
         return
@@ -331,13 +331,13 @@ def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
 def test_host_is_alive_if_it_answers_with_or_without_a_listening_process() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = port_of(other)
-        assert endpoint._is_alive("127.0.0.1", port)
-    assert endpoint._is_alive("127.0.0.1", port)
-    assert not endpoint._is_alive("no.such.host.invalid", port)
+        assert endpoint.host_answers("127.0.0.1", port)
+    assert endpoint.host_answers("127.0.0.1", port)
+    assert not endpoint.host_answers("no.such.host.invalid", port)
 
 
 def test_port_that_is_let_go_within_the_bound_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_peers_addresses", lambda _host: ["127.0.0.2"])
+    monkeypatch.setattr(endpoint, "peers_addresses", lambda _host: ["127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = port_of(other)
         threading.Timer(1.2, other.close).start()
@@ -360,8 +360,8 @@ def test_endpoint_is_asked_at_the_addresses_that_peers_use(
 ) -> None:
     monkeypatch.setattr(tcp, "look_up", lambda *_: [(0, 0, 0, "", (each, 0)) for each in found])
     monkeypatch.setattr(endpoint, "own_end", lambda *_: "192.0.2.1")
-    assert endpoint._peers_addresses("node0") == asked
-    assert endpoint._peers_addresses("localhost") == ["127.0.0.1"]
+    assert endpoint.peers_addresses("node0") == asked
+    assert endpoint.peers_addresses("localhost") == ["127.0.0.1"]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

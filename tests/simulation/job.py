@@ -189,9 +189,9 @@ class Launcher(Process):
         self._effects: Mailbox[actions.MemberEffect | effects.Effect | Told] = Mailbox(self._do, self.counts_effect)
         self._begun: Assignment | None = None
         self._error = ""
-        self._is_hung = self._waits = self._is_found = False
+        self._is_hung = self.waits = self._is_found = False
         """Its rank hangs; its rank waits for one that does; its monitor has found it hung, and will end it."""
-        self._stall: Fault | None = None
+        self.stall: Fault | None = None
         """Why its rank waits."""
         self._asked = 0
         """Number of the monitor's last question to the launcher; 1 more if that was answered."""
@@ -423,13 +423,13 @@ class Launcher(Process):
                 self.later(chance.uniform(0.0, 0.01), self._start_ranks)
             case effects.SignalRanks(_, number):
                 code = 0 if self.ends_well and not self._is_hung else -number
-                self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
+                self.later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
             case Release() if self._is_found:
-                self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
+                self.later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
             case effects.TerminateRanks():
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
             case effects.OrderMonitor(_, Collect()):
-                self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
+                self.later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
             case ReadState(path):
                 state = self.job.learning.state
                 self.later(chance.uniform(0.001, 0.2), lambda: self.hear(StateRead(path, state)))
@@ -444,12 +444,12 @@ class Launcher(Process):
             case effects.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
             case effects.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
-                self._later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
-            case effects.OrderMonitor(_, ConfirmHang()) if self._runs():
+                self.later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
+            case effects.OrderMonitor(_, ConfirmHang()) if self.runs():
                 self._confirmed()
-            case effects.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self._waits or self._is_hung:
+            case effects.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self.waits or self._is_hung:
                 self._asked += 1
-                self._later_in_cycle(timeout_s / 2, self._suspects)
+                self.later_in_cycle(timeout_s / 2, self.suspects)
 
     def _report_intervals(self, survey: Survey) -> None:
         if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
@@ -463,7 +463,7 @@ class Launcher(Process):
         """The rank takes steps, saves at random moments, and ends."""
         toy = self._toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
         for delay_s, milestone in toy.milestones(left_s):
-            self._later_in_cycle(delay_s, lambda milestone=milestone: self.hear(events.MonitorReport(0, milestone)))
+            self.later_in_cycle(delay_s, lambda milestone=milestone: self.hear(events.MonitorReport(0, milestone)))
 
     def _check_health(self) -> None:
         if self.agent.phase is AgentPhase.CHECKING:
@@ -482,7 +482,7 @@ class Launcher(Process):
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
         self._error, self._rerun, self._toy = "", None, None
-        self._is_hung = self._waits = self._is_found = False
+        self._is_hung = self.waits = self._is_found = False
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)
         world = 1 if held is None else held.decision.world
@@ -497,29 +497,29 @@ class Launcher(Process):
             self._reach_milestones(trained, left_s)
         if self.keeper is not None:
             self.keeper.prepare(trained, place, world, self._restore)
-        self._later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), self._finishes)
+        self.later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), self._finishes)
 
     def _finishes(self) -> None:
         """Its work is done, unless it hangs, or as soon as it waits no more for a rank that hangs."""
-        if self._waits:
-            self._later_in_cycle(_WAITS_S, self._finishes)
+        if self.waits:
+            self.later_in_cycle(_WAITS_S, self._finishes)
         elif not self._is_hung:
             self._exits(0)
 
-    def _later_in_cycle(self, delay_s: float, action: Callable[[], None]) -> None:
+    def later_in_cycle(self, delay_s: float, action: Callable[[], None]) -> None:
         """Unless the rank has ended by then."""
         trained = self.ranks
-        self.later(delay_s, lambda: action() if self.ranks is trained and self._runs() else None)
+        self.later(delay_s, lambda: action() if self.ranks is trained and self.runs() else None)
 
     @property
     def is_last(self) -> bool:
         """Its rank runs, and some other of the cycle has ended with 0."""
-        if self.ranks is None or not self._runs():
+        if self.ranks is None or not self.runs():
             return False
         same = [each for each in self.job.trained if each.cycle == self.ranks.cycle]
         return any(each.to_s is not None for each in same)
 
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
         return self.ranks is not None and self.ranks.to_s is None
 
     def _exits(self, code: int, *, by_us: bool = False) -> None:
@@ -532,7 +532,7 @@ class Launcher(Process):
         self.hear(RankExited(rank=cycle.ranks[0], cycle=cycle.cycle, exitcode=code, at_ns=at_ns, signals_sent=sent))
 
     def _terminate(self) -> None:
-        if self._runs():
+        if self.runs():
             self._exits(-15, by_us=True)
         self.hear(events.RanksEnded() if self.keeper is None else events.RanksEnded(kept=self.keeper.kept()))
 
@@ -542,7 +542,7 @@ class Launcher(Process):
             trained.to_s = self.world.now_s
             if self._is_hung:
                 for other in self._others_in(trained):
-                    other._waits = False
+                    other.waits = False
             self.job.done_s = max(self.job.done_s, self.job.done_s + 0.2 * (trained.to_s - trained.from_s) - 0.5)
             if is_failure:
                 self._others_notice(trained)
@@ -554,27 +554,27 @@ class Launcher(Process):
         cycles.add(trained.cycle)
         for other in self._others_in(trained):
             if self.world.chance.random() < 0.5:
-                other._later_in_cycle(self.world.chance.uniform(0.01, 1.0), other._loses_a_peer)
+                other.later_in_cycle(self.world.chance.uniform(0.01, 1.0), other.loses_a_peer)
 
     def _others_in(self, trained: Trained) -> list[Launcher]:
         """Other launchers whose ranks run in that cycle."""
-        others = [each for each in self.job.launchers if each is not self and each._runs()]
+        others = [each for each in self.job.launchers if each is not self and each.runs()]
         return [each for each in others if each.ranks is not None and each.ranks.cycle == trained.cycle]
 
-    def _loses_a_peer(self, error: str = LOST_A_PEER) -> None:
+    def loses_a_peer(self, error: str = LOST_A_PEER) -> None:
         if not self._is_hung:
             self._error = error
             self._exits(1)
 
     def rank_fails(self, fault: Fault) -> None:
         """By itself."""
-        if self.ranks is not None and self._runs():
+        if self.ranks is not None and self.runs():
             self.hurt(fault, cycle=self.ranks.cycle)
             self._exits(-9)
 
     def reruns(self, fault: Fault, code: int, state: RerunState) -> None:
         """Megatron's rerun state machine ends the rank in a moment, as it ends all of the job."""
-        self._later_in_cycle(self.world.chance.uniform(0.0, 0.2), lambda: self._ends_by_rerun(fault, code, state))
+        self.later_in_cycle(self.world.chance.uniform(0.0, 0.2), lambda: self._ends_by_rerun(fault, code, state))
 
     def _ends_by_rerun(self, fault: Fault, code: int, state: RerunState) -> None:
         assert self.ranks is not None
@@ -585,53 +585,53 @@ class Launcher(Process):
 
     def rank_hangs(self, fault: Fault) -> None:
         """A monitor finds it hung."""
-        if self.ranks is not None and self._runs() and not self.job.rules.min_healthy:
+        if self.ranks is not None and self.runs() and not self.job.rules.min_healthy:
             self.hurt(fault, cycle=self.ranks.cycle)
             self._is_hung = self._is_found = True
             at_ns = round(self.clock() * 1e9)
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns, learned=self.job.learns)
             self.hear(found_hung(0, self.ranks.cycle, verdict))
-            self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
+            self.later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
 
     def rank_blocks(self, fault: Fault) -> None:
         """It hangs, no monitor finds that, and the collectives of ranks that wait for it time out."""
-        if self.ranks is None or not self._runs() or self.job.rules.min_healthy:
+        if self.ranks is None or not self.runs() or self.job.rules.min_healthy:
             return
         if others := self._others_in(self.ranks):
             self.hurt(fault, cycle=self.ranks.cycle)
             self._is_hung = True
             late = [each for each in others if self.world.chance.random() < 0.5] or others[:1]
             for each in late:
-                each._later_in_cycle(self.world.chance.uniform(0.0, 0.5), partial(each._loses_a_peer, WAITED_IN_VAIN))
+                each.later_in_cycle(self.world.chance.uniform(0.0, 0.5), partial(each.loses_a_peer, WAITED_IN_VAIN))
 
     def rank_stalls(self, fault: Fault) -> None:
         """A rank hangs in a job whose nodes go on without it: the ranks that wait for it exceed their timeouts, too."""
-        if self.ranks is None or not self._runs() or not self.job.rules.min_healthy:
+        if self.ranks is None or not self.runs() or not self.job.rules.min_healthy:
             return
         self.hurt(fault, cycle=self.ranks.cycle)
         self._is_hung = True
         others = self._others_in(self.ranks)
         for other in others:
-            other._waits, other._stall = True, fault
+            other.waits, other.stall = True, fault
         first = [each for each in (self, *others) if self.world.chance.random() < 0.5] or [self]
         for each in (self, *others):
             within_s = (0.0, 1.0) if each in first else _LATER_S
-            each._later_in_cycle(self.world.chance.uniform(*within_s), each._suspects)
+            each.later_in_cycle(self.world.chance.uniform(*within_s), each.suspects)
 
-    def _suspects(self) -> None:
+    def suspects(self) -> None:
         """Its monitor asks whether the rank hangs, or only waits."""
-        if self.ranks is not None and (self._is_hung or self._waits):
+        if self.ranks is not None and (self._is_hung or self.waits):
             asked, self._asked = self._asked + 1, self._asked + 1
-            self._later_in_cycle(_ANSWER_S, lambda: self._confirmed() if self._asked == asked else None)
+            self.later_in_cycle(_ANSWER_S, lambda: self._confirmed() if self._asked == asked else None)
             self.hear(suspected(0, self.ranks.cycle, self._hang()))
 
     def _confirmed(self) -> None:
         """Its monitor was told that the rank hangs, or got no answer."""
         self._asked += 1
-        if self._waits and self._stall is not None and self.ranks is not None:
-            self.hurt(self._stall, cycle=self.ranks.cycle)
+        if self.waits and self.stall is not None and self.ranks is not None:
+            self.hurt(self.stall, cycle=self.ranks.cycle)
             self.job.wronged.append(f"{self.name} ends a rank of cycle {self.agent.cycle.record.cycle} that only waits")
-        if self.ranks is not None and (self._is_hung or self._waits):
+        if self.ranks is not None and (self._is_hung or self.waits):
             self._is_found = True
             self.hear(found_hung(0, self.ranks.cycle, self._hang()))
 
@@ -662,7 +662,7 @@ class Launcher(Process):
         """A rank asks for the node to be left out, and ends."""
         self.hurt(fault)
         self._asks(WorkloadAction.ExcludeThisNode)
-        self._later_in_cycle(self.world.chance.uniform(0.05, 0.5), lambda: self._exits(1))
+        self.later_in_cycle(self.world.chance.uniform(0.05, 0.5), lambda: self._exits(1))
 
     def asks_for_shutdown(self, fault: Fault) -> None:
         """A rank asks for the end of the job."""

@@ -52,7 +52,7 @@ class Keeper:
     """The keeper of one launcher's node, with its rank: it saves while the rank runs, and restores as it starts."""
 
     def __init__(self, launcher: Launcher, interval_s: float) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self._interval_s = interval_s
         self._chance = random.Random(f"{launcher.instance} {launcher.job.snapshots.seed}")
         self._segments: list[Segment] = []
@@ -81,12 +81,12 @@ class Keeper:
         self._pace = CopyPace()
         if self.port:
             opened = KeeperPort(trained.cycle, self.port)
-            self._launcher._later_in_cycle(self._chance.uniform(0.01, 0.3), lambda: self._launcher.hear(opened))
+            self.launcher.later_in_cycle(self._chance.uniform(0.01, 0.3), lambda: self.launcher.hear(opened))
         if key is not None:
             assert restore is not None
             self._fetch(key, place, world, restore)
             delay_s = self._chance.uniform(0.05, 0.4)
-            self._launcher._later_in_cycle(delay_s, lambda: self._restores(trained, key))
+            self.launcher.later_in_cycle(delay_s, lambda: self._restores(trained, key))
         self._save_later(trained, place, world)
 
     def _fetch(self, key: SnapshotKey, place: int, world: int, restore: Restore) -> None:
@@ -96,24 +96,24 @@ class Keeper:
             return
         for source in restore.sources:
             keeper = self._of_address(source.address)
-            found = None if keeper is None else keeper._segment(key, place)
+            found = None if keeper is None else keeper.segment_of(key, place)
             if place in source.ranks and found is not None and not found.is_rotten:
                 self._segments = [Segment(key, world, place, is_verified=True)]
 
     def _of_address(self, address: str) -> Keeper | None:
         """Return the keeper that answers there."""
-        launcher = self._launcher
+        launcher = self.launcher
         keepers = (each.keeper for each in launcher.job.launchers if each.is_alive and each.keeper is not None)
         found = next((each for each in keepers if each.port == int(address.rpartition(":")[2])), None)
-        return None if found is None or launcher.world.is_cut(launcher.host, found._launcher.host) else found
+        return None if found is None or launcher.world.is_cut(launcher.host, found.launcher.host) else found
 
-    def _segment(self, key: SnapshotKey, rank: int) -> Segment | None:
+    def segment_of(self, key: SnapshotKey, rank: int) -> Segment | None:
         all_ = (each for each in (*self._segments, *self._copies) if each.is_verified)
         return next((each for each in all_ if (each.key, each.rank) == (key, rank)), None)
 
     def _restores(self, trained: Trained, key: SnapshotKey) -> None:
         found = next((each for each in self._segments if each.key == key and each.is_verified), None)
-        launcher, log = self._launcher, self._launcher.job.snapshots
+        launcher, log = self.launcher, self.launcher.job.snapshots
         if found is None or found.is_rotten:
             self._segments = [each for each in self._segments if each is not found]
             fault = log.strike("rank_unrestored")
@@ -124,10 +124,10 @@ class Keeper:
         log.restored.append(Restoring(trained.cycle, launcher, key, launcher.world.now_s))
         launcher.hear(SnapshotRestored(cycle=trained.cycle, key=key, seconds=0.1))
         if key == log.poisoned and launcher.member.place == 0:
-            launcher._later_in_cycle(0.3, lambda: launcher.rank_fails(log.strike("rank_fails")))
+            launcher.later_in_cycle(0.3, lambda: launcher.rank_fails(log.strike("rank_fails")))
 
     def _save_later(self, trained: Trained, place: int, world: int) -> None:
-        launcher = self._launcher
+        launcher = self.launcher
         at_s = (int(launcher.world.now_s / self._interval_s) + 1) * self._interval_s
         iteration = round(at_s / self._interval_s)
         delay_s = at_s - launcher.world.now_s + self._chance.uniform(0.0, self._skew_s) * self._interval_s
@@ -136,7 +136,7 @@ class Keeper:
             self._save(trained, SnapshotKey(trained.cycle, round(PER_S * at_s)), iteration, world, place)
             self._save_later(trained, place, world)
 
-        launcher._later_in_cycle(delay_s, saves)
+        launcher.later_in_cycle(delay_s, saves)
 
     def _save(self, trained: Trained, key: SnapshotKey, number: int, world: int, place: int) -> None:
         """Save, unless there is no memory for it: then twice as rarely from now on."""
@@ -149,25 +149,25 @@ class Keeper:
         self._segments.append(segment)
         slowest = 1.9 if self._is_slow else 0.8
         delay_s = self._chance.uniform(0.05, slowest) * self._interval_s
-        self._launcher.later(delay_s, lambda: self._verified(segment))
+        self.launcher.later(delay_s, lambda: self._verified(segment))
 
     def _verified(self, segment: Segment) -> None:
         if segment not in self._segments or segment.is_verified or segment.is_rotten:
             self._segments = [each for each in self._segments if each is not segment or each.is_verified]
             return
         segment.is_verified = True
-        launcher = self._launcher
-        if launcher._runs():
+        launcher = self.launcher
+        if launcher.runs():
             self._go_on()
         elif launcher.agent.phase is AgentPhase.READY:
             launcher.hear(m.StockTaken(self.kept()))
 
     def _go_on(self) -> None:
         """Tell of the newest snapshot, or copy it first, as `CopyKeeping` does."""
-        launcher = self._launcher
+        launcher = self.launcher
         cycle = launcher.agent.cycle.record.cycle
         own = [each for each in self._segments if each.is_verified and each.key.cycle == cycle]
-        if not own or not launcher._runs():
+        if not own or not launcher.runs():
             return
         newest = max(own, key=lambda each: each.key)
         if self._to is None:
@@ -184,23 +184,23 @@ class Keeper:
             self._copying = segment
             complete = self._complete
             delay_s = self._chance.uniform(0.02, 1.2) * self._interval_s
-            launcher._later_in_cycle(delay_s, lambda: self._copied(segment, complete))
+            launcher.later_in_cycle(delay_s, lambda: self._copied(segment, complete))
 
     def _copied(self, segment: Segment, complete: SnapshotKey | None) -> None:
         """The other node has a copy; or it doesn't answer, and the snapshot counts without one."""
         if segment is not self._copying:
             return
         self._copying, self._done, to = None, segment.key, self._to
-        log = self._launcher.job.snapshots
-        if to is not None and not segment.is_rotten and to._takes(segment, complete, self._launcher):
-            log.copied[segment.key, self._launcher.instance] = to._launcher.instance
-        self._launcher.hear(Saved(segment.key))
+        log = self.launcher.job.snapshots
+        if to is not None and not segment.is_rotten and to.takes(segment, complete, self.launcher):
+            log.copied[segment.key, self.launcher.instance] = to.launcher.instance
+        self.launcher.hear(Saved(segment.key))
         self._go_on()
 
-    def _takes(self, segment: Segment, complete: SnapshotKey | None, giver: Launcher) -> bool:
-        launcher = self._launcher
+    def takes(self, segment: Segment, complete: SnapshotKey | None, giver: Launcher) -> bool:
+        launcher = self.launcher
         is_there = launcher.is_alive and not launcher.world.is_cut(giver.host, launcher.host)
-        if not is_there or not launcher._runs() or launcher.agent.cycle.record.cycle != segment.key.cycle:
+        if not is_there or not launcher.runs() or launcher.agent.cycle.record.cycle != segment.key.cycle:
             return False
         self._copies = [each for each in self._copies if each.rank == segment.rank and each.key == complete]
         self._copies.append(Segment(segment.key, segment.world, segment.rank, is_verified=True))
@@ -245,7 +245,7 @@ class Keeper:
         self._copies, self._copying = [], None
         for each in self._segments:
             each.is_verified = False
-            self._launcher.later(self._chance.uniform(0.1, 1.0), lambda each=each: self._verified(each))
+            self.launcher.later(self._chance.uniform(0.1, 1.0), lambda each=each: self._verified(each))
 
     def rots(self) -> None:
         """One of its segments changes."""

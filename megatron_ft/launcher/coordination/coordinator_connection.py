@@ -50,7 +50,7 @@ class CoordinatorConnection:
         self._reactor = reactor
         self._secret = secret
         self._listener = listener
-        self._looking_up: set[str] = set()
+        self.looking_up: set[str] = set()
         """Addresses whose host's name is being looked up, each in a thread: a name server may be silent for minutes."""
         self._address = ""
         """Address of the connection, made or in progress; empty if none."""
@@ -67,7 +67,7 @@ class CoordinatorConnection:
         """Why the last one couldn't be connected to."""
         self._is_resolved = False
         """The host's name is known."""
-        self._peer: tcp.Peer | None = None
+        self.peer: tcp.Peer | None = None
         self._handshake: LauncherHandshake | None = None
         """Handshake of the connection; None until it is made."""
         self._waits_for_room = False
@@ -103,11 +103,11 @@ class CoordinatorConnection:
         self._drop_peer(resets=resets)
 
     def transmit(self, message: FromMember) -> None:
-        if self._peer is not None and self._handshake is not None and self._handshake.is_done:
+        if self.peer is not None and self._handshake is not None and self._handshake.is_done:
             self._send(encode(message))
 
     def close(self, within_s: float = 0.5) -> None:
-        peer = self._peer
+        peer = self.peer
         if peer is not None and self._handshake is not None:
             _flush_within(peer, within_s)
         self._disconnect(resets=False)
@@ -116,7 +116,7 @@ class CoordinatorConnection:
 
     def _look_up(self) -> None:
         address = self._address
-        if address in self._looking_up:
+        if address in self.looking_up:
             return
         look_up = functools.partial(tcp.look_up, *tcp.parse_address(address))
         try:
@@ -125,11 +125,11 @@ class CoordinatorConnection:
             self._problem = str(error)
             self._say_soon(self._fail)
         else:
-            self._looking_up.add(address)
+            self.looking_up.add(address)
 
     def _looked_up(self, address: str, targets: Callable[[], list[tcp.Target]]) -> None:
-        self._looking_up.discard(address)
-        is_awaited = address == self._address and self._peer is None and self._soon is None
+        self.looking_up.discard(address)
+        is_awaited = address == self._address and self.peer is None and self._soon is None
         try:
             found = targets()
         except OSError as error:
@@ -147,13 +147,13 @@ class CoordinatorConnection:
         while self._targets:
             self._target, self._is_resolved = self._targets.pop(0), True
             try:
-                self._peer = tcp.begin(self._target, allowance=None if self._secret is None else HANDSHAKE_BYTES)
+                self.peer = tcp.begin(self._target, allowance=None if self._secret is None else HANDSHAKE_BYTES)
             except OSError as error:
                 self._problem = os.strerror(error.errno or errno.EIO)
                 self._target = None
                 continue
-            self._reactor.watch(self._peer.fileno(), self._served)
-            self._reactor.watch_room(self._peer.fileno(), True)
+            self._reactor.watch(self.peer.fileno(), self._served)
+            self._reactor.watch_room(self.peer.fileno(), True)
             self._waits_for_room = True
             return
         if self._are_remembered:
@@ -181,7 +181,7 @@ class CoordinatorConnection:
 
     def _served(self) -> None:
         """The socket can be read, has room, or has failed."""
-        peer = self._peer
+        peer = self.peer
         assert peer is not None
         if self._handshake is None:
             if problem := _failure(peer.sock):
@@ -191,7 +191,7 @@ class CoordinatorConnection:
                 self._try_next()
                 return
             self._connected()
-        if self._peer is peer:
+        if self.peer is peer:
             self._flush()
             self._read(peer)
 
@@ -207,12 +207,12 @@ class CoordinatorConnection:
     # -- connected --------------------------------------------------------------------------------------------
 
     def _send(self, data: bytes) -> None:
-        assert self._peer is not None
-        self._peer.write(data)
+        assert self.peer is not None
+        self.peer.write(data)
         self._flush()
 
     def _flush(self) -> None:
-        peer = self._peer
+        peer = self.peer
         assert peer is not None
         waits = not peer.flush() and peer.is_open
         if waits is not self._waits_for_room:
@@ -224,7 +224,7 @@ class CoordinatorConnection:
     def _read(self, peer: tcp.Peer) -> None:
         for tell in self._heard(peer):
             tell()
-            if self._peer is not peer:
+            if self.peer is not peer:
                 return
         if not peer.is_open:
             self._ended(peer)
@@ -264,14 +264,14 @@ class CoordinatorConnection:
             self._send(encode(answer))
         if handshake.session is None:
             return None
-        peer = self._peer
+        peer = self.peer
         assert peer is not None
         peer.secure(handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES))
         self._was_let_in = True
         return self._listener.opened
 
     def _ended(self, peer: tcp.Peer) -> None:
-        if peer is not self._peer:
+        if peer is not self.peer:
             return
         self.disconnect()
         self._listener.broken()
@@ -292,7 +292,7 @@ class CoordinatorConnection:
 
     def _drop_peer(self, *, resets: bool = False) -> None:
         """Close the connection. ``resets``: so that the leader doesn't take this launcher for one that has exited."""
-        peer, self._peer, self._handshake, self._waits_for_room = self._peer, None, None, False
+        peer, self.peer, self._handshake, self._waits_for_room = self.peer, None, None, False
         if peer is not None:
             self._reactor.unwatch(peer.fileno())
             peer.flush()

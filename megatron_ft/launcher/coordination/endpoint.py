@@ -18,9 +18,9 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES
 from megatron_ft.ipc.wire import VersionError, encode
 
-_ANSWER_S = 15.0
+ANSWER_S = 15.0
 """A coordinator may just be starting, on a machine that has much to do; one whose job has ended stays for 5 s."""
-_CERTAIN_S = 5.0
+CERTAIN_S = 5.0
 """Seconds of refused or ended connections after which neither a coordinator can just be being replaced, nor a process
 be about to end."""
 _PAUSE_S = 0.02
@@ -65,7 +65,7 @@ def check_names_one_host(host: str, port: int) -> None:
     others = {str(address[0]) for family, *_, address in found if not is_own_address(family, address)}
     if len(others) == len({address[0] for *_, address in found}):
         return
-    alive = sorted(each for each in others if _is_alive(each, port))
+    alive = sorted(each for each in others if host_answers(each, port))
     if alive:
         raise ConfigError(
             f"--rdzv-endpoint: {host} is the name of this host and of others ({listed(alive)}): name one host, or set "
@@ -93,7 +93,7 @@ def refuse_loopback_name(host: str) -> None:
         )
 
 
-def _is_alive(host: str, port: int) -> bool:
+def host_answers(host: str, port: int) -> bool:
     """Return True if a host answers at this address, with a listening process or without."""
     try:
         socket.create_connection((host, port), timeout=_ALIVE_S).close()
@@ -121,15 +121,15 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"the rendezvous endpoint {host}:{port} can't be used: {error.strerror}") from None
         now_s = time.monotonic()
-        kinds = [_ask(address, port, begun_s + _ANSWER_S - now_s).kind for address in _peers_addresses(host)]
+        kinds = [_ask(address, port, begun_s + ANSWER_S - now_s).kind for address in peers_addresses(host)]
         if _Kind.COORDINATOR in kinds:
             return None
         if _Kind.OVER in kinds:
             doubted_s = None
         elif doubted_s is None:
             doubted_s = now_s
-        is_certain = doubted_s is not None and time.monotonic() - doubted_s >= _CERTAIN_S
-        if is_certain or time.monotonic() - begun_s >= _ANSWER_S:
+        is_certain = doubted_s is not None and time.monotonic() - doubted_s >= CERTAIN_S
+        if is_certain or time.monotonic() - begun_s >= ANSWER_S:
             raise ConfigError(_taken(host, port))
         time.sleep(_PAUSE_S)
 
@@ -144,7 +144,7 @@ def _taken(host: str, port: int) -> str:
 
 
 def _described(holder: PortHolder, port: int) -> str:
-    answer = _ask("" if holder.host in ("::", "0.0.0.0") else holder.host, port, _ANSWER_S)
+    answer = _ask("" if holder.host in ("::", "0.0.0.0") else holder.host, port, ANSWER_S)
     if answer.kind in (_Kind.COORDINATOR, _Kind.OVER):
         return f"a coordinator of job {printable(answer.job) or 'unknown'} ({holder})"
     return f"another program ({holder})"
@@ -180,7 +180,7 @@ def _ask(host: str, port: int, within_s: float) -> _Answer:
     return _Answer(_Kind.OTHER)
 
 
-def _peers_addresses(host: str) -> list[str]:
+def peers_addresses(host: str) -> list[str]:
     """Return this machine's addresses at which other nodes connect to the endpoint."""
     if is_loopback(host):
         return [_bind_host(host)]

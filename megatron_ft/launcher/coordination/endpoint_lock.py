@@ -26,7 +26,7 @@ from megatron_ft.link.reactor import Priority, Reactor, Timer
 _QUICK_S = 10.0
 _MOST_QUICK = 3
 """Leaders that may end within that time before the next ones are started after a pause."""
-_PAUSE_S = 5.0
+PAUSE_S = 5.0
 _TAKE_AGAIN_S = 0.5
 """Seconds between two tries to take the endpoint's port, while another process has it."""
 _CHUNK = 1 << 20
@@ -174,7 +174,7 @@ class EndpointLock:
         now_s = time.monotonic()
         self._deaths.append(now_s)
         is_often = len(self._deaths) == _MOST_QUICK and now_s - self._deaths[0] < _QUICK_S
-        pause_s = _PAUSE_S if is_often else 0.0
+        pause_s = PAUSE_S if is_often else 0.0
         follows = f"starting another one in {pause_s:g} s" if is_often else "another one takes over"
         self._say(f"the coordinator at {self._address} {how}; {follows}")
         self._timer = self._reactor.call_later(pause_s, self._start_leader)

@@ -19,7 +19,7 @@ from megatron_ft.ipc.net.tcp import format_address, look_up, parse_address
 from megatron_ft.launcher.coordination.endpoint import is_loopback, own_end
 
 _HERE = "127.0.0.1"
-_CONNECT_S = 30.0
+CONNECT_S = 30.0
 _NEIGHBOURS = 2
 """Ports after MASTER_PORT that stay free: in-process restart wrappers open their own stores there."""
 _GROUP = 4
@@ -53,12 +53,12 @@ def own_host(local_addr: str | None, endpoint: str) -> str:
         return local_addr
     if not endpoint or is_loopback(parse_address(endpoint)[0]):
         return _HERE
-    address = _address_towards(*parse_address(endpoint))
+    address = address_towards(*parse_address(endpoint))
     # %: an address that only means something together with an interface of this machine
     return socket.getfqdn() if address is None or is_loopback(address) or "%" in address else address
 
 
-def _address_towards(host: str, port: int) -> str | None:
+def address_towards(host: str, port: int) -> str | None:
     """Return the address from which this machine reaches that host; None if there is no way."""
     try:
         family, *_, address = look_up(host, port)[0]
@@ -137,7 +137,7 @@ class RankStore:
         return self._open(_HERE, self._port, is_server=True)
 
     def _open(self, host: str, port: int, *, is_server: bool) -> TCPStore:
-        timeout = timedelta(seconds=_CONNECT_S)
+        timeout = timedelta(seconds=CONNECT_S)
         return TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
 
 
@@ -148,26 +148,26 @@ def free_ports(count: int) -> int | None:
     """
     for tried in range(_TRIES):
         try:
-            with _bound(0) as sock:
+            with bound_socket(0) as sock:
                 first = int(sock.getsockname()[1])
         except OSError:
             return None  # no port is left
-        if (first % _GROUP == 1 or tried >= _TRIES // 2) and _can_bind(range(first, first + count)):
+        if (first % _GROUP == 1 or tried >= _TRIES // 2) and can_bind(range(first, first + count)):
             return first
     return None
 
 
-def _can_bind(ports: Iterable[int]) -> bool:
+def can_bind(ports: Iterable[int]) -> bool:
     with contextlib.ExitStack() as sockets:
         try:
             for port in ports:
-                sockets.enter_context(_bound(port))
+                sockets.enter_context(bound_socket(port))
         except (OSError, OverflowError):  # taken, privileged, or above the last one
             return False
     return True
 
 
-def _bound(port: int) -> socket.socket:
+def bound_socket(port: int) -> socket.socket:
     """Return a socket that is bound as torch's store binds: to all addresses, of IPv6 as well where there is IPv6.
 
     Raises:

@@ -56,7 +56,7 @@ def turns_until(service: Service, condition: Callable[[], bool]) -> int:
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(service_module, "_FULL_PAUSE_S", 0.2)
+    monkeypatch.setattr(service_module, "FULL_PAUSE_S", 0.2)
     listener = Full(fileno=tcp.listen("127.0.0.1", 0).detach())
     listener.setblocking(False)
     listener.code = code
@@ -72,11 +72,11 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
         (line,) = said
         assert line.startswith("no more launchers can be let in beside 0 connections (Too many open files)")
         listener.code = 0
-        turns_until(service, lambda: bool(service._links))
+        turns_until(service, lambda: bool(service.links))
         assert len(said) == 1
     finally:
         late.close()
-        service._close()
+        service.close()
 
 
 def test_a_decision_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
@@ -110,10 +110,10 @@ def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
     with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
         client.sendall(encode(other) + encode(m.Beat()))
         try:
-            turns_until(service, lambda: bool(heard) and not service._links)
+            turns_until(service, lambda: bool(heard) and not service.links)
             assert heard == [other]
         finally:
-            service._close()
+            service.close()
 
 
 def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:
@@ -125,16 +125,15 @@ def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() ->
 
     machine = Coordinator("c", DEFINED)
     machine.handle = fail  # type: ignore[method-assign, assignment]
-    service = Service(
-        tcp.listen("127.0.0.1", 0), machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None
-    )
+    listener = tcp.listen("127.0.0.1", 0)
+    service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
     try:
-        with socket.create_connection(service._listener.getsockname(), timeout=BOUND_S) as launcher:
+        with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as launcher:
             launcher.sendall(encode(m.Hello("job", DEFINED.rules, "i0", 1, "host")))
             with pytest.raises(ProtocolError, match="ours"):
                 turns_until(service, lambda: bool(heard))
     finally:
-        service._close()
+        service.close()
 
 
 def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here() -> None:
@@ -166,10 +165,10 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
         for number, end in enumerate((closes, resets, breaks_the_protocol), 1):
             with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
                 client.sendall(hello)
-                turns_until(service, lambda: any(link.greeted for link in service._links.values()))
+                turns_until(service, lambda: any(link.greeted for link in service.links.values()))
                 end(client)
                 turns_until(service, lambda number=number: len(ends) == number)  # type: ignore[misc]
         assert [end.reset for end in ends] == [False, True, True]
         assert not any(end.silent for end in ends)
     finally:
-        service._close()
+        service.close()

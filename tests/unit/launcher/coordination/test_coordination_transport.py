@@ -67,7 +67,7 @@ class Served:
     def _run(self) -> None:
         while not self._is_over:
             self.service.run_once()
-        self.service._close()
+        self.service.close()
 
     def close(self) -> None:
         self._is_over = True
@@ -325,7 +325,7 @@ def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, mo
         port = int(service.address.rpartition(":")[2])
         with full_listener(("127.0.0.2", port)):
             connect(transport, ear, f"some.host:{port}")
-            until(reactor, lambda: transport._peer is not None)
+            until(reactor, lambda: transport.peer is not None)
             reactor.run_once(0.05)
             assert ear.told == []
             connect(transport, ear, f"some.host:{port}")  # as a member does that waits no longer
@@ -412,10 +412,10 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
         connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
         transport.disconnect()
         go.set()
-        until(reactor, lambda: not transport._looking_up)
+        until(reactor, lambda: not transport.looking_up)
         reactor.run_once(0.05)
         assert ear.told == []
-        assert transport._peer is None
+        assert transport.peer is None
         go.clear()  # no other answer is needed
         connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
         until(reactor, lambda: ear.told == ["opened"])
@@ -493,7 +493,7 @@ def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
         until(reactor, lambda: ear.told == ["opened"])
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
-        for peer in (transport._peer, next(iter(service.service._links.values())).peer):
+        for peer in (transport.peer, next(iter(service.service.links.values())).peer):
             assert peer is not None
             peer.sock = Unanswered(peer.sock)
         transport.transmit(m.Beat())  # whose answer would be read

@@ -92,13 +92,13 @@ def test_a_port_of_the_users_is_that_of_each_cycle() -> None:
 def test_master_port_is_followed_by_two_ports_that_can_be_bound(
     served: RankStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = rank_store._bound
+    kernels = rank_store.bound_socket
     with contextlib.ExitStack() as taken:
         good, *bad = (rank_store.free_ports(6) or 0 for _ in range(3))
         taken.enter_context(kernels(bad[0] + 1))
         taken.enter_context(kernels(bad[1] + 2))
         given = iter([*bad, *bad, 65535, good])
-        monkeypatch.setattr(rank_store, "_bound", lambda port: kernels(port or next(given)))
+        monkeypatch.setattr(rank_store, "bound_socket", lambda port: kernels(port or next(given)))
         assert port_of(served.open()) == good
         for port in (good + 1, good + 2):
             kernels(port).close()
@@ -116,7 +116,7 @@ def test_master_ports_of_two_launchers_leave_each_other_the_next_two() -> None:
 def test_the_store_opens_on_a_host_with_no_three_free_ports_in_a_row(
     served: RankStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_store, "_can_bind", lambda _ports: False)
+    monkeypatch.setattr(rank_store, "can_bind", lambda _ports: False)
     assert is_listening(port_of(served.open()))
 
 
@@ -143,10 +143,10 @@ def test_a_port_that_another_process_takes_first_is_replaced(
 def free_behind_taken_port() -> Iterator[int]:
     """A free port whose upper neighbour is taken."""
     for _ in range(100):
-        with rank_store._bound(0) as neighbour:
+        with rank_store.bound_socket(0) as neighbour:
             port = neighbour.getsockname()[1] - 1
             try:
-                rank_store._bound(port).close()
+                rank_store.bound_socket(port).close()
             except OSError:
                 continue  # another process has it
             yield port
@@ -175,7 +175,7 @@ def test_place_0_needs_no_name_server_to_reach_itself(local_addr: str, written: 
 
 
 def test_a_store_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(rank_store, "CONNECT_S", 0.5)
     address = f"{HERE}:{free_port()}"
     with pytest.raises(RankStoreError, match=f"{address}, can't be reached: [^\n]+$"):
         launchers().connect(address)
@@ -230,13 +230,13 @@ def test_own_host_is_the_name_that_others_can_reach(
     local_addr: str | None, endpoint: str, towards: str | None, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
-    monkeypatch.setattr(rank_store, "_address_towards", lambda *_address: towards)
+    monkeypatch.setattr(rank_store, "address_towards", lambda *_address: towards)
     assert own_host(local_addr, endpoint) == host
 
 
 def test_address_towards_an_endpoint_is_local_or_unknown() -> None:
-    assert rank_store._address_towards("127.0.0.5", 1) == HERE
-    assert rank_store._address_towards("nobody.invalid", 1) is None
+    assert rank_store.address_towards("127.0.0.5", 1) == HERE
+    assert rank_store.address_towards("nobody.invalid", 1) is None
 
 
 def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
@@ -288,7 +288,7 @@ def test_a_second_launch_in_one_process_has_its_own() -> None:
 
 
 def test_a_store_that_cannot_be_reached_is_torchs_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(rank_store, "CONNECT_S", 0.5)
     (decided,), (handler,) = handlers_of(launchers())
     decided.begun = cycle(0, place=1, world=2, store=f"{HERE}:{free_port()}")
     with pytest.raises(RendezvousConnectionError, match="can't be reached"):

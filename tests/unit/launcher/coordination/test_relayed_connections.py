@@ -216,8 +216,8 @@ def closed_within(sock: socket.socket, seconds: float) -> bool:
 def test_idle_connections_of_an_address_are_bounded_and_closed_after_a_while(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_MOST_STRANGERS", 4)
-    monkeypatch.setattr(service_module, "_GREETING_S", 0.5)
+    monkeypatch.setattr(service_module, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(service_module, "GREETING_S", 0.5)
     with served(None) as service, contextlib.ExitStack() as stack:
         address = service.listener.getsockname()
         idle = [stack.enter_context(socket.create_connection(address)) for _ in range(4)]
