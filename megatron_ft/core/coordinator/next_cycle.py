@@ -148,8 +148,9 @@ class NextCycle:
             awaited = cycle is not None and (cycle.awaited > 0 or self._awaits)
             if cycle is None or cycle.verdict is None or awaited:
                 return None
-            ending = (cycle.verdict.code, cycle.verdict.cause_for(None).text)
-            return self.end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
+            if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:  # a request after that comes too late
+                return self.end_job(cycle, 1, cycle.shutdown_text)
+            return self.end_job(cycle, cycle.verdict.code, cycle.verdict.cause_for(None).text)
         if self._is_complete(rules, cycle, arrivals, now_s):
             return self._start_cycle(rules, cycle, self._ready)
         if too_few := self._too_few_for_ever(rules, cycle, now_s):

@@ -117,6 +117,7 @@ def meeting_place(
         is_here = host in own or (is_local or is_this_machine)(host)
         if is_here and host not in own and is_local is None:
             refuse_loopback_name(host)
+    _check_local_addr(line.namespace.local_addr)
     rank, source = _rank(line, environ)
     return MeetingPlace(
         kind=kind,
@@ -263,12 +264,29 @@ def _without_effect(line: CommandLine) -> str:
 
 def is_this_machine(host: str) -> bool:
     """Whether a name or address is this machine's, as far as its name server and network interfaces know."""
+    return _is_this_machine(host, unknown=host == socket.getfqdn())
+
+
+def _check_local_addr(host: str | None) -> None:
+    """Refuse an address of another machine: other nodes would look for the ranks of this one there, in vain.
+
+    Raises:
+        ConfigError: the address, or all addresses of the name, are none of this machine.
+    """
+    if host and not _is_this_machine(host, unknown=True):
+        raise ConfigError(
+            f"--local-addr: {host} isn't an address of this machine; name one by which other nodes reach it"
+        )
+
+
+def _is_this_machine(host: str, *, unknown: bool) -> bool:
+    """``unknown`` is the answer for a name that can't be looked up: others may know this machine by it."""
     if is_loopback(host) or host == socket.gethostname():
         return True
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return host == socket.getfqdn()  # others may know it by a name that isn't known here
+        return unknown
     return any(is_own_address(family, address) for family, _, _, _, address in found)
 
 

@@ -249,6 +249,18 @@ def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_runn
     assert links(effects, Assignment) == [0, 1, 2]
 
 
+def test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code() -> None:
+    machine = begun(RULES_3, "abc")
+    for link in range(3):
+        machine.handle(actions.Heard(link, m.Report(0, NodeState.SUCCEEDED)), 0.5)
+    machine.settle(0.5)
+    machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM", well=True)), 1.0)
+    machine.settle(1.0)
+    for link in (1, 2):
+        machine.handle(actions.Heard(link, m.Ready(store="s")), 2.0)
+    assert {(held.decision.code, held.decision.text) for held in sent(machine.settle(2.0), Assignment)} == {(0, "")}
+
+
 def test_job_ends_before_its_first_cycle_when_the_launcher_that_holds_the_lock_is_asked_to_stop() -> None:
     machine = leader()
     machine.handle(actions.Heard(0, replace(hello(None, word="a"), owns=True)), 0.0)

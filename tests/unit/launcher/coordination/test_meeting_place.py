@@ -284,6 +284,16 @@ def test_host_names_of_this_machine_are_recognised() -> None:
         assert not is_this_machine(host), host
 
 
+@pytest.mark.parametrize(("host", "is_refused"), [("192.0.2.7", True), ("127.0.0.2", False), ("nobody.invalid", False)])
+def test_local_address_of_another_machine_is_refused(host: str, is_refused: bool) -> None:
+    options = ("--nnodes=2", "--rdzv-endpoint=localhost", f"--local-addr={host}")
+    if not is_refused:
+        assert place(*options).is_here  # a name that isn't known here may be known to other nodes
+        return
+    with pytest.raises(ConfigError, match=r"--local-addr: 192\.0\.2\.7 isn't an address of this machine"):
+        place(*options)
+
+
 def test_address_of_a_network_card_is_this_machine() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
