@@ -80,5 +80,5 @@ def test_command_lines_of_the_manifests_are_valid(monkeypatch: pytest.MonkeyPatc
         assert line.stopped_code == STOPPED_CODE
         for grace in (grace for document in ALL for grace in found(document, "terminationGracePeriodSeconds")):
             assert grace > line.term_timeout
-    (names,) = found(jobset, "metadata")
-    assert f"--rdzv-endpoint={names['name']}-node-0-0.{names['name']}:29500" in command
+    name = jobset["metadata"]["name"]
+    assert f"--rdzv-endpoint={name}-node-0-0.{name}:29500" in command
