@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control_messages import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
 from megatron_ft.core.messages.rank_messages import SHOWN, RankRefused, ShowRank
-from megatron_ft.core.status.job_facts import JobFacts
+from megatron_ft.core.status.job_facts import JobFacts, RankRow
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, connect
 
 _LAUNCHER_SOCKET = "launcher.sock"
 _ORDER_S = 5.0
@@ -78,6 +78,20 @@ def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
         channel.close()
 
 
+def running_ranks(job: RunningJob) -> list[RankRow]:
+    """Return the ranks that a launcher says have not exited.
+
+    Raises:
+        FaultToleranceError: the launcher is gone, or doesn't answer.
+    """
+    watch = JobWatch(job)
+    try:
+        watch.wait()
+        return [row for row in watch.facts.ranks if row.exit_code is None] if watch.facts else []
+    finally:
+        watch.close()
+
+
 def show_rank(job: RunningJob, local_rank: int) -> str:
     """Return what a rank does now, as text.
 
@@ -132,9 +146,14 @@ class JobWatch:
         try:
             for received in self._channel.receive():
                 self._asked_s = None
-                self._take(received)
-            if self._asked_s is None:
-                self._ask()
+                close_fds(received.fds)
+                answer = ANSWERS.parse(received.message)
+                if isinstance(answer, JobFacts):
+                    self.facts = answer
+            now_s = time.monotonic()
+            if self._asked_s is None and now_s >= self.next_s:
+                self._channel.send(Status())
+                self.next_s, self._asked_s = now_s + _ASK_EVERY_S, now_s
         except (ChannelClosedError, ProtocolError) as error:
             raise FaultToleranceError(f"ft_launcher {self.job.launcher_pid} can't be asked: {error}") from None
 
@@ -169,19 +188,6 @@ class JobWatch:
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._channel.close()
-
-    def _ask(self) -> None:
-        now_s = time.monotonic()
-        if now_s >= self.next_s:
-            self._channel.send(Status())
-            self.next_s = now_s + _ASK_EVERY_S
-            self._asked_s = now_s
-
-    def _take(self, received: Received) -> None:
-        close_fds(received.fds)
-        answer = ANSWERS.parse(received.message)
-        if isinstance(answer, JobFacts):
-            self.facts = answer
 
 
 def _monitor_options(pid: int) -> dict[str, str] | None:

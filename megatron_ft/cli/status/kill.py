@@ -6,14 +6,12 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any
 
-from megatron_ft.cli.status.pause import choose
+from megatron_ft.cli.status.pause import add_job_options, choose
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.status.job_facts import RankRow
-from megatron_ft.ipc.jobs import JobWatch, RunningJob, find_jobs
+from megatron_ft.ipc.jobs import RunningJob, find_jobs, running_ranks
 
 _NOTHING_DONE = 1
 _TEXT = "send a signal to one rank of a job on this node, to rehearse a fault"
@@ -27,26 +25,15 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--signal", default="KILL", metavar="NAME", help="KILL (default), STOP, CONT, TERM, or another signal's name"
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")
-    which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
+    add_job_options(parser)
     parser.set_defaults(run=_run)
 
 
-def running_ranks(jobs: Sequence[RunningJob]) -> Iterator[RankRow]:
-    """Yield the ranks that these launchers say have not exited.
-
-    Raises:
-        FaultToleranceError: a launcher is gone, or doesn't answer.
-    """
-    for job in jobs:
-        with closing(JobWatch(job)) as watch:
-            watch.wait()
-            yield from (row for row in watch.facts.ranks if row.exit_code is None) if watch.facts else ()
-
-
 def _run(args: argparse.Namespace) -> int:
-    number = signal_number(args.signal)
+    try:
+        number = signal.Signals[f"SIG{args.signal.upper().removeprefix('SIG')}"]
+    except KeyError:
+        raise ConfigError(f"--signal {args.signal}: not a signal; for instance KILL, STOP, CONT or TERM") from None
     jobs = choose(find_jobs(), run_id=args.job, pid=args.pid)
     if not jobs:
         print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
@@ -70,17 +57,9 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def signal_number(name: str) -> signal.Signals:
-    """Return the signal of a name, with or without SIG. Raises ConfigError: there is none."""
-    try:
-        return signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
-    except KeyError:
-        raise ConfigError(f"--signal {name}: not a signal; for instance KILL, STOP, CONT or TERM") from None
-
-
 def _pid_of(rank: int, jobs: Sequence[RunningJob]) -> int:
     """Raises ConfigError: the job has no such rank that runs on this node."""
-    pids = {row.rank: row.pid for row in running_ranks(jobs)}
+    pids = {row.rank: row.pid for job in jobs for row in running_ranks(job)}
     if rank not in pids:
         there = ", ".join(map(str, sorted(pids))) or "none"
         raise ConfigError(f"--rank {rank}: not a rank that runs on this node; those of {jobs[0].run_id} here: {there}")

@@ -25,10 +25,15 @@ def add_commands(commands: Any) -> None:
             description=f"{text[0].upper()}{text[1:]}. Needed on every node of the job whose ranks are halted. "
             "Exited ranks are still detected; torch's own collective timeouts keep running.",
         )
-        which = parser.add_mutually_exclusive_group()
-        which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")
-        which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
+        add_job_options(parser)
         parser.set_defaults(run=_run, order=name)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which `choose` finds the launchers."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")
+    which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
 
 
 def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> list[RunningJob]:
@@ -37,19 +42,16 @@ def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> li
     Raises:
         ConfigError: the choice is ambiguous, or there is no such job; lists the running ones.
     """
+    listed = "".join(f"; {job.describe()}" for job in jobs)
     if run_id is not None or pid is not None:
         chosen = [job for job in jobs if pid in (None, job.launcher_pid) and run_id in (None, job.run_id)]
         if not chosen:
             wanted = f"--pid {pid}" if run_id is None else f"--job {run_id}"
-            raise ConfigError(f"no ft_launcher of yours on this node has {wanted}{_list(jobs)}")
+            raise ConfigError(f"no ft_launcher of yours on this node has {wanted}{listed}")
         return chosen
     if len(jobs) > 1:
-        raise ConfigError(f"several jobs run on this node, choose one with --pid or --job{_list(jobs)}")
+        raise ConfigError(f"several jobs run on this node, choose one with --pid or --job{listed}")
     return jobs
-
-
-def _list(jobs: list[RunningJob]) -> str:
-    return "".join(f"; {job.describe()}" for job in jobs)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -65,11 +67,9 @@ def _run(args: argparse.Namespace) -> int:
             print(f"megatron-ft: {error}", file=sys.stderr)
             code = _NOTHING_DONE
             continue
-        print(f"{_done(args.order, changed=changed)}: {job.describe()}")
+        if args.order == "pause":
+            done = "paused until `megatron-ft resume`" if changed else "was paused already"
+        else:
+            done = "resumed" if changed else "was not paused"
+        print(f"{done}: {job.describe()}")
     return code
-
-
-def _done(what: str, *, changed: bool) -> str:
-    if what == "pause":
-        return "paused until `megatron-ft resume`" if changed else "was paused already"
-    return "resumed" if changed else "was not paused"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
 from typing import Any
 
-from megatron_ft.cli.status.pause import choose
+from megatron_ft.cli.status.pause import add_job_options, choose
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.ipc.jobs import JobWatch, find_jobs, show_rank
+from megatron_ft.ipc.jobs import find_jobs, running_ranks, show_rank
 
 _NOTHING_SHOWN = 1
 _TEXT = "print what the ranks of a job do now, on this node: stack, section, collectives in flight"
@@ -23,9 +22,7 @@ def add_command(commands: Any) -> None:
         "The exit code is 1 if a rank can't be shown.",
     )
     parser.add_argument("--rank", type=int, metavar="RANK", help="only this (global) rank")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")
-    which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
+    add_job_options(parser)
     parser.set_defaults(run=_run)
 
 
@@ -33,10 +30,7 @@ def _run(args: argparse.Namespace) -> int:
     jobs = choose(find_jobs(), run_id=args.job, pid=args.pid)
     found: list[tuple[int, str, bool]] = []
     for job in jobs:
-        with closing(JobWatch(job)) as watch:
-            watch.wait()
-            rows = [row for row in watch.facts.ranks if row.exit_code is None] if watch.facts else []
-        for row in rows:
+        for row in running_ranks(job):
             if args.rank in (None, row.rank):
                 try:
                     found.append((row.rank, show_rank(job, row.local_rank), True))

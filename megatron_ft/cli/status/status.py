@@ -19,7 +19,7 @@ from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job import batch_script
-from megatron_ft.core.status.job_facts import JobFacts, RankRow
+from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
 
 if TYPE_CHECKING:
@@ -68,14 +68,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
         nodes = _nodes_of(args.slurm)
         # the nodes need this Python at the same path
-        status = [
-            sys.executable,
-            "-m",
-            "megatron_ft",
-            "status",
-            "--json" if args.json else "--pids" if args.pids else "--once",
-        ]
-        return _by_srun(commands.on_each_node(args.slurm, nodes=nodes, status=status))
+        how = "--json" if args.json else "--pids" if args.pids else "--once"
+        status = [sys.executable, "-m", "megatron_ft", "status", how]
+        words = commands.on_each_node(args.slurm, nodes=nodes, status=status)
+        try:
+            return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
+        except OSError as error:
+            raise ConfigError(f"--slurm: srun can't be started: {error.strerror}") from None
     if args.log_dir is not None:
         if args.pids:
             raise ConfigError(
@@ -114,7 +113,11 @@ def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
         for row in sorted(rows, key=lambda row: row.rank):
             print(row.rank, row.pid, flush=True)
     elif watches:
-        _show(watches, once=args.once)
+        console = terminal()
+        if console.is_terminal and not console.is_dumb_terminal and not args.once:
+            _live(watches, console)
+        else:
+            console.print(_draw(watches, console, lines=None))
 
 
 def _nodes_of(job: int) -> int:
@@ -134,13 +137,6 @@ def _nodes_of(job: int) -> int:
     if found.state != "RUNNING":
         raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
     return found.nodes
-
-
-def _by_srun(words: list[str]) -> int:
-    try:
-        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
-    except OSError as error:
-        raise ConfigError(f"--slurm: srun can't be started: {error.strerror}") from None
 
 
 def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
@@ -164,14 +160,6 @@ def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
 def _facts(watch: JobWatch) -> JobFacts:
     assert watch.facts is not None
     return watch.facts
-
-
-def _show(watches: list[JobWatch], *, once: bool) -> None:
-    console = terminal()
-    if console.is_terminal and not console.is_dumb_terminal and not once:
-        _live(watches, console)
-        return
-    console.print(_draw(watches, console, lines=None))
 
 
 def _live(watches: list[JobWatch], console: Console) -> None:
@@ -213,22 +201,20 @@ def _serve(watches: list[JobWatch], until_s: float) -> list[tuple[JobWatch, str]
 def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Group:
     from rich.console import Group
 
-    ascii_only = not console.encoding.lower().startswith("utf")
-    return Group(
-        *(
-            job_frame(_facts(each), _doubt(each), width=console.width, lines=lines, ascii_only=ascii_only)
-            for each in watches
-        )
-    )
-
-
-def _doubt(watch: JobWatch) -> str | None:
-    return f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
+    ascii_only, frames = not console.encoding.lower().startswith("utf"), []
+    for watch in watches:
+        doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
+        frames.append(job_frame(_facts(watch), doubt, width=console.width, lines=lines, ascii_only=ascii_only))
+    return Group(*frames)
 
 
 def job_object(facts: JobFacts) -> dict[str, Any]:
     """Return one job, for scripts. The keys are in docs/report.md; times are seconds; null is none or unknown."""
     cause, now_ns = facts.last_cause, facts.now_ns
+    ranks: list[dict[str, Any]] = to_builtins(facts.ranks)
+    for row, told in zip(facts.ranks, ranks, strict=True):
+        if row.timeout is not None:
+            told["timeout"]["share"] = row.timeout.share
     return {
         "run_id": facts.run_id,
         "launcher_pid": facts.launcher_pid,
@@ -245,15 +231,8 @@ def job_object(facts: JobFacts) -> dict[str, Any]:
         "paused_s": _since(facts.paused_since_ns, now_ns),
         "last_cause": None if cause is None else to_builtins(cause),
         "slow_ranks": [to_builtins(each) for each in facts.slow_ranks],
-        "ranks": [_rank_object(row) for row in facts.ranks],
+        "ranks": ranks,
     }
-
-
-def _rank_object(row: RankRow) -> dict[str, Any]:
-    document: dict[str, Any] = to_builtins(row)
-    if row.timeout is not None:
-        document["timeout"]["share"] = row.timeout.share
-    return document
 
 
 def _since(then_ns: int | None, now_ns: int) -> float | None:

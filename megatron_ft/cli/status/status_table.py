@@ -5,7 +5,7 @@ Texts from outside (names of sections, errors) go through ``plain``: they may ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from megatron_ft.cli.render.terminal import plain
@@ -60,6 +60,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     ``ascii_only`` is for terminals without other characters.
     """
     from rich.console import Group
+    from rich.text import Text
 
     head = list(_head(facts, note))
     used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
@@ -68,7 +69,11 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     if shown:
         parts.append(_rank_table(shown, width=width, ascii_only=ascii_only))
     if len(shown) < len(facts.ranks):
-        parts.append(_hidden(facts.ranks, shown))
+        names = {row.rank for row in shown}
+        hidden = [row for row in facts.ranks if row.rank not in names]
+        most = max((row.timeout.share for row in hidden if row.timeout is not None), default=None)
+        rest = "" if most is None else f", none of them beyond {_percent(most)} of its timeout"
+        parts.append(Text(f"and {counted(len(hidden), 'more rank')}{rest}", style="dim"))
     return Group(*parts)
 
 
@@ -147,38 +152,18 @@ def _cells(row: RankRow, *, width: int, ascii_only: bool) -> tuple[Text, ...]:
     from rich.text import Text
 
     bar = _BAR if width >= _ROOM_FOR_BAR else 0
+    open_s = row.sections[-1].open_s if row.sections else row.out_of_section_s
+    section = Text(" > ".join(plain(each.name) for each in row.sections))
+    if not row.sections:
+        section = Text("-" if open_s is None else "out of section", style="dim")
     return (
         Text(str(row.rank)),
-        _section(row),
-        Text(_time(row)),
+        section,
+        Text("-" if open_s is None else duration(open_s)),
         Text("-" if row.iteration is None else str(row.iteration)),
         _used(row, bar=bar, ascii_only=ascii_only),
         _state(row),
     )
-
-
-def _hidden(rows: Sequence[RankRow], shown: Sequence[RankRow]) -> Text:
-    from rich.text import Text
-
-    names = {row.rank for row in shown}
-    hidden = [row for row in rows if row.rank not in names]
-    most = max((row.timeout.share for row in hidden if row.timeout is not None), default=None)
-    rest = "" if most is None else f", none of them beyond {_percent(most)} of its timeout"
-    return Text(f"and {counted(len(hidden), 'more rank')}{rest}", style="dim")
-
-
-def _section(row: RankRow) -> Text:
-    from rich.text import Text
-
-    if row.sections:
-        return Text(" > ".join(plain(section.name) for section in row.sections))
-    return Text("out of section" if row.out_of_section_s is not None else "-", style="dim")
-
-
-def _time(row: RankRow) -> str:
-    if row.sections:
-        return duration(row.sections[-1].open_s)
-    return "-" if row.out_of_section_s is None else duration(row.out_of_section_s)
 
 
 def _used(row: RankRow, *, bar: int, ascii_only: bool) -> Text:
