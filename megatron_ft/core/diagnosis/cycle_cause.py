@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -36,22 +35,6 @@ _TIE_NS = 250_000_000
 """Time from the first observed exit within which the order of exits says little."""
 _DYING_NS = 2_000_000_000
 """Time a large killed process may take to end; its connections are closed before that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankView:
-    """State of a rank of this node when some rank was found hung."""
-
-    rank: int
-    local_rank: int
-    stopped: bool
-    iteration: int | None
-    section: str | None
-    """Outermost open section; None if out of section."""
-    since_ns: int
-    """Start of that section, or of the time out of section (CLOCK_MONOTONIC)."""
-    timeout_s: float | None
-    closing: bool
 
 
 def describe_hang(verdict: RankHung) -> str:
@@ -237,28 +220,28 @@ def _kind_of(rank_exit: RankExited) -> CauseKind:
     return CauseKind.SIGNAL
 
 
-def as_verdict(other: RankView, found: RankHung) -> RankHung:
-    """Return a verdict on another rank than the one found, with the time that rank has been in its place."""
-    state = "T" if other.stopped else None
-    if found.kind in ("heartbeat", "initial_heartbeat"):
+def as_verdict(note: RankSnapshot, found: RankHung) -> RankHung:
+    """Return the verdict on the rank that is the cause of another one's, with the time it has been in its place."""
+    state = "T" if note.is_stopped else None
+    if note.rank == found.rank or found.kind in ("heartbeat", "initial_heartbeat"):
         # its sections say nothing about heartbeats; both ranks have been silent for about as long
+        iteration = found.iteration if note.rank == found.rank else note.iteration
         return msgspec.structs.replace(
-            found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, state=state
+            found, rank=note.rank, local_rank=note.local_rank, iteration=iteration, state=state
         )
-    elapsed_s = max(0.0, (found.at_ns - other.since_ns) / 1e9)
-    is_overdue = other.timeout_s is not None and elapsed_s >= other.timeout_s
+    is_overdue = note.timeout_s is not None and note.open_s >= note.timeout_s
     return RankHung(
-        rank=other.rank,
+        rank=note.rank,
         cycle=found.cycle,
-        since_ns=max(0, other.since_ns),
-        local_rank=other.local_rank,
-        kind="section" if other.section is not None else "out_of_section" if found.kind == "section" else found.kind,
-        section=other.section,
+        since_ns=max(0, found.at_ns - round(note.open_s * 1e9)),
+        local_rank=note.local_rank,
+        kind="section" if note.section is not None else "out_of_section" if found.kind == "section" else found.kind,
+        section=note.section,
         learned=found.learned,
-        elapsed_s=elapsed_s,
-        timeout_s=other.timeout_s if is_overdue and other.timeout_s is not None else found.timeout_s,
+        elapsed_s=note.open_s,
+        timeout_s=note.timeout_s if is_overdue and note.timeout_s is not None else found.timeout_s,
         exceeded_by=None if is_overdue or found.kind not in ("section", "out_of_section") else found.rank,
-        iteration=other.iteration,
+        iteration=note.iteration,
         at_ns=found.at_ns,
         state=state,
     )

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from megatron_ft.core.diagnosis.cycle_cause import (
     COLLECTIVES,
     LOST_PEER,
-    RankView,
     as_verdict,
     describe_overdue,
     exited_early,
@@ -96,16 +95,18 @@ class HangDiagnosis:
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
         """Return the result of an observe-only diagnosis; None if ranks complete, or may, collectives found silent."""
-        has_all = self._has_all
-        if self.decides:
-            return review_hang(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
-        if self.first.kind != COLLECTIVES:
-            return review_interval(
-                self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several
-            )
-        if goes_on(self._notes, self.first) or has_left_monitoring(self._notes):
+        is_silence = self.first.kind == COLLECTIVES and not self.decides
+        if is_silence and (goes_on(self._notes, self.first) or has_left_monitoring(self._notes)):
             return None
-        return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
+        return review(
+            self._notes,
+            self.first,
+            cycle=cycle,
+            asker=self.asker,
+            are_all=self._has_all,
+            several=several,
+            decides=self.decides,
+        )
 
     def cause(self, *, several: bool) -> Cause | None:
         """The cause that the notes show; None if they show none. ``several`` nodes: the host is named."""
@@ -178,7 +179,7 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
 def _exited_early(note: RankSnapshot, finding: RootCause, where: str, consequence: str = "") -> Cause:
     others = finding.text.removeprefix("has exited with 0").removeprefix("; ")
     found = exited_early(note, "; ".join(filter(None, (others, consequence))), where=where)
-    return msgspec.structs.replace(found, host=note.host)
+    return replace(found, host=note.host)
 
 
 def _was_late(note: RankSnapshot, timeout_s: float) -> bool:
@@ -215,8 +216,7 @@ def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapsh
 
 
 def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
-    verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
-    verdict = msgspec.structs.replace(verdict, state="T" if note.is_stopped else None)
+    verdict = as_verdict(note, first)
     where = f" ({note.host})" if several and note.host else ""
     if note.gone and note.exitcode == 0:
         return _exited_early(note, finding, where)
@@ -231,25 +231,7 @@ def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several:
         iteration=verdict.iteration,
         detail=finding.text,
         host=note.host,
-        section=_overdue(kind, verdict.timed),
-    )
-
-
-def _overdue(kind: CauseKind, timed: str) -> str:
-    return timed if kind is CauseKind.HANG else ""
-
-
-def _view(note: RankSnapshot, at_ns: int) -> RankView:
-    """A note as the view of a rank that another rank's verdict, of ``at_ns``, is applied to."""
-    return RankView(
-        rank=note.rank,
-        local_rank=note.local_rank,
-        stopped=note.is_stopped,
-        iteration=note.iteration,
-        section=note.section,
-        since_ns=at_ns - round(note.open_s * 1e9),
-        timeout_s=note.timeout_s,
-        closing=note.closing,
+        section=verdict.timed if kind is CauseKind.HANG else "",
     )
 
 
@@ -265,79 +247,57 @@ def has_left_monitoring(notes: Sequence[RankSnapshot]) -> bool:
 
 
 def review(
-    notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
+    notes: Sequence[RankSnapshot],
+    first: RankHung,
+    *,
+    cycle: int,
+    asker: int,
+    are_all: bool,
+    several: bool,
+    decides: bool = False,
 ) -> Reviewed:
-    """Return the review. ``asker``: place of the node that found it first; ``several``: there are several nodes."""
-    is_waited = any(note.in_flight or note.waits_in for note in notes)
-    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
-    rank, text = finding.rank, finding.text
-    if not is_waited:
-        rank, text = None, _nobody_waits(notes)
-    elif rank is not None:
-        note = next(note for note in notes if note.rank == rank)
-        facts = [note.host] if several and note.host else []
-        facts += ["process stopped"] if note.is_stopped else []
-        text = f"rank {rank}" + (f" ({', '.join(facts)})" if facts else "") + f" {finding.text}"
-    return Reviewed(
-        cycle=cycle,
-        asker=asker,
-        elapsed_s=first.elapsed_s,
-        timeout_s=first.timeout_s,
-        text=text,
-        rank=rank,
-        is_waited=is_waited,
-    )
+    """Describe what keeps the ranks of an observe-only diagnosis: silent collectives, or an overdue interval.
 
-
-def review_interval(
-    notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
-) -> Reviewed:
-    """Describe an interval that exceeds a learned timeout, of the rank at fault if the notes show it."""
+    Args:
+        asker: place of the node that found it first.
+        several: there are several nodes.
+        decides: name the ranks that are to be terminated while those that wait for them go on.
+    """
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else RootCause(rank=None)
-    rank = first.rank if finding.rank is None else finding.rank
+    is_interval = first.kind != COLLECTIVES and not decides
+    rank = first.rank if finding.rank is None and is_interval else finding.rank
     note = next((note for note in notes if note.rank == rank), None)
-    is_first = note is None or rank == first.rank
-    verdict = first if is_first or note is None else as_verdict(_view(note, first.at_ns), first)
-    host = f" ({note.host})" if several and note is not None and note.host else ""
-    what = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
-    at = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
-    text = f"rank {rank}{host} {what} for {verdict.elapsed_s:.1f} s{at} (learned timeout {first.timeout_s:.4g} s)"
-    return Reviewed(
+    verdict = first if note is None or (note.gone and decides) else as_verdict(note, first)
+    facts = [note.host] if several and note is not None and note.host else []
+    found = Reviewed(
         cycle=cycle,
         asker=asker,
         elapsed_s=first.elapsed_s,
         timeout_s=first.timeout_s,
-        text=f"{text}, {finding.text}" if finding.text else text,
+        text=finding.text,
         rank=rank,
         is_waited=any(note.in_flight or note.waits_in for note in notes),
-        timed=first.timed,
-        iteration=first.iteration,
     )
-
-
-def review_hang(
-    notes: Sequence[RankSnapshot], first: RankHung, *, cycle: int, asker: int, are_all: bool, several: bool
-) -> Reviewed:
-    """Name the ranks that hang, and that are to be terminated while those that wait for them go on."""
-    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else RootCause(rank=None)
-    note = next((note for note in notes if note.rank == finding.rank), None)
-    hanging, text, verdict = finding.candidates, finding.text, first
-    if note is not None and note.gone:
-        hanging, text = (), f"rank {note.rank} {finding.text}"  # ranks that wait for an exited rank wait for ever
-    elif note is not None:
-        verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
-        host = f" ({note.host})" if several and note.host else ""
-        hanging, text = (note.rank,), f"rank {note.rank}{host} {finding.text}"
-    moved = next((each for each in notes if each.progress), None)
-    return Reviewed(
-        cycle=cycle,
-        asker=asker,
+    if is_interval:
+        what = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
+        what += f" for {verdict.elapsed_s:.1f} s" + ("" if verdict.iteration is None else f" {when(verdict.iteration)}")
+        text = ", ".join(filter(None, (f"{what} (learned timeout {first.timeout_s:.4g} s)", finding.text)))
+        return replace(found, text=_told(rank, facts, text), timed=first.timed, iteration=first.iteration)
+    if not decides and not found.is_waited:
+        places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
+        text = f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"
+        return replace(found, rank=None, text=text)
+    if note is not None:
+        facts += ["process stopped"] if note.is_stopped and not decides else []
+        found = replace(found, text=_told(rank, facts, finding.text))
+    if not decides:
+        return found
+    hanging = finding.candidates if note is None else () if note.gone else (note.rank,)  # for an exited rank all wait
+    return replace(
+        found,
         elapsed_s=verdict.elapsed_s,
         timeout_s=verdict.timeout_s,
-        progress="" if moved is None else f"rank {moved.rank} {moved.progress}",
-        text=text,
-        rank=None if note is None else note.rank,
-        is_waited=any(note.in_flight or note.waits_in for note in notes),
+        progress=next((f"rank {each.rank} {each.progress}" for each in notes if each.progress), ""),
         iteration=verdict.iteration,
         decides=True,
         hanging=hanging,
@@ -346,6 +306,5 @@ def review_hang(
     )
 
 
-def _nobody_waits(notes: Sequence[RankSnapshot]) -> str:
-    places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
-    return f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"
+def _told(rank: int | None, facts: Sequence[str], text: str) -> str:
+    return f"rank {rank}" + (f" ({', '.join(facts)})" if facts else "") + f" {text}"

@@ -15,7 +15,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review, review_interval
+from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review
 from megatron_ft.core.job.messages import Reviewed
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers
@@ -209,14 +209,14 @@ INTERVAL = RankHung(
 
 def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:
     slow = replace(works(0, "loader.py:8 read", seconds=6.1), section="step", iteration=60)
-    found = review_interval([slow, waits(1), waits(2)], INTERVAL, cycle=0, asker=0, are_all=True, several=True)
+    found = review([slow, waits(1), waits(2)], INTERVAL, cycle=0, asker=0, are_all=True, several=True)
     assert (found.rank, found.timed, found.iteration, found.is_waited) == (0, "step", 60, True)
     head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in loader.py:8 read"
     assert found.text.startswith(head)
 
 
 def test_rank_found_first_is_named_without_evidence() -> None:
-    found = review_interval([], INTERVAL, cycle=0, asker=0, are_all=False, several=False)
+    found = review([], INTERVAL, cycle=0, asker=0, are_all=False, several=False)
     assert found.text == "rank 1 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s)"
 
 
