@@ -19,10 +19,13 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.diagnosis.collectives import Collectives, collectives_of
-from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, leaving_words, lost_threads
-from megatron_ft.core.diagnosis.rank_snapshot import (
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.rank_messages import Answer, Question
+from megatron_ft.core.wording import begins
+from megatron_ft.diagnosis.collectives import Collectives, collectives_of
+from megatron_ft.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
+from megatron_ft.diagnosis.exceptions import CrashOutput, last_words, leaving_words, lost_threads
+from megatron_ft.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_checkpoint_write,
     is_in_library,
@@ -31,16 +34,13 @@ from megatron_ft.core.diagnosis.rank_snapshot import (
     lost_process,
     stack_wait,
 )
-from megatron_ft.core.diagnosis.stacks import (
+from megatron_ft.diagnosis.stacks import (
     Frame,
     ThreadStack,
     main_stack,
     parse_faulthandler,
     user_frame,
 )
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank_messages import Answer, Question
-from megatron_ft.core.wording import begins
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.ipc.linux import proc

@@ -10,9 +10,9 @@ import time
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.collectives import Collectives
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
+from megatron_ft.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from megatron_ft.core.diagnosis.stacks import ThreadStack, parse_py_spy
+from megatron_ft.diagnosis.stacks import ThreadStack, parse_py_spy
 from megatron_ft.link.file_queue import FileQueue
 
 _KILLED_S = 0.1

@@ -14,8 +14,6 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import Fact, Message
-from megatron_ft.core.diagnosis.evidence import HangEvidence
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts import shared
@@ -23,6 +21,8 @@ from megatron_ft.core.facts.shared import Warning_
 from megatron_ft.core.messages.monitor_messages import Observation, Suspect
 from megatron_ft.core.messages.rank_messages import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
+from megatron_ft.diagnosis.evidence import HangEvidence
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence

@@ -15,8 +15,6 @@ from msgspec.structs import replace
 from megatron_ft.core.board.hang_detector import CheckAction, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.codec import Raw
-from megatron_ft.core.diagnosis.evidence import evidence_text
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.monitor import Detached, Signalled
 from megatron_ft.core.messages.monitor_messages import (
@@ -39,6 +37,8 @@ from megatron_ft.core.messages.rank_messages import (
     ShowRank,
     ToRank,
 )
+from megatron_ft.diagnosis.evidence import evidence_text
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings

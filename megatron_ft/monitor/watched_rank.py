@@ -22,10 +22,10 @@ from megatron_ft.core.board.hang_detector import (
 )
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts.minutes import MINUTE_NS
 from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.proc import has_mapped

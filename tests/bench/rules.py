@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import MOST_EXTENDED, calculate
 from megatron_ft.learning.state import LearnedState

@@ -24,9 +24,9 @@ import pytest
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
-from megatron_ft.core.diagnosis.evidence import evidence_text
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.diagnosis.evidence import evidence_text
+from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone

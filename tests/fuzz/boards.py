@@ -17,9 +17,9 @@ from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, chec
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.codec import to_builtins
-from megatron_ft.core.diagnosis.evidence import board_facts, with_board
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.status.job_facts import RankReading
+from megatron_ft.diagnosis.evidence import board_facts, with_board
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.monitor import watched_rank

@@ -18,8 +18,6 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.nodes import GRACE_S
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
@@ -27,13 +25,15 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, Kept, Passed, Restore
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
+from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Survey
 from tests.simulation.learning import STATE_PATH, Learning, ToyRank

@@ -15,8 +15,6 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.codec import name_of
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
@@ -28,6 +26,8 @@ from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.memory.snapshots import Kept
 from megatron_ft.core.messages.monitor_messages import Observation, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.diagnosis.exceptions import CrashOutput
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 
 T = TypeVar("T")
 START_NS = 1_000_000_000_000

@@ -23,7 +23,6 @@ from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
-from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import (
     Abandoned,
     Cause,
@@ -47,7 +46,6 @@ from megatron_ft.core.job.messages import (
     OfSnapshots,
     Ready,
     Restored,
-    Reviewed,
     Shutdown,
     StockTaken,
     Verdict,
@@ -58,6 +56,8 @@ from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.state_table import follow
 from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.times import earliest
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
 from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
 

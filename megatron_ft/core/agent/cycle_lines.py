@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megatron_ft.core.diagnosis.cycle_cause import describe_overdue
-from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.signal_rules import AGAIN_AFTER_S
 from megatron_ft.core.wording import counted, when
+from megatron_ft.diagnosis.cycle_cause import describe_overdue
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.waits import RankLag
 
 _SHOWN = 200
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import WorkloadControl
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.facts.launcher import (
     Abandoned,
     Cause,
@@ -29,6 +28,7 @@ from megatron_ft.core.job.messages import OfCycle, PrintJobLines, StockTaken
 from megatron_ft.core.memory.snapshots import KeeperPort, Kept, Saved
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.learning.launcher_part import StateRead, StateWritten
 
 

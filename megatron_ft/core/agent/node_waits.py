@@ -9,8 +9,8 @@ from megatron_ft.core.agent.effects import Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
 from megatron_ft.core.facts.launcher import SlowRank
+from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
 
 
 class NodeWaits:

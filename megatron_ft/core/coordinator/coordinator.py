@@ -19,8 +19,6 @@ from megatron_ft.core.coordinator.job_phases import CoordinatorMove, JobState
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
-from megatron_ft.core.coordinator.slow_ranks import SlowRanks
-from megatron_ft.core.diagnosis.waits import Waits
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
@@ -29,6 +27,8 @@ from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.memory.snapshots import KeeperPort, Saved
+from megatron_ft.diagnosis.slow_ranks import SlowRanks
+from megatron_ft.diagnosis.waits import Waits
 from megatron_ft.learning.leader_part import LeaderLearning
 from megatron_ft.learning.messages import Intervals, Killed, Milestone
 

@@ -13,12 +13,10 @@ from megatron_ft.core.coordinator.job_phases import CoordinatorMove, Coordinator
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.snapshot_copies import SnapshotCopies
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
-from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.actions import Send
 from megatron_ft.core.job.decisions import Decision, DecisionRecord
-from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
     End,
@@ -33,6 +31,8 @@ from megatron_ft.core.job.messages import (
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.core.memory.choice import CycleEnd
 from megatron_ft.core.times import earliest
+from megatron_ft.diagnosis.cycle_cause import describe_hang
+from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
@@ -76,6 +76,7 @@ class JobCycle:
     _judged: tuple[Outcome, int] | None = None
     _counts: Counter[NodeState] = field(default_factory=Counter)
     _reached: Reached | None = None
+    _hang_reached: Reached | None = None
     _joining: int = 0
     _missing: set[int] = field(default_factory=set)
     snapshots: CompleteSnapshots = field(init=False)
@@ -208,17 +209,15 @@ class JobCycle:
         is_refused = is_asked if hang.passive else self.rules.min_healthy
         if is_refused or self.diagnosis is not None or self.outcome is not None:
             return []
-        links, reached = self.links(nodes), None if hang.passive else hang.reached
+        links = self.links(nodes)
         # also of a launcher whose connection has just ended: its end may be what the others' ranks have felt
         asked = links.keys() | {place for place in range(len(self.seats)) if place not in self.gone}
         is_whole = len(asked) == len(self.seats)
-        diagnosis = HangDiagnosis(
-            hang.verdict, reached, place, asked=asked, are_all=is_whole, decides=hang.decides, now_s=now_s
-        )
+        diagnosis = HangDiagnosis(hang.verdict, place, asked=asked, are_all=is_whole, decides=hang.decides, now_s=now_s)
         if hang.passive:
             self.review = diagnosis
         else:
-            self.diagnosis = diagnosis
+            self.diagnosis, self._hang_reached = diagnosis, hang.reached
         return [*links.values()]
 
     def questions_to(self, place: int) -> list[DiagnoseHang]:
@@ -469,7 +468,7 @@ class JobCycle:
 
     def _conclude_hang(self, diagnosis: HangDiagnosis) -> None:
         """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
-        self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, diagnosis.reached
+        self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, self._hang_reached
         found, lost = diagnosis.cause(several=len(self.seats) > 1), None if self._judged is None else self._judged[1]
         if diagnosis.is_of_lost_peer:
             if found is None:  # the report on the ranks that lost their peer is still on its way if nothing is judged

@@ -12,7 +12,6 @@ import random
 
 from msgspec.structs import replace
 
-from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.job import actions, give_up_policy
 from megatron_ft.core.job import messages as m
@@ -20,6 +19,8 @@ from megatron_ft.core.job.decisions import Assignment, DecisionKind
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.messages import Intervals, Killed, Survey
 
 CUT_OFF_S = 15.0
@@ -218,7 +219,7 @@ class Member:
                 if message.cycle == self.standing.cycle:
                     self.standing = replace(self.standing, verdict=message)
                 self._out.append(message)
-            case m.DiagnoseHang(cycle) | m.Reviewed(cycle) | Lags(cycle) if self._is_running(cycle):
+            case m.DiagnoseHang(cycle) | Reviewed(cycle) | Lags(cycle) if self._is_running(cycle):
                 self._out.append(message)
             case Survey(cycle) if self._is_running(cycle):
                 self._out.append(message)

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 
 from megatron_ft.core.codec import Finite, Int, Message
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.diagnosis.waits import Lags, Waits
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.facts.shared import RankHung
@@ -30,6 +28,9 @@ from megatron_ft.core.job.restart_policy import (
 )
 from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.diagnosis.waits import Lags, Waits
 from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
 
 _GOODBYE_S = 1.0
@@ -170,38 +171,6 @@ class RankSnapshots(Message, frozen=True):
     notes: tuple[RankSnapshot, ...]
     passive: bool = False
     more: bool = False
-
-
-class Reviewed(Message, frozen=True):
-    """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
-
-    Args:
-        asker: the place of the node that had asked for it.
-        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
-        rank: that rank; None if it isn't known.
-        is_waited: some rank waits in a collective.
-        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
-        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
-        decides: it answers suspicions, and under ``min-healthy`` says which ranks are to be terminated.
-        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
-            ``section``, what is overdue on ``rank``.
-        progress: what a rank did while the evidence was collected, in words; empty if none was seen to do anything.
-    """
-
-    cycle: Int
-    asker: Int
-    elapsed_s: Finite
-    timeout_s: Finite
-    text: str
-    rank: Int | None = None
-    is_waited: bool = False
-    timed: str = ""
-    iteration: Int | None = None
-    decides: bool = False
-    hanging: tuple[Int, ...] = ()
-    kind: str = ""
-    section: str | None = None
-    progress: str = ""
 
 
 class Restored(Message, frozen=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from megatron_ft.core.codec import Cycle, Message, Moment, Pid, Rank, Seconds, Vocabulary
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts import monitor
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import Evidence, RankHung, Warning_
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.learning.messages import Arm, Intervals, Milestone, Survey
 
 

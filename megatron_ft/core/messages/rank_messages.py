@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, Int, Message, Moment, Rank, Vocabulary
-from megatron_ft.core.diagnosis.collectives import Collectives
-from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.facts.monitor import StatePath
+from megatron_ft.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.stacks import Frame
 
 # -- when the rank connects -------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.core.codec import Fact, Finite, Int, Message
-from megatron_ft.core.diagnosis.waits import RankLag
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.diagnosis.waits import RankLag
 
 _STOPPED = frozenset("Tt")
 

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 
-from megatron_ft.core.diagnosis.evidence import Evidence, evidence_text
+from megatron_ft.diagnosis.evidence import Evidence, evidence_text
 from megatron_ft.ipc.files.own_files import open_own_folder, replace_in_own_folder
 
 DIRECTORY = "evidence"

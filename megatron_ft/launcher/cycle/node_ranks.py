@@ -12,9 +12,9 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.facts.launcher import Cause, RankExited
 from megatron_ft.core.status.job_facts import RankReading
+from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.cycle.reference_names import checkpointed

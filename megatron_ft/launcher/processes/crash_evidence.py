@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.attribution import telling_kernel_lines
-from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
-from megatron_ft.core.diagnosis.exceptions import (
+from megatron_ft.core.facts.launcher import RankExited
+from megatron_ft.core.facts.shared import Evidence
+from megatron_ft.diagnosis.attribution import telling_kernel_lines
+from megatron_ft.diagnosis.evidence import ExitEvidence, board_facts
+from megatron_ft.diagnosis.exceptions import (
     CrashOutput,
     is_peer_loss,
     last_words,
     terminated_by,
     words_of_error_file,
 )
-from megatron_ft.core.diagnosis.exits import describe_exit, is_secondary_failure
-from megatron_ft.core.facts.launcher import RankExited
-from megatron_ft.core.facts.shared import Evidence
+from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.ipc.linux.node_facts import gpu_addresses, kernel_log

@@ -1,6 +1,6 @@
 """Functions of this package in the place of others, and a hook on the import of one module.
 
-The code of each replacement is named ``megatron_ft_stand_in`` (see ``core.diagnosis.stacks.STAND_IN``).
+The code of each replacement is named ``megatron_ft_stand_in`` (see ``diagnosis.stacks.STAND_IN``).
 """
 
 from __future__ import annotations

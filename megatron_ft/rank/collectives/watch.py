@@ -18,9 +18,9 @@ import time
 from typing import Any
 
 from megatron_ft.core.board import layout
-from megatron_ft.core.diagnosis.stacks import user_frame
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.rank_variables import wants_watch
+from megatron_ft.diagnosis.stacks import user_frame
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.base import agreement, loaded_modules

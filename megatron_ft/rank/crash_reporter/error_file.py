@@ -9,7 +9,7 @@ import time
 import traceback
 from types import TracebackType
 
-from megatron_ft.core.diagnosis.exceptions import innermost_error
+from megatron_ft.diagnosis.exceptions import innermost_error
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives
+from megatron_ft.diagnosis.collectives import CollectiveInFlight, Collectives
 
 
 class GroupCounts(NamedTuple):

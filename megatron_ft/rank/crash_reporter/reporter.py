@@ -32,8 +32,11 @@ from typing import Any
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.diagnosis.collectives import Collectives
-from megatron_ft.core.diagnosis.exceptions import (
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.rank_messages import Answer, Question
+from megatron_ft.core.rerun import rerun_entry
+from megatron_ft.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.exceptions import (
     EXCEPTION_MARK,
     EXITED_MARK,
     EXITING_MARK,
@@ -42,10 +45,7 @@ from megatron_ft.core.diagnosis.exceptions import (
     exception_entry,
     is_peer_loss,
 )
-from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, shortened, user_frame
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank_messages import Answer, Question
-from megatron_ft.core.rerun import rerun_entry
+from megatron_ft.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, shortened, user_frame
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor

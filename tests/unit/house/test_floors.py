@@ -34,14 +34,15 @@ class Floor:
 
 FLOORS = {
     # folders of core that learning builds on know nothing of it; those that attach its parts do (see `circles`)
-    "core": Floor(inside=("learning",), pure=True),
+    "core": Floor(inside=("learning", "diagnosis"), pure=True),
     "learning": Floor(inside=("core",), pure=True),
+    "diagnosis": Floor(inside=("core",), pure=True),
     "link": Floor(),  # the bottom of the house
-    "ipc": Floor(inside=("core", "learning", "link"), outside_in_functions=("prometheus_client", "pynvml")),
-    "monitor": Floor(inside=("core", "learning", "link", "ipc")),
+    "ipc": Floor(inside=("core", "diagnosis", "learning", "link"), outside_in_functions=("prometheus_client", "pynvml")),
+    "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
     "keeper": Floor(inside=("core", "link", "ipc")),
-    "rank": Floor(inside=("core", "learning", "ipc"), outside_in_functions=("torch",)),
+    "rank": Floor(inside=("core", "diagnosis", "learning", "ipc"), outside_in_functions=("torch",)),
     "run_ahead": Floor(inside=("core", "ipc", "rank")),
     "cli": Floor(
         inside=("core", "learning", "ipc", "coordinator"),
@@ -49,7 +50,7 @@ FLOORS = {
         outside_in_functions=("matplotlib", "shtab"),
     ),
     "launcher": Floor(
-        inside=("core", "learning", "link", "ipc", "run_ahead"),
+        inside=("core", "diagnosis", "learning", "link", "ipc", "run_ahead"),
         outside=("torch",),
         outside_in_functions=("opentelemetry",),
     ),

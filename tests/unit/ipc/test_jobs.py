@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from megatron_ft.core.board.layout import W_SECTION_COUNT, BoardDamagedError
-from megatron_ft.core.diagnosis.waits import Lags
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.status.job_facts import JobPhase, RankReading, RankState
+from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.ipc import jobs
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.jobs import JobWatch, RunningJob

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor_messages import Release
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.learning.launcher_part import (
     ANSWER_NS,
     READ_NS,

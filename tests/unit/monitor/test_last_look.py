@@ -8,8 +8,8 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.messages.monitor_messages import ConfirmHang
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.monitor import last_look
 
 S = 1_000_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.diagnosis.stacks import STAND_IN
+from megatron_ft.diagnosis.stacks import STAND_IN
 from megatron_ft.run_ahead.acts import Watch, user_files
 
 

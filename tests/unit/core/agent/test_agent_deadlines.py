@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from megatron_ft.core.agent import effects, events
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor_messages import Collect
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board
 

@@ -7,10 +7,10 @@ import pytest
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor_messages import Collect
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import Driven, attached, observed
 
 TIMEOUT_S = 40.0

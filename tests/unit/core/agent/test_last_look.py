@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import Reviewed
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
+from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import Driven, attached, hung, observed, suspected
 
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)

@@ -18,8 +18,8 @@ from megatron_ft.core.board.hang_detector import (
 )
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, CollectiveCounts, SectionView
-from megatron_ft.core.diagnosis.evidence import with_board
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.diagnosis.evidence import with_board
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.fuzz.healthy import BOARD, live
 
 S = 1_000_000_000

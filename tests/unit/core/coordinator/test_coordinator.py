@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.job_machines import answers, begun, led, links, member
 
 
@@ -80,7 +80,7 @@ def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
         iteration=7,
         at_ns=9,
     )
-    diagnosis = HangDiagnosis(verdict, None, 0, asked=[0, 1], now_s=0.0)
+    diagnosis = HangDiagnosis(verdict, 0, asked=[0, 1], now_s=0.0)
     diagnosis.told(0, [RankSnapshot(rank=0, state="T", has_stack=True)])
     diagnosis.told(1, [RankSnapshot(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
     assert diagnosis.is_open(1.0)

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import HANG
 from tests.support.machines import Job
 

@@ -16,7 +16,6 @@ from megatron_ft.core.coordinator.next_cycle import RoundCompletion
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import choose
 from megatron_ft.core.coordinator.verdict import Seat, verdict_on
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
@@ -26,6 +25,7 @@ from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, D
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, member
 

@@ -8,12 +8,12 @@ import random
 
 from megatron_ft.core.agent import events
 from megatron_ft.core.codec import encode
-from megatron_ft.core.diagnosis.cycle_cause import find_cause
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.messages import monitor_messages
+from megatron_ft.diagnosis.cycle_cause import find_cause
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.diagnosis.root_cause import find
 from megatron_ft.launcher.monitors.slot import event_of
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.arrived import arrived

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, exception_entry
+from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, exception_entry
 from megatron_ft.launcher.processes import crash_evidence
 from megatron_ft.launcher.processes.crash_evidence import read_last_words
 

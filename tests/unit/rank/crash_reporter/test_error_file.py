@@ -10,7 +10,7 @@ from types import TracebackType
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, innermost_error, words_of_error_file
+from megatron_ft.diagnosis.exceptions import CrashOutput, innermost_error, words_of_error_file
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 
 

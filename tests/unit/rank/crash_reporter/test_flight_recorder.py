@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.rank.crash_reporter.flight_recorder import digest
 
 

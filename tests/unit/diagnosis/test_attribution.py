@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron_ft.core.diagnosis.attribution import attribute, telling_kernel_lines
 from megatron_ft.core.facts.launcher import FailureClass
+from megatron_ft.diagnosis.attribution import attribute, telling_kernel_lines
 from megatron_ft.launcher.processes.crash_evidence import gpu_of
 
 LABELLED = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())

@@ -10,13 +10,12 @@ from msgspec.structs import replace
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_diagnosis import HangDiagnosis, blamed, review
-from megatron_ft.core.job.messages import Reviewed
+from megatron_ft.diagnosis.collectives import Collective
+from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, Reviewed, blamed, review
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers
 
@@ -223,7 +222,7 @@ def test_rank_found_first_is_named_without_evidence() -> None:
 def test_interval_is_reported_although_collectives_complete() -> None:
     notes = [replace(works(rank), collective_s=0.1) for rank in range(3)]
     for first, is_reported in [(INTERVAL, True), (FIRST, False)]:
-        diagnosis = HangDiagnosis(first, None, 0, asked={0}, now_s=0.0)
+        diagnosis = HangDiagnosis(first, 0, asked={0}, now_s=0.0)
         diagnosis.told(0, notes)
         assert (diagnosis.reviewed(0, several=False) is not None) is is_reported
 

@@ -12,11 +12,11 @@ from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import Finite, Int, Message, to_builtins
-from megatron_ft.core.diagnosis.collectives import Collectives
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
-from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.wording import printable, when
+from megatron_ft.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
+from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame
 
 _SCHEMA = 1
 _LONG = 16

@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.cycle_cause import LOST_PEER
-from megatron_ft.core.diagnosis.exceptions import CrashOutput, is_peer_loss, waited_s
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor_messages import Collect
+from megatron_ft.diagnosis.collectives import Collective
+from megatron_ft.diagnosis.cycle_cause import LOST_PEER
+from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, waited_s
+from megatron_ft.diagnosis.hang_diagnosis import blamed
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import Driven, attached, observed
 from tests.support.job_machines import begun, links
 

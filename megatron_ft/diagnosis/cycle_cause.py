@@ -11,8 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from megatron_ft.core.diagnosis.attribution import attribute
-from megatron_ft.core.diagnosis.exits import (
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
+from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.rerun import WANTS_ANOTHER_GPU
+from megatron_ft.core.signal_rules import signal_name
+from megatron_ft.core.wording import counted
+from megatron_ft.diagnosis.attribution import attribute
+from megatron_ft.diagnosis.exits import (
     crashed_of_exception,
     describe_exit,
     is_crash,
@@ -20,12 +25,7 @@ from megatron_ft.core.diagnosis.exits import (
     one_line,
     was_ending,
 )
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.rerun import WANTS_ANOTHER_GPU
-from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.core.wording import counted
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 
 COLLECTIVES = "collectives"
 """Kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""

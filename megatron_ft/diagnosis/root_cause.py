@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.exceptions import is_peer_loss
-from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
+from megatron_ft.diagnosis.collectives import Collective
+from megatron_ft.diagnosis.exceptions import is_peer_loss
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
 
 Waits = Mapping[int, frozenset[int]]
 """Rank -> ranks it waits for; empty for a rank that doesn't wait."""

@@ -18,7 +18,7 @@ _LIBRARY = re.compile(
 )
 """Files of installed packages, and those that torch and Triton generate, named after what they hold."""
 _INNERMOST = 30
-_OURS = __file__.rsplit("/", 3)[0] + "/"
+_OURS = __file__.rsplit("/", 2)[0] + "/"
 
 
 class Frame(NamedTuple):

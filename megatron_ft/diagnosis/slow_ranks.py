@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
+from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
 
 LEAST_LAG = 0.1
 """Share of time. A rank whose steps take 20 % longer holds the others back by 17 %."""

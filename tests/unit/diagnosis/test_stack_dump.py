@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
-from megatron_ft.core.diagnosis.stacks import (
+from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
+from megatron_ft.diagnosis.stacks import (
     STAND_IN,
     Frame,
     ThreadStack,

@@ -9,9 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.cycle_cause import find_cause
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
-from megatron_ft.core.diagnosis.exits import describe_exit
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
@@ -26,6 +23,9 @@ from megatron_ft.core.rerun import (
     rerun_entry,
     rerun_meaning,
 )
+from megatron_ft.diagnosis.cycle_cause import find_cause
+from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
+from megatron_ft.diagnosis.exits import describe_exit
 from tests.support.job_machines import RULES, answers, begun
 
 WILL, AGAIN = "WILL_RERUN_FROM_CHECKPOINT", "RERUNNING_AGAIN_FROM_CHECKPOINT"

@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.codec import decode, encode, to_builtins
-from megatron_ft.core.diagnosis.collectives import Collective
-from megatron_ft.core.diagnosis.rank_snapshot import (
+from megatron_ft.diagnosis.collectives import Collective
+from megatron_ft.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_library,
     is_waiting_for_process,
     lost_process,
     place,
 )
-from megatron_ft.core.diagnosis.root_cause import find, waits_for
-from megatron_ft.core.diagnosis.stacks import Frame
+from megatron_ft.diagnosis.root_cause import find, waits_for
+from megatron_ft.diagnosis.stacks import Frame
 
 WORLD = (0, 1, 2, 3)
 

@@ -10,7 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from megatron_ft.core.diagnosis.cycle_cause import (
+from megatron_ft.core.codec import Finite, Int, Message
+from megatron_ft.core.facts.launcher import Attribution, Cause, CauseKind, FailureClass
+from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.wording import listed, when
+from megatron_ft.diagnosis.cycle_cause import (
     COLLECTIVES,
     LOST_PEER,
     as_verdict,
@@ -18,14 +22,9 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     exited_early,
     undetermined_hang,
 )
-from megatron_ft.core.diagnosis.exceptions import connection_loss, is_peer_loss, waited_s
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
-from megatron_ft.core.diagnosis.root_cause import RootCause, find, spans
-from megatron_ft.core.facts.launcher import Attribution, Cause, CauseKind, FailureClass
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.messages import Reviewed
-from megatron_ft.core.job.restart_policy import Reached
-from megatron_ft.core.wording import listed, when
+from megatron_ft.diagnosis.exceptions import connection_loss, is_peer_loss, waited_s
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
+from megatron_ft.diagnosis.root_cause import RootCause, find, spans
 
 _NETWORK_S = 0.3
 """Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
@@ -33,6 +32,38 @@ _MOST = 0.5
 _SHOWN, _NAMED = 4, 8
 _SLACK, _SLACK_S = 0.1, 1.0
 """Share of a timeout, and seconds, by which a rank may have come to its place after others began to wait for it."""
+
+
+class Reviewed(Message, frozen=True):
+    """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
+
+    Args:
+        asker: the place of the node that had asked for it.
+        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
+        rank: that rank; None if it isn't known.
+        is_waited: some rank waits in a collective.
+        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
+        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
+        decides: it answers suspicions, and under ``min-healthy`` says which ranks are to be terminated.
+        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
+            ``section``, what is overdue on ``rank``.
+        progress: what a rank did while the evidence was collected, in words; empty if none was seen to do anything.
+    """
+
+    cycle: Int
+    asker: Int
+    elapsed_s: Finite
+    timeout_s: Finite
+    text: str
+    rank: Int | None = None
+    is_waited: bool = False
+    timed: str = ""
+    iteration: Int | None = None
+    decides: bool = False
+    hanging: tuple[Int, ...] = ()
+    kind: str = ""
+    section: str | None = None
+    progress: str = ""
 
 
 class HangDiagnosis:
@@ -44,7 +75,6 @@ class HangDiagnosis:
     def __init__(
         self,
         first: RankHung,
-        reached: Reached | None,
         asker: int,
         *,
         asked: Iterable[int],
@@ -53,7 +83,6 @@ class HangDiagnosis:
         now_s: float,
     ):
         self.first = first
-        self.reached = reached
         self.asker = asker
         self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
         self._awaited = set(asked)
