@@ -38,7 +38,9 @@ FLOORS = {
     "learning": Floor(inside=("core",), pure=True),
     "diagnosis": Floor(inside=("core",), pure=True),
     "link": Floor(),  # the bottom of the house
-    "ipc": Floor(inside=("core", "diagnosis", "learning", "link"), outside_in_functions=("prometheus_client", "pynvml")),
+    "ipc": Floor(
+        inside=("core", "diagnosis", "learning", "link"), outside_in_functions=("prometheus_client", "pynvml")
+    ),
     "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
     "keeper": Floor(inside=("core", "link", "ipc")),
